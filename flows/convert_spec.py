@@ -73,7 +73,6 @@ class ConvertSpec(_Conversion):
 
     on: Engine = Field(default="threads", description=ENGINE)
     unit: Size = Field(default=DEFAULT_UNIT, description=UNIT)
-    read_back: bool = Field(default=True, description="Read every byte of the target back before the commit.")
     level: VerifyLevel = Field(
         default="present",
         description="Verification level of the committed target; `digest` reads it again.",
@@ -102,6 +101,5 @@ class ConvertSpec(_Conversion):
     def request(self) -> ConvertRequest:
         """The request to the engine."""
         given = given_by("form", self, SourceRequest, ConvertRequest)
-        verify = "digest" if self.read_back else "none"
-        made = convert_request(self.source, [one.asked for one in self.targets], verify=verify, **given)
+        made = convert_request(self.source, [one.asked for one in self.targets], **given)
         return replace(made, source=replace(made.source, below=self.below))

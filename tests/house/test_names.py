@@ -114,6 +114,8 @@ def test_the_command_line_refuses_another_name_with_the_cure(line, cure, tmp_pat
     ("call", "cure"),
     [
         (lambda: wherry.convert("a", "b", to="dcp", source_format="hf"), "format"),
+        (lambda: wherry.convert("a", "b", to="dcp", read_back=False), "verify"),
+        (lambda: wherry.verify("a", verify="digest"), "level"),
         (lambda: wherry.verify("a", engine="dask:2"), "on"),
         (lambda: wherry.verify("a", unit_bytes=1), "unit"),
         (lambda: wherry.open("a", opaque=["x.Y"]), "allow_opaque"),
@@ -136,7 +138,7 @@ ROUTE = '[routes.a]\nroot = "runs"\n{route}\n[[routes.a.targets]]\nuri = "out/{{
     ("route", "target", "cure"),
     [
         ('source_format = "hf"', 'format = "dcp"', "format"),
-        ('verify = "digest"', 'format = "dcp"', "level"),
+        ("read_back = false", 'format = "dcp"', "verify"),
         ('engine = "dask:2"', 'format = "dcp"', "on"),
         ('unit_size = "1GiB"', 'format = "dcp"', "unit"),
         ('model_name = "m"', 'format = "dcp"', "model"),
@@ -155,7 +157,8 @@ def test_wherry_toml_refuses_another_name_with_the_cure(route, target, cure, tmp
     ("form", "fields", "cure"),
     [
         ("convert_spec:ConvertSpec", {"source": "a", "target": "b", "to": "dcp", "model_name": "m"}, "model"),
-        ("convert_spec:ConvertSpec", {"source": "a", "target": "b", "to": "dcp", "verify": "none"}, "level"),
+        ("convert_spec:ConvertSpec", {"source": "a", "target": "b", "to": "dcp", "read_back": False}, "verify"),
+        ("audit:AuditSpec", {"verify": "digest"}, "level"),
         ("promote:PromoteSpec", {"subject": "a", "advanced": {"to_alias": "b"}}, "alias"),
     ],
 )

@@ -11,12 +11,15 @@ from click.testing import CliRunner
 from tests.support.routes import checkpoint
 from wherry.cli import cli
 from wherry.core.detection import Detection
+from wherry.core.request import SourceRequest
 from wherry.errors import NotFoundError, UsageError
+from wherry.flows.convert_spec import ConvertSpec
 from wherry.routes.check import check
 from wherry.routes.night import holding, run_night
 from wherry.routes.report import markdown
-from wherry.routes.routes import chosen_routes, explain, load_config, whereabouts
-from wherry.storage.stores import limits_of, store_of
+from wherry.routes.routes import chosen_routes, explain, load_config, spec_of, whereabouts
+from wherry.storage.sidecar import read_sidecar
+from wherry.storage.stores import limits_of, locate, store_of
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "infra" / "wherry.toml"
 BODY = """
@@ -163,6 +166,18 @@ def test_a_night_without_prefect(tmp_path):
     line = ["nightly", "--config", str(tmp_path / "wherry.toml"), "--dry-run", "--json"]
     done = CliRunner().invoke(cli, line)
     assert json.loads(done.output)["counts"] == {"done": 4}
+
+
+@pytest.mark.parametrize("verify", ["digest", "none"])
+def test_a_route_states_how_its_targets_are_read_back(tmp_path, verify):
+    source = checkpoint(tmp_path, "a", 1)
+    loaded = config(tmp_path, fields=f'verify = "{verify}"')
+    assert dict(run_night(loaded, loaded.routes).counts) == {"converted": 1}
+    sidecar = read_sidecar(locate(str(tmp_path / "out" / "a" / "1.safetensors")))
+    assert (sidecar.receipt.verification is not None) == (verify == "digest")
+    [found] = explain(str(source), loaded)
+    spec = spec_of(loaded.routes[0], SourceRequest(str(source)), found.targets, "64MiB")
+    assert ConvertSpec(**spec).request.verify == verify
 
 
 def test_what_was_made_is_no_source(tmp_path):

@@ -158,7 +158,6 @@ class Route(Section):
     )
     on: Engine = Field(default="threads", description=ENGINE)
     unit: Size = Field(default=DEFAULT_UNIT, description=UNIT)
-    read_back: bool = Field(default=True, description="Read every byte of a target back before the commit.")
     level: VerifyLevel = Field(default="present", description="Verification level after the commit.")
     model: Template | None = Field(
         default=None, description="Registered model in MLflow, for example {run}; none by default."
@@ -205,8 +204,7 @@ class Route(Section):
             memory: the setting, used where the route states none.
         """
         given: dict[str, Any] = {**given_by("route", self, ConvertRequest), "memory": self.memory or memory}
-        verify = "digest" if self.read_back else "none"
-        return ConvertRequest(source=source, targets=tuple(targets), verify=verify, **given)
+        return ConvertRequest(source=source, targets=tuple(targets), **given)
 
 
 class MlflowSettings(Section):

@@ -49,11 +49,8 @@ CONCEPTS = (
         exceptions=(("command line", "--set"),),
     ),
     Concept("allow_opaque", "class whose objects in pickles are read as opaque values", ("opaque",)),
-    Concept(
-        "read_back", "how a target is read back before its commit", ("readback",),
-        exceptions=(("command line", "--verify"), ("Python", "verify")),
-    ),
-    Concept("level", "level of a verification", ("verify",)),
+    Concept("verify", "how a target is read back before its commit", ("read_back", "readback")),
+    Concept("level", "level of a verification", (), hints=("verify",)),
     Concept("on", "what makes a conversion, or reads bytes: threads, processes, Dask, Ray", ("engine",)),
     Concept("unit", "size of what one worker writes, or reads, at a time", ("unit_bytes", "unit_size")),
     Concept("model", "registered model in MLflow", ("model_name", "name")),

@@ -2,9 +2,8 @@
 
 An option is a field of one of these records. The command line, the form of the flow, the routes of `wherry.toml` and
 `asked` in receipts are generated from it (`core/option`). So an option is added in two steps: a field here, with its
-keyword in ConvertKeywords for editors and type checkers, and the code that implements it. Routes declare two of them
-differently, in `config/schema`: `memory`, whose default is the setting, and `read_back` for `verify`, a word that means
-something else there.
+keyword in ConvertKeywords for editors and type checkers, and the code that implements it. Routes declare one of them
+differently, in `config/schema`: `memory`, whose default is the setting.
 """
 
 from __future__ import annotations
@@ -272,7 +271,11 @@ class ConvertRequest:
     verify: str = option(
         "digest",
         "Read the target back before the commit; `store` compares the checksums of the target's store instead.",
-        choices=("digest", "store", "none"), form=None, route=None, planned=True,
+        choices=("digest", "store", "none"), planned=True,
+        route="Read every byte of a target back before the commit (`digest`); `store` compares the checksums of the "
+        "target's store instead.",
+        form="Read every byte of the target back before the commit (`digest`); `store` compares the checksums of the "
+        "target's store instead.",
     )  # fmt: skip
     meta: Mapping[str, str] = option(
         {}, "Metadata to store in the manifest.", metavar="KEY=VALUE", form=_KEPT, route=_KEPT

@@ -383,7 +383,7 @@ def spec_of(
         }
         for one in targets
     )  # fmt: skip
-    same = {*given_names("route", SourceRequest, ConvertRequest), "on", "unit", "read_back", "level", "alias",
+    same = {*given_names("route", SourceRequest, ConvertRequest), "on", "unit", "level", "alias",
             "tags"}  # fmt: skip
     return {
         **first, **route.model_dump(include=same), "source": source.uri, "further": further, "format": source.format,
