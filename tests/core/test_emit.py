@@ -121,6 +121,24 @@ def test_the_command(server, monkeypatch):
     assert CliRunner().invoke(cli, ["emit", "/a"], standalone_mode=False).exception.exit_code == 2
 
 
+def test_an_event_whose_answer_is_lost_is_sent_again_as_the_same_one(server, monkeypatch):
+    taken, real = [], server.RequestHandlerClass.do_POST
+
+    def lose_the_first_answer(handler):
+        taken.append(handler)
+        if len(taken) > 1:
+            real(handler)
+            return
+        server.posted.append(("", {}, json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))))
+        handler.close_connection = True
+
+    monkeypatch.setattr(server.RequestHandlerClass, "do_POST", lose_the_first_answer)
+    done = CliRunner().invoke(cli, ["emit", "gs://b/c", "--json"])
+    assert done.exit_code == 0, done.output
+    first, second = (event["id"] for _path, _headers, (event,) in server.posted)
+    assert first == second == json.loads(done.output.splitlines()[-1])["id"]
+
+
 def test_an_export_tells_how_it_ended(server, tmp_path, caplog):
     state = {"w": np.ones(3, np.float32)}
     wherry.export(state, tmp_path / "a.safetensors", to="safetensors", step=5).result(60)

@@ -11,6 +11,7 @@ from contextlib import closing
 
 import pytest
 from sqlalchemy import select
+from sqlalchemy.exc import OperationalError
 
 from tests.support.ledger import altered, conversion
 from tests.support.postgres import new_database
@@ -60,24 +61,27 @@ def test_several_processes_keep_one_chain(url):
 class OthersBegin(sqlite3.Connection):
     """A connection that meets others while it changes the database to WAL mode, for so many times."""
 
-    times = 3
+    times, reason = 3, "database is locked"
 
     def execute(self, sql, *parameters):
         if "journal_mode" in sql and self.times:
             self.times -= 1
-            raise sqlite3.OperationalError("database is locked")
+            raise sqlite3.OperationalError(self.reason)
         return super().execute(sql, *parameters)
 
 
-def test_several_openers_of_a_new_file_wait_for_one_another(tmp_path, monkeypatch):
+@pytest.mark.parametrize("reason", ["database is locked", "database table is locked", "locking protocol"])
+def test_several_openers_of_a_new_file_wait_for_one_another(tmp_path, monkeypatch, reason):
+    monkeypatch.setattr(OthersBegin, "reason", reason)
     with closing(sqlite3.connect(tmp_path / "new.db", factory=OthersBegin)) as connection:
         Sqlite().connected(connection)
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     monkeypatch.setattr("wherry.ledger.database.BUSY_SECONDS", 0)
     with closing(sqlite3.connect(tmp_path / "other.db", factory=OthersBegin)) as connection:
-        with pytest.raises(sqlite3.OperationalError, match="locked"):
+        with pytest.raises(sqlite3.OperationalError, match=reason):
             Sqlite().connected(connection)
         assert connection.times < OthersBegin.times
+    assert Sqlite().busy(OperationalError("BEGIN", None, sqlite3.OperationalError(reason)))
 
 
 def test_a_reader_sees_one_state_and_does_not_wait(url):

@@ -2,15 +2,25 @@
 
 import errno
 import os
+import tempfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from wherry.core.steps import step_number
-from wherry.errors import MismatchError, NotFoundError, StorageError, TargetExistsError, UsageError
+from wherry.errors import (
+    MismatchError,
+    NotFoundError,
+    StorageError,
+    TargetExistsError,
+    UsageError,
+    WherryError,
+)
 from wherry.objects.memory import MemoryObjects
 from wherry.staging import staging
 from wherry.staging.copied_staging import open_staging
+from wherry.staging.object_staging import ObjectStaging
 from wherry.staging.staging import Staging
 from wherry.storage.folders import is_staging
 from wherry.storage.stores import locate
@@ -140,6 +150,17 @@ def test_staged_files_are_uploaded_with_the_commit_member_last(monkeypatch):
     assert target.join("a").read_whole(1) == b"1"
     with pytest.raises(TargetExistsError), open_staging(target, ID, members) as area:
         fill(area)
+
+
+def test_a_store_that_cannot_be_asked_leaves_no_temporary_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("WHERRY_HOME", str(tmp_path / "home"))
+    for name in ("hf://nobody", "memory://bucket/run/out"):
+        monkeypatch.setattr(ObjectStaging, "__init__", Mock(side_effect=StorageError("no login")))
+        with pytest.raises(WherryError), open_staging(locate(name), ID, ()):
+            pass
+    assert [path.name for path in tmp_path.rglob("*wherry-*")] == []
+    assert not list(tmp_path.glob("home/made/*"))
 
 
 def test_a_parent_that_is_a_file_is_a_storage_error(tmp_path):

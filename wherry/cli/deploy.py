@@ -151,17 +151,19 @@ def emit(uri: str, event: str, step: int | None, api: str | None, json_: bool) -
 
     The event starts the deployments that have it as a trigger.
     """
-    from wherry.core.emit import emit as post
-    from wherry.core.emit import whole_uri
+    from wherry.core.emit import event_body, post_event, whole_uri
     from wherry.ledger.resolve import checkpoint_uri
 
     place = whole_uri(os.fspath(checkpoint_uri(uri)))
     _warn_of_nothing(place)
     server = without_secrets(api or os.environ.get("PREFECT_API_URL", ""))
+    body = event_body(
+        place, event=event, step=step
+    )  # one for all attempts: the server may have taken the first
 
     def attempt(_seconds: float) -> str:
         try:
-            return post(place, event=event, step=step, api=api, timeout=_EMIT_SECONDS)
+            return post_event(body, api=api, timeout=_EMIT_SECONDS)
         except HTTPError:
             raise  # it answered
         except OSError as error:

@@ -62,7 +62,8 @@ def emit(
         OSError: the server did not accept the event.
     """
     try:
-        return _post(api, event_body(whole_uri(uri), event=event, step=step, payload=payload), timeout)
+        body = event_body(whole_uri(uri), event=event, step=step, payload=payload)
+        return post_event(body, api=api, timeout=timeout)
     except (ValueError, OSError) as error:
         if strict:
             raise
@@ -77,7 +78,20 @@ def whole_uri(uri: str) -> str:
     return uri if re.match(r"[A-Za-z][\w+.-]*:/", uri) else os.path.abspath(os.path.expanduser(uri))  # noqa: PTH100, PTH111  a string
 
 
-def _post(api: str | None, body: dict[str, Any], timeout: float) -> str:
+def post_event(body: dict[str, Any], *, api: str | None = None, timeout: float = 10.0) -> str:
+    """Post the body of an event. Posted again, it stays one event: Prefect knows it by its id.
+
+    Args:
+        body: as `event_body` returns it.
+        api, timeout: as for `emit`.
+
+    Returns:
+        The id of the event.
+
+    Raises:
+        ValueError: no server is configured.
+        OSError: the server did not accept the event.
+    """
     base = (api or os.environ.get("PREFECT_API_URL") or "").rstrip("/")
     if not base.startswith(("http://", "https://")):
         raise ValueError("missing or invalid Prefect API URL: PREFECT_API_URL must be an http or https URL")

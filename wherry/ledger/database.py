@@ -34,8 +34,7 @@ from wherry.core.forks import was_open_at_fork, without_forks
 from wherry.errors import CorruptError, HostileError, StorageError, UnsupportedError, UsageError, WherryError
 from wherry.ledger import schema as tables
 from wherry.ledger.schema import BUSY_SECONDS, READ, WRITE
-from wherry.remote.failures import UNREACHABLE
-from wherry.remote.probe import ANSWER_SECONDS
+from wherry.remote.probe import ANSWER_SECONDS, kind_of_silence
 from wherry.remote.retries import answer_policy, call_with_retries
 from wherry.storage.home import ensure_home, irregular_sqlite_file, sqlite_file, without_secrets
 from wherry.text.limits import scale_limit
@@ -331,7 +330,7 @@ class Sqlite:
 
     def busy(self, error: DBAPIError) -> bool:
         """See Backend."""
-        return "locked" in str(error.orig)
+        return _is_busy(error.orig)
 
     def silence(self, error: DBAPIError) -> str | None:  # noqa: ARG002  a file has no server
         """See Backend."""
@@ -349,6 +348,11 @@ def _is_ours(version: int, kind: str, name: str, table: str) -> bool:
     return kind == "index" and table in tables.metadata.tables
 
 
+def _is_busy(error: object) -> bool:
+    """Whether SQLite gave up because of others: SQLITE_BUSY, _LOCKED or _PROTOCOL, which is a race of openers."""
+    return any(words in str(error) for words in ("locked", "locking protocol"))
+
+
 def _begin_wal(connection: sqlite3.Connection) -> None:
     """Change a database to WAL mode, which it keeps. SQLite does not wait for others that do the same at once."""
     deadline = time.monotonic() + BUSY_SECONDS
@@ -356,7 +360,7 @@ def _begin_wal(connection: sqlite3.Connection) -> None:
         try:
             connection.execute("PRAGMA journal_mode=WAL").close()
         except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() > deadline:
+            if not _is_busy(error) or time.monotonic() > deadline:
                 raise
             time.sleep(random.uniform(0, _PAUSE_SECONDS))  # noqa: S311  not a secret: it separates two openers
         else:
@@ -407,7 +411,6 @@ def _permission_error(uri: str, reason: str) -> StorageError:
 
 
 _answered: set[str] = set()  # URIs of databases whose servers have answered
-_NO_HOST = ("resolve host", "translate host name")  # of an address that is probably wrong
 # URI of a database whose server did not answer → when that was found out, and the error.
 _silent: dict[str, tuple[float, StorageError]] = {}
 
@@ -426,5 +429,5 @@ def _unanswered_error(uri: str, reason: str) -> StorageError:
         cure="start the database server, or check WHERRY_LEDGER",
         retryable=True,
     )
-    error.kind = UNREACHABLE if any(words in reason for words in _NO_HOST) else ""
+    error.kind = kind_of_silence(reason)
     return error

@@ -30,7 +30,11 @@ _PORTS = {"postgresql": 5432, "postgres": 5432, "mysql": 3306, "mssql": 1433}
 
 
 _answered = set[str]()  # what has answered this process
-_NO_HOST = ("Name or service not known", "nodename nor servname", "No address associated", "resolution")
+# Words of the system and of PostgreSQL for a name that DNS does not know: the address is probably wrong.
+_NO_HOST = (
+    "Name or service not known", "nodename nor servname", "No address associated", "resolution", "resolve host",
+    "translate host name",
+)  # fmt: skip
 
 
 def await_answer(uri: str, shown: str, what: str, cure: str) -> None:
@@ -49,11 +53,16 @@ def await_answer(uri: str, shown: str, what: str, cure: str) -> None:
         reason = silence_of(uri, shown)
         if reason is not None:
             error = StorageError(f"{what} does not answer: {reason}", uri=shown, cure=cure, retryable=True)
-            error.kind = UNREACHABLE if any(words in reason for words in _NO_HOST) else ""
+            error.kind = kind_of_silence(reason)
             raise error
 
     call_with_retries(attempt, shown, answer_policy(), known=shown in _answered)
     _answered.add(shown)
+
+
+def kind_of_silence(reason: str) -> str:
+    """The kind of the failure of a server that does not answer: UNREACHABLE if its name is unknown, else empty."""
+    return UNREACHABLE if any(words in reason for words in _NO_HOST) else ""
 
 
 def silence_of(uri: str, shown: str) -> str | None:

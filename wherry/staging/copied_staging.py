@@ -64,8 +64,6 @@ class CopiedStaging:
         """
         self.target = target
         self.folder = Path(tempfile.gettempdir()) / f"wherry-upload-{secrets.token_hex(8)}"
-        note(self.folder)
-        self.folder.mkdir(mode=0o700)
         self._local = Staging(local_location(str(self.folder / target.name)), "0" * 8, resume=False)
         self.location, self.journal, self.spill = (
             self._local.location,
@@ -78,7 +76,9 @@ class CopiedStaging:
         self._remote = ObjectStaging(target, identity, {}, members, 0, resume=False) if takes_parts else None
 
     def __enter__(self) -> Self:
+        note(self.folder)
         try:
+            self.folder.mkdir(mode=0o700)
             if self._remote is not None:
                 self._remote.__enter__()
             try:
