@@ -127,7 +127,8 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'wherry' has no attribute {name!r}")
     module, attribute = _DOOR[name].split(":")
     with _background.waited_for(f"the import of wherry.{name}"):
-        from wherry.core.calls import usage_checked  # first: from now on, forks wait for the imports of this thread
+        # First this: from now on, forks wait for the imports of this thread.
+        from wherry.core.calls import usage_checked
 
         value = getattr(import_module(module), attribute)
     if isinstance(value, FunctionType):

@@ -157,7 +157,11 @@ def test_wherry_toml_refuses_another_name_with_the_cure(route, target, cure, tmp
     ("form", "fields", "cure"),
     [
         ("convert_spec:ConvertSpec", {"source": "a", "target": "b", "to": "dcp", "model_name": "m"}, "model"),
-        ("convert_spec:ConvertSpec", {"source": "a", "target": "b", "to": "dcp", "read_back": False}, "verify"),
+        (
+            "convert_spec:ConvertSpec",
+            {"source": "a", "target": "b", "to": "dcp", "read_back": False},
+            "verify",
+        ),
         ("audit:AuditSpec", {"verify": "digest"}, "level"),
         ("promote:PromoteSpec", {"subject": "a", "advanced": {"to_alias": "b"}}, "alias"),
     ],
