@@ -17,9 +17,9 @@ from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from wherry.core.emit import opener
 from wherry.integrations.mlflow_probe import require_answer
 from wherry.integrations.mlflow_version import registered_version
+from wherry.remote.checked_clients import open_checked
 from wherry.text.json_values import json_value
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _is_plain(registry_uri: str) -> bool:
 def _get(registry_uri: str, method: str, **fields: str) -> dict[str, Any]:
     url = f"{registry_uri.rstrip('/')}/api/2.0/mlflow/{method}?{urlencode(fields)}"
     request = urllib.request.Request(url, headers=_credentials())  # noqa: S310  only http and https get here
-    with opener().open(request, timeout=_TIMEOUT_SECONDS) as answer:
+    with open_checked(request, _TIMEOUT_SECONDS) as answer:
         return json_value(answer.read(_MOST_BYTES))
 
 

@@ -8,6 +8,7 @@ Facts (MLflow 3.17):
 - Tags and aliases are upserted by read and insert: two writers of one new key collide, and one gets BAD_REQUEST with
   the database's message. Version numbers collide too; MLflow itself tries three times. Both are retried here.
 - `search_model_versions` leaves `aliases` empty; the aliases of all versions are a mapping of the registered model.
+- Its sessions of `requests` are made by one function, from which every one comes with checked connections here.
 - The client waits up to two minutes for each of eight attempts and says nothing; `wherry.remote.waits` does.
 """
 
@@ -25,10 +26,13 @@ from urllib.parse import quote
 
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
+from mlflow.utils import request_utils
 
 from wherry.errors import StorageError, UsageError, WherryError
 from wherry.integrations.mlflow_probe import START_MLFLOW, require_answer
 from wherry.integrations.mlflow_version import not_registered
+from wherry.remote.addresses import refusal_in
+from wherry.remote.checked_clients import configured_servers, guard_requests, require_configured_address
 from wherry.remote.waits import waiting
 from wherry.storage.home import sqlite_file, without_secrets
 
@@ -174,15 +178,33 @@ def _refuse_credentials(*uris: str) -> None:
             )
 
 
+def _check_connections() -> None:
+    """Have every session of MLflow check the address of each connection; MLflow has no option for it."""
+    module: Any = request_utils
+    real = module._get_request_session  # noqa: SLF001
+
+    @wraps(real)
+    def session(*positional: Any, **named: Any) -> Any:
+        return guard_requests(real(*positional, **named), require_configured_address)
+
+    module._get_request_session = session  # noqa: SLF001
+
+
+_check_connections()
+
+
 @contextmanager
 def _errors(*uris: str) -> Generator[None]:
     """Translate MLflow's errors; the last URI, that of the registry, becomes the error's URI."""
     uri = without_secrets(uris[-1])
     try:
-        yield
+        with configured_servers(*uris):
+            yield
     except WherryError:
         raise
     except MlflowException as error:
+        if (refused := refusal_in(error)) is not None:
+            raise refused from error
         message = str(error.message)
         for secret in uris:
             message = message.replace(secret, without_secrets(secret))

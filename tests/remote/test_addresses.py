@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import urllib.request
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ from safetensors.numpy import save
 
 import wherry
 from tests.support.noting_server import noting_server
-from wherry.errors import UsageError
+from wherry.errors import UsageError, WherryError
 from wherry.remote.addresses import (
     ELSEWHERE,
     LOCAL,
@@ -20,8 +22,11 @@ from wherry.remote.addresses import (
     host_of,
     kind_of_host,
     require_host,
+    require_named_address,
 )
+from wherry.remote.checked_clients import open_checked
 from wherry.remote.transfers import BodyRequest, exchange
+from wherry.storage.fsspec_store import remote_store
 from wherry.storage.stores import locate, locate_recorded
 
 BODY = save({"w": np.arange(16, dtype=np.float32)})
@@ -163,3 +168,79 @@ def test_clients_of_buckets_check_what_dns_gives(protocol, names, monkeypatch):
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", account)
     with pytest.raises(AddressError, match=r"bucket\.example leads to 169\.254"):
         wherry.detect(f"{protocol}://models/x")
+
+
+# The clients of servers that only the configuration names, as wherry calls them.
+
+
+def of_hub(uri, monkeypatch):
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "ENDPOINT", uri)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    import_module("huggingface_hub").HfFileSystem.clear_instance_cache()
+    return remote_store("hf").read("owner/model@main/x", 0, 8)
+
+
+def of_mlflow(uri, monkeypatch):
+    client = pytest.importorskip("wherry.integrations.mlflow.client")
+    monkeypatch.setattr(client, "require_answer", lambda *_uris: None)
+    with client.open_client(client.Stores(uri, uri)) as opened:
+        return opened
+
+
+def of_registry(uri, monkeypatch):
+    """Without MLflow's client: whether it answers, and a version."""
+    monkeypatch.setenv("MLFLOW_REGISTRY_URI", uri)
+    return wherry.resolve("models:/m@c")
+
+
+def of_urllib(uri, _monkeypatch):
+    with open_checked(urllib.request.Request(uri), 10) as answer:
+        return answer.read()
+
+
+def addressed(monkeypatch, **kinds):
+    """Addresses of this machine count as others: `{"127.0.0.1": METADATA}`."""
+    monkeypatch.setattr(
+        "wherry.remote.addresses.kind_of_host", lambda host: kinds.get(host) or kind_of_host(host)
+    )
+
+
+@pytest.mark.parametrize("client", [of_hub, of_mlflow, of_registry, of_urllib])
+def test_clients_of_configured_servers_send_nothing_to_a_metadata_address(client, names, monkeypatch):
+    names["server.example"] = "127.0.0.1"
+    addressed(monkeypatch, **{"127.0.0.1": METADATA})
+    with noting_server(BODY) as (port, seen):
+        with pytest.raises(AddressError, match=r"server\.example leads to 127\.0\.0\.1, where clouds tell"):
+            client(f"http://server.example:{port}", monkeypatch)
+        assert seen == []
+
+
+@pytest.mark.parametrize("client", [of_hub, of_mlflow, of_registry, of_urllib])
+def test_a_configured_server_may_be_on_this_machine(client, names, monkeypatch):
+    names["server.example"] = "127.0.0.1"
+    with noting_server() as (port, seen):
+        with pytest.raises((WherryError, OSError)) as caught:  # it answers that nothing is there
+            client(f"http://server.example:{port}", monkeypatch)
+        assert not isinstance(caught.value, AddressError)
+        assert seen
+
+
+@pytest.mark.parametrize("client", [of_hub, of_mlflow])
+@pytest.mark.parametrize("stated", ["here.example", "localhost", "127.0.0.2"])
+def test_a_configured_server_elsewhere_leads_to_nothing_on_this_machine(client, stated, names, monkeypatch):
+    names.update({"server.example": "127.0.0.1", "here.example": "127.0.0.2", "localhost": "127.0.0.2"})
+    addressed(monkeypatch, **{"127.0.0.1": ELSEWHERE})
+    with noting_server(BODY, address="127.0.0.2") as (port, seen):
+        elsewhere = noting_server(redirect=f"http://{stated}:{port}/latest")
+        with elsewhere as (first, asked), pytest.raises(AddressError, match="an address of this machine"):
+            client(f"http://server.example:{first}", monkeypatch)
+        assert asked
+        assert seen == []
+
+
+def test_no_spelling_of_an_address_that_dns_gives_is_connected_to():
+    for address in HOSTS:
+        with pytest.raises(AddressError):
+            require_named_address("server.example", address, {"server.example", "localhost"})

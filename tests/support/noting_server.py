@@ -8,12 +8,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 @contextmanager
-def noting_server(body=None, redirect=None):
+def noting_server(body=None, redirect=None, address="127.0.0.1"):
     """A running server; yields its port and the paths of its requests.
 
     Args:
         body: what it answers to each request; without it and a redirect, that nothing is there.
         redirect: the address to which it redirects each request.
+        address: at which it listens, of this machine.
     """
     paths = []
 
@@ -34,7 +35,7 @@ def noting_server(body=None, redirect=None):
 
         do_HEAD = do_GET  # noqa: N815  name of the base class
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer((address, 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield server.server_port, paths

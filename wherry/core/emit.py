@@ -126,9 +126,13 @@ def post(url: str, text: str, headers: Mapping[str, str], *, timeout: float) -> 
         raise OSError(f"invalid HTTP response: {type(error).__name__}") from error
 
 
-def opener() -> urllib.request.OpenerDirector:
-    """An opener that follows no redirect, so that credentials and message reach only the given address."""
-    return urllib.request.build_opener(_Stay)
+def opener(*handlers: urllib.request.BaseHandler) -> urllib.request.OpenerDirector:
+    """An opener that follows no redirect, so that credentials and message reach only the given address.
+
+    Args:
+        handlers: further handlers of urllib.
+    """
+    return urllib.request.build_opener(_Stay, *handlers)
 
 
 class _Stay(urllib.request.HTTPRedirectHandler):

@@ -26,7 +26,9 @@ from urllib.parse import unquote
 from wherry.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Collection, Iterator
+
+    Check: TypeAlias = "Callable[[str, str], None]"  # of a host and its address; raises AddressError
 
 METADATA, LOCAL, ELSEWHERE = "metadata", "local", "elsewhere"
 _Address: TypeAlias = "IPv4Address | IPv6Address"
@@ -115,6 +117,22 @@ def require_address(host: str, address: str, *, configured: bool) -> None:
     """
     kind = kind_of_host(address)
     if kind == METADATA or (kind == LOCAL and not configured and kind_of_host(host) != LOCAL):
+        raise _refusal(host, kind, address, None)
+
+
+def require_named_address(host: str, address: str, names: Collection[str]) -> None:
+    """Refuse the address that a client is about to connect to, all of whose servers the configuration names.
+
+    Args:
+        host: of the request, or of a redirect that the client follows.
+        address: that DNS gives for it, or the host itself.
+        names: the hosts of the servers that the configuration names.
+
+    Raises:
+        AddressError: it is a metadata address, or this machine although no server that is named is here.
+    """
+    kind = kind_of_host(address)
+    if kind == METADATA or (kind == LOCAL and host not in names and LOCAL not in map(kind_of_host, names)):
         raise _refusal(host, kind, address, None)
 
 

@@ -11,6 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote, unquote
 
+from wherry.remote.addresses import require_named_address
+from wherry.remote.checked_clients import configured_hosts, guard_httpx
+
 PROTOCOL = "hf"
 MAIN = "main"
 _PATH = re.compile(
@@ -57,6 +60,18 @@ def api_of(fs: Any) -> Any:
     from huggingface_hub import HfApi
 
     return HfApi(endpoint=fs.endpoint, token=fs.token)
+
+
+def check_connections(fs: Any) -> None:
+    """Have the client of the Hub check the address of each connection; it has one for the whole process.
+
+    Args:
+        fs: its file system, which has the endpoint that the configuration names.
+    """
+    from huggingface_hub.utils import get_session
+
+    hosts = configured_hosts(fs.endpoint)
+    guard_httpx(get_session(), lambda host, address: require_named_address(host, address, hosts))
 
 
 def pin_revision(fs: Any, place: HubPath) -> HubPath:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 
-from wherry.core.emit import opener
 from wherry.errors import StorageError
+from wherry.remote.addresses import AddressError
+from wherry.remote.checked_clients import open_checked
 from wherry.remote.failures import UNREACHABLE
 from wherry.remote.retries import answer_policy, call_with_retries
 from wherry.remote.waits import waiting
@@ -90,11 +91,13 @@ def _silence(uri: str, parts: SplitResult, port: int | None) -> str | None:
 def _silence_of_server(uri: str) -> str | None:
     request = urllib.request.Request(f"{uri.rstrip('/')}/health")  # noqa: S310  only http and https get here
     try:
-        with opener().open(request, timeout=ANSWER_SECONDS):
+        with open_checked(request, ANSWER_SECONDS):
             return None
     except HTTPError as answer:
         answer.close()
         return None
+    except AddressError:
+        raise
     except (OSError, HTTPException) as error:
         return reason_of(error)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from wherry.remote.addresses import AddressError, require_address
+from wherry.remote.checked_clients import checked_pools
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -155,29 +156,17 @@ def _require_time(deadline: float) -> None:
         raise TimeoutError
 
 
+def _require_address(host: str, address: str) -> None:
+    require_address(host, address, configured=True)
+
+
 @cache
 def _pool(certificates: str) -> Any:
     """The connections to all hosts; the address of each is checked before a byte is sent to it."""
-    from urllib3 import HTTPConnectionPool, HTTPSConnectionPool, PoolManager
-
-    def checked(kind: Any) -> Any:
-        class Connection(kind.ConnectionCls):
-            def _new_conn(self) -> Any:
-                found = super()._new_conn()
-                try:
-                    require_address(self.host, found.getpeername()[0], configured=True)
-                except BaseException:
-                    found.close()
-                    raise
-                return found
-
-        return type(kind.__name__, (kind,), {"ConnectionCls": Connection})
+    from urllib3 import PoolManager
 
     pools = PoolManager(maxsize=_CONNECTIONS, ca_certs=certificates or None)
-    pools.pool_classes_by_scheme = {
-        "http": checked(HTTPConnectionPool),
-        "https": checked(HTTPSConnectionPool),
-    }
+    pools.pool_classes_by_scheme = checked_pools(_require_address)
     return pools
 
 

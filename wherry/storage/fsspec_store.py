@@ -319,6 +319,8 @@ class FsspecStore:
         """As `library_errors`; an error that the HTTP client of gcsfs passed on gets the path too."""
         with library_errors(self.protocol, path):
             try:
+                if self.protocol == hub.PROTOCOL:
+                    hub.check_connections(self.fs)
                 yield
             except StorageError as error:
                 error.uri = f"{self.protocol}://{path}"
