@@ -134,7 +134,8 @@ def _after(
     }  # fmt: skip
     with _collecting(refused):
         if spec.level != "none":
-            how = comparison(spec.level, receipt["source"]["uri"], target.asked.layout.family_file)
+            source = receipt["source"]["uri"]
+            how = comparison(spec.level, source, spec.below, target.asked.layout.family_file)
             done["verification"] = _verify(uri, how, refused)
     proved = spec.level == "none" or done["verification"] is not None
     with _collecting(refused):

@@ -17,6 +17,7 @@ def verify(
     against: str | None = None,
     family_file: str | None = None,
     below: str | None = None,
+    against_below: str | None = None,
 ) -> dict[str, Any]:
     """Verify a checkpoint, and fail if it does not pass.
 
@@ -26,6 +27,7 @@ def verify(
         against: the source, at levels that compare with it.
         family_file: the file that declares the model family with whose layouts it was converted from the source.
         below: a folder that the checkpoint must not leave.
+        against_below: a folder that the source must not leave.
 
     Returns:
         The JSON form of the verification, with `lineage`: whether the ledger recorded it.
@@ -36,7 +38,8 @@ def verify(
     """
     progress = progress_artifact("verify", uri)
     outcome, recorded = verify_and_record(
-        uri, below=below, level=level, against=against, family_file=family_file, progress=progress
-    )
+        uri, below=below, level=level, against=against, against_below=against_below, family_file=family_file,
+        progress=progress,
+    )  # fmt: skip
     run_logger().info("%s at level %s: %s; lineage: %s", outcome.uri, level, outcome.verdict, recorded)
     return {**outcome.to_json(), "lineage": recorded}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -17,10 +18,13 @@ from wherry.cli import cli
 from wherry.config.roots import root_of
 from wherry.config.settings import mlflow_tracking_uri
 from wherry.core.algorithms import digest_uri
-from wherry.errors import HostileError
+from wherry.core.request import SourceRequest
+from wherry.errors import HostileError, MismatchError
 from wherry.ledger.resolve import checkpoint_uri
 from wherry.lineage.stale import stale
 from wherry.remote.addresses import ELSEWHERE
+from wherry.verifier.verify import verify_source
+from wherry.verifier.workflow import comparison, verify_and_record
 
 CONFIG = """
 [routes.r]
@@ -106,6 +110,36 @@ def test_stale_reads_no_source_that_no_route_has(receipt, routed, opened, caplog
     assert stale() == []
     assert "not judged: their sources" in caplog.text
     assert not [path for path in opened if path.startswith(receipt.source.uri)]
+
+
+@pytest.mark.parametrize("stated", ["a place elsewhere", "a server of this machine"])
+def test_logits_open_no_source_that_a_sidecar_names_elsewhere(receipt, routed, opened, stated, monkeypatch):
+    """Whoever may write a checkpoint writes its receipt too."""
+    monkeypatch.setattr("wherry.verifier.native._require", lambda *_: None)
+    source = receipt.source.uri if stated == "a place elsewhere" else "http://127.0.0.1:9/m.safetensors"
+    sidecar = Path(receipt.target.uri) / "wherry.json"
+    document = json.loads(sidecar.read_text())
+    document["receipt"]["source"]["uri"] = source
+    sidecar.write_text(json.dumps(document))
+    with noting_server() as (port, seen):
+        sidecar.write_text(sidecar.read_text().replace("127.0.0.1:9", f"127.0.0.1:{port}"))
+        assert wherry.verify(receipt.target.uri, level="logits").verdict == "malicious"
+        assert seen == []
+    assert not [path for path in opened if path.startswith(receipt.source.uri)]
+
+
+def test_the_source_of_a_comparison_does_not_leave_its_root(receipt, tmp_path):
+    root = tmp_path / "sources"
+    root.mkdir()
+    (root / "run").symlink_to(receipt.source.uri)
+    source = SourceRequest(receipt.target.uri)
+    for level in ("digest", "roundtrip"):
+        assert verify_source(source, level=level, against=root / "run").ok, "a person may name a link"
+        found = verify_source(source, level=level, against=root / "run", against_below=str(root))
+        assert found.verdict == "malicious"
+    how = comparison("roundtrip", str(root / "run"), str(root), None)
+    with pytest.raises(MismatchError, match="link points outside"):
+        verify_and_record(receipt.target.uri, **how)
 
 
 def test_dots_do_not_lead_out_of_a_root(routed, tmp_path):

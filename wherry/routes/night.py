@@ -247,7 +247,7 @@ def _after(config: Config, route: Route, one: RouteTarget, receipt: Receipt, *, 
     if route.level != "none":
         with verification_of(uri):
             family_file = one.rule.at(one.uri).layout.family_file
-            verify_and_record(uri, **comparison(route.level, receipt.source.uri, family_file))
+            verify_and_record(uri, **comparison(route.level, receipt.source.uri, route.root, family_file))
     if one.model is not None:
         settings: dict[str, Any] = config.settings.mlflow.model_dump()
         with registration_of(uri, one.model, alias=alias, tags=route.tags):

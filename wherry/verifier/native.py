@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -19,8 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wherry.config.digests import digest_choice
+from wherry.config.roots import locate_stated, root_of
+from wherry.core.request import ConvertRequest, LayoutRequest, SourceRequest, TargetRequest
 from wherry.core.services import service
 from wherry.errors import MissingExtraError, UnsupportedError, UsageError, missing_extra
+from wherry.formats.checkpoint import open_source
 from wherry.mover.hashing import Failure, hash_checkpoint
 from wherry.runtime import child, sandbox
 from wherry.runtime.child import NoAnswerError
@@ -92,7 +96,7 @@ class NativeReport:
 
 
 def run_check(
-    level: str, checkpoint: Checkpoint, against: str | None, *, family_file: str | None, memory: int
+    level: str, checkpoint: Checkpoint, against: SourceRequest | None, *, family_file: str | None, memory: int
 ) -> NativeReport:
     """Run the check of a level, `native` or `logits`; raises what these do."""
     seen = (
@@ -147,7 +151,9 @@ def _digests(checkpoint: Checkpoint, memory: int) -> Mapping[KeyPath, str]:
     return hash_checkpoint(checkpoint, digest_choice().algorithm, memory=memory).digests
 
 
-def logits(checkpoint: Checkpoint, against: str | None, *, family_file: str | None = None) -> NativeReport:
+def logits(
+    checkpoint: Checkpoint, against: SourceRequest | None, *, family_file: str | None = None
+) -> NativeReport:
     """Compare the outputs of a model before and after a conversion.
 
     Args:
@@ -157,21 +163,19 @@ def logits(checkpoint: Checkpoint, against: str | None, *, family_file: str | No
 
     Raises:
         UsageError: the source is unknown.
+        HostileError: the receipt names a place that no route reads or writes.
         MissingExtraError: transformers or torch is not installed, or its version is not safe.
         NoAnswerError: as for `native`.
         WherryError: any error of the conversion to a Hugging Face folder.
     """
     _require("transformers", "native", "computing logits")
     _require("torch", "native", "computing logits")
-    sidecar = read_sidecar(checkpoint.location)
-    source = against or (sidecar.receipt.source.uri if sidecar and sidecar.receipt else None)
-    if source is None:
-        raise UsageError("level logits needs a source to compare with", cure="pass --against SOURCE")
-    from wherry.ledger.open import open_named
+    from wherry.ledger.open import resolve_named
 
+    source = resolve_named(against) if against else _stated_source(checkpoint)
     with (
         tempfile.TemporaryDirectory(prefix=".wherry-logits.") as folder,
-        open_named(source) as other,
+        open_source(source) as other,
     ):
         request: dict[str, Any] = {
             "task": "logits",
@@ -185,17 +189,26 @@ def logits(checkpoint: Checkpoint, against: str | None, *, family_file: str | No
         return replace(_report(_ask(request, nbytes)), evidence=service("native").LOGITS_EVIDENCE)
 
 
+def _stated_source(checkpoint: Checkpoint) -> SourceRequest:
+    """The source that the receipt in a sidecar names, which whoever may write the checkpoint can write too."""
+    sidecar = read_sidecar(checkpoint.location)
+    if sidecar is None or sidecar.receipt is None:
+        raise UsageError("level logits needs a source to compare with", cure="pass --against SOURCE")
+    place = locate_stated(sidecar.receipt.source.uri)
+    return SourceRequest(place.uri, below=root_of(place.uri))
+
+
 def _as_hub(checkpoint: Checkpoint, folder: Path, family_file: str | None) -> str:
     """A local Hugging Face folder of a checkpoint: the checkpoint itself if it is one with a config."""
     place = checkpoint.location
     is_hub = checkpoint.detection.format == _HUB and checkpoint.detection.family
     if is_hub and place.store.capabilities.local:
         return place.path
-    from wherry.converter.convert import convert
-    from wherry.core.request import LayoutRequest
+    from wherry.converter.convert import convert_all
 
-    wish = LayoutRequest(family_file=family_file)
-    convert(checkpoint.uri, folder, to=_HUB, only="params", lineage=False, wish=wish)
+    target = TargetRequest(str(folder), _HUB, only="params", layout=LayoutRequest(family_file=family_file))
+    request = ConvertRequest(source=SourceRequest(checkpoint.uri), targets=(target,), lineage=False)
+    convert_all(request, opened=lambda: nullcontext(checkpoint))
     return str(folder)
 
 

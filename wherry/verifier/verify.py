@@ -235,6 +235,7 @@ def verify_source(
     *,
     level: str = "present",
     against: str | os.PathLike[str] | None = None,
+    against_below: str | None = None,
     memory: str | int = DEFAULT_MEMORY,
     progress: OnProgress | None = None,
     family_file: str | None = None,
@@ -242,7 +243,13 @@ def verify_source(
     on: str = THREADS,
     unit: str | int = DEFAULT_UNIT,
 ) -> Verification:
-    """Verify the checkpoint of a request; see `verify`."""
+    """Verify the checkpoint of a request; see `verify`.
+
+    Args:
+        source: which checkpoint.
+        against_below: a folder that `against` must not leave, where nobody has typed it; see `SourceRequest`.
+        level, against, memory, progress, family_file, record, on, unit: see `verify`.
+    """
     _require_sensible(source, level, against)
     if on != THREADS:
         _require_one_reading(level, against, on)
@@ -250,7 +257,8 @@ def verify_source(
         time.monotonic(),
         ReadOptions(parse_budget(memory), progress, on, parse_size(unit), source),
     )
-    other = None if against is None else Other(source.beside(against), family_file)
+    beside = None if against is None else replace(source.beside(against), below=against_below)
+    other = None if beside is None else Other(beside, family_file)
     try:
         found = (
             _verify_pinned(source, level, other, how) if record else _verify_opened(source, level, other, how)
@@ -433,6 +441,6 @@ def _native_result(
     """The result of the system's own software for a checkpoint without missing parts."""
     from wherry.verifier.native import run_check  # starts a child
 
-    source, file = (other.source.uri, other.family_file) if other else (None, None)
+    source, file = (other.source, other.family_file) if other else (None, None)
     seen = run_check(found.level, checkpoint, source, family_file=file, memory=memory)
     return replace(found, verdict=seen.verdict, failed=seen.failed, native=seen)

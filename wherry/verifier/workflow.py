@@ -22,15 +22,17 @@ if TYPE_CHECKING:
 _COMPARING = ("roundtrip", "logits")  # levels that need the source
 
 
-def comparison(level: str, source: str, family_file: str | None) -> dict[str, Any]:
+def comparison(level: str, source: str, below: str | None, family_file: str | None) -> dict[str, Any]:
     """The arguments of `verify_and_record` after a conversion: the level, and its data about the source.
 
     Args:
         level: one of `wherry.verifier.verify.LEVELS`.
         source: URI of the source of the conversion.
+        below: a folder that the source must not leave; see `SourceRequest`.
         family_file: the file that declared the family, if one did.
     """
-    return {"level": level} | ({"against": source, "family_file": family_file} if level in _COMPARING else {})
+    about = {"against": source, "against_below": below, "family_file": family_file}
+    return {"level": level} | (about if level in _COMPARING else {})
 
 
 def verify_and_record(uri: str, *, below: str | None = None, **how: Any) -> tuple[Verification, str]:
