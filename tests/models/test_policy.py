@@ -288,7 +288,8 @@ def test_a_version_that_the_ledger_has_not_registered_is_not_promoted(candidate,
         ('"kind": "params"', '"kind": "other"'), ('"tensors": 2', '"tensors": 3'), ('"nbytes": 8212', '"nbytes": 8213'),
         ('"parameters": 2053', '"parameters": 2052'), ("     64,", "     74,"), ('"float32"', '"float16"'),
         ('"size": 22', '"size": 23'), ('   "b": "', '   "c": "'), ('   "b": "o', '   "b": "p'),
-        ('"step": null', '"step": 7'),
+        ('"step": null', '"step": 7'), ('"model_type": "tiny"', '"model_type": "huge"'), ('/target"', '/other"'),
+        ('"fingerprint": "', '"fingerprint": "0'),
     ],
 )  # fmt: skip
 def test_a_field_of_a_sidecar_that_no_digest_covers_is_compared_too(candidate, before, after):
@@ -299,6 +300,15 @@ def test_a_field_of_a_sidecar_that_no_digest_covers_is_compared_too(candidate, b
     file.write_text(text.replace(before, after, 1))
     found = wherry.verify(candidate.target.uri, level="digest")
     assert (found.verdict, "the sidecar was altered" in found.failed[0].reason) == ("altered", True)
+
+
+def test_hashes_of_leaves_by_another_algorithm_are_an_error(candidate):
+    """Without them damage would be found, but not its place."""
+    file = Path(candidate.target.uri) / "wherry.json"
+    file.write_text(file.read_text().replace('  "blake3": {', '  "blake2": {'))
+    found = wherry.verify(candidate.target.uri, level="digest")
+    assert (found.verdict, found.exit_code) == ("corrupt", 5)
+    assert "its hashes of leaves are not" in found.failed[0].reason
 
 
 def test_a_flipped_byte_of_a_sidecar_is_found_or_meets_no_gate(candidate, name):

@@ -17,6 +17,7 @@ from wherry.core.blank_values import repeated_notes, zeros_notes
 from wherry.core.digest import sha256_of
 from wherry.core.interrupts import committing, settle
 from wherry.core.keypath import render
+from wherry.core.manifest import origin_digest
 from wherry.core.receipt import Receipt, software, utc_now
 from wherry.credentials import redact_values
 from wherry.errors import MismatchError, StorageError, WherryError
@@ -499,6 +500,7 @@ def _sidecar(
         family=plan.manifest.origin.get("layout", {}).get("family", ""),
         parents=parents_of(sources, merge),
         losses=[{"path": render(path), **asdict(one)} for path, one in sorted(losses.items())],
+        origin=origin_digest(manifest.origin),
     )
     return Sidecar(manifest, target, receipt, ours.leaves, files), receipt
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.converter.references import agree_with_source, reference, source_reference
 from wherry.core.account import fold_entries
 from wherry.core.keypath import render
+from wherry.core.manifest import origin_digest
 from wherry.core.receipt import CheckpointRef, Receipt, software, utc_now
 from wherry.credentials import redact_values
 from wherry.errors import DamagedError, MismatchError, UnsupportedError
@@ -162,6 +163,7 @@ def prove(
         rewriting.target, detection.format, detection.format_version, manifest, mark, expected.algorithm
     )
     receipt = _receipt(known.reference, node, rewriting, wanted, proof if wanted.digests else None)
+    receipt = replace(receipt, origin=origin_digest(manifest.origin))
     return Sidecar(manifest, node, receipt, expected.leaves, files)
 
 

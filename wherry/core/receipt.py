@@ -23,7 +23,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SCHEMA = 2  # schema 1 has digests without their algorithm, which is SHA-256
-_LATER = ("asked", "ignored", "family", "parents", "losses")  # fields that receipts did not have at first
+_LATER = (
+    "asked",
+    "ignored",
+    "family",
+    "parents",
+    "losses",
+    "origin",
+)  # fields that receipts did not have at first
 _JSON_TYPES: dict[str, tuple[type, ...]] = {  # by annotation; other fields are checked by their own readers
     "str": (str,),
     "str | None": (str, type(None)),
@@ -119,6 +126,8 @@ class Receipt:
         family: the model family whose layouts were used; empty if the tree did not change, and in older receipts.
         parents: of a merge: each source as a `checkpoint`, the first included, with its part in the merge, such as its
             `weight`. Empty for a conversion.
+        origin: digest of the `origin` of the target's manifest, which those of the checkpoint do not cover; empty in
+            older receipts.
     """
 
     source: CheckpointRef
@@ -145,6 +154,7 @@ class Receipt:
     family: str = ""
     parents: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     losses: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    origin: str = ""
 
     @property
     def sources(self) -> tuple[CheckpointRef, ...]:

@@ -192,11 +192,7 @@ def _decode(data: dict[str, Any], uri: str) -> Sidecar:
         if data["schema"] > SCHEMA:
             raise CorruptError(f"unsupported sidecar schema {data['schema']}", uri=uri, cure="upgrade wherry")
         checkpoint = receipts.reference_from_json(data["checkpoint"])
-        leaves = (
-            data["leaves"]
-            if data["schema"] == _WITHOUT_ALGORITHM
-            else data["leaves"].get(checkpoint.algorithm, {})
-        )
+        leaves = _leaves_by(checkpoint.algorithm, data)
         return Sidecar(
             manifest=from_json(data["manifest"], uri),
             checkpoint=checkpoint,
@@ -211,6 +207,16 @@ def _decode(data: dict[str, Any], uri: str) -> Sidecar:
         if isinstance(error, CorruptError):
             raise
         raise CorruptError(f"invalid sidecar: {describe_exception(error)}", uri=uri, cure=_CURE) from error
+
+
+def _leaves_by(algorithm: str, data: dict[str, Any]) -> dict[str, Any]:
+    """The hashes of leaves by the algorithm of the digests; no others are stored."""
+    found = data["leaves"]
+    if data["schema"] == _WITHOUT_ALGORITHM:
+        return found
+    if found.keys() - {algorithm}:
+        raise ValueError(f"its digests are by {algorithm}, its hashes of leaves are not")
+    return found.get(algorithm, {})
 
 
 def _files(data: dict[str, Any]) -> dict[str, int | None] | None:

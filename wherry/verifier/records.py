@@ -17,6 +17,7 @@ from wherry.config.settings import ledger_url
 from wherry.core.algorithms import with_algorithm
 from wherry.core.digest import weights_digest
 from wherry.core.keypath import render
+from wherry.core.manifest import origin_digest
 from wherry.core.receipt import CheckpointRef, reference_from_json
 from wherry.core.receipt import from_json as receipt_from_json
 from wherry.core.units import short
@@ -243,6 +244,13 @@ def contradictions(sidecar: Sidecar) -> Iterator[Failure]:
             reason = f"digest mismatch in the sidecar: it states {what} {short(says)}, its manifest has {short(has)}"
             yield Failure("", reason)
             return
+    made = sidecar.receipt
+    if made is not None and made.target != stated:
+        yield Failure("", "the sidecar was altered: its checkpoint is not the target of its receipt")
+        return
+    if made is not None and made.origin and made.origin != origin_digest(manifest.origin):
+        yield Failure("", "the sidecar was altered: its receipt has another digest of the origin")
+        return
     held = {
         "kind": manifest.kind, "step": manifest.step, "tensors": len(manifest.tensors),
         "parameters": manifest.parameters, "nbytes": manifest.nbytes,
