@@ -240,6 +240,19 @@ def test_a_configured_server_elsewhere_leads_to_nothing_on_this_machine(client, 
         assert seen == []
 
 
+def test_other_calls_of_mlflow_in_the_program_are_kept_from_metadata_alone(names, monkeypatch):
+    """The program that uses wherry has the same sessions."""
+    client = pytest.importorskip("wherry.integrations.mlflow.client")
+    session = client.request_utils._get_request_session(0, 0, 0, (), True, True)
+    names.update({"own.example": "127.0.0.1", "other.example": "127.0.0.1"})
+    with noting_server(BODY) as (port, seen):
+        assert session.get(f"http://own.example:{port}").content == BODY
+        addressed(monkeypatch, **{"127.0.0.1": METADATA})
+        with pytest.raises(Exception, match="clouds tell a machine its secrets"):
+            session.get(f"http://other.example:{port}")
+        assert len(seen) == 1
+
+
 def test_no_spelling_of_an_address_that_dns_gives_is_connected_to():
     for address in HOSTS:
         with pytest.raises(AddressError):
