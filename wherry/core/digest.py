@@ -49,6 +49,11 @@ def sha256_of(kind: str, value: object) -> str:
     return sha256_text(kind, canonical_json(value))
 
 
+def origin_digest(origin: Mapping[str, object]) -> str:
+    """Hex SHA-256 of the `origin` of a manifest."""
+    return sha256_of("origin", dict(origin))
+
+
 def sha256_text(kind: str, text: bytes) -> str:
     """As `sha256_of`, for a value whose canonical JSON has been computed already."""
     return hashlib.sha256(_header(kind) + text).hexdigest()

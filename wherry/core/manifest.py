@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.core.algorithms import with_algorithm
-from wherry.core.digest import sha256_of
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.steps import require_step
 from wherry.core.tensorspec import Sharding, TensorSpec
@@ -254,11 +253,6 @@ def _require_type(value: Any, name: str, *kinds: type) -> Any:
     if type(value) not in kinds:
         raise TypeError(f"expected {kinds[0].__name__} as {name!r}, got {type(value).__name__}")
     return value
-
-
-def origin_digest(origin: Mapping[str, Any]) -> str:
-    """Hex SHA-256 of an `origin`."""
-    return sha256_of("origin", dict(origin))
 
 
 def _origin(value: Any) -> JsonObject:
