@@ -183,7 +183,8 @@ def of_hub(uri, monkeypatch):
 
 
 def of_mlflow(uri, monkeypatch):
-    client = pytest.importorskip("wherry.integrations.mlflow.client")
+    pytest.importorskip("mlflow")
+    client = import_module("wherry.integrations.mlflow.client")
     monkeypatch.setattr(client, "require_answer", lambda *_uris: None)
     with client.open_client(client.Stores(uri, uri)) as opened:
         return opened
@@ -242,7 +243,8 @@ def test_a_configured_server_elsewhere_leads_to_nothing_on_this_machine(client, 
 
 def test_other_calls_of_mlflow_in_the_program_are_kept_from_metadata_alone(names, monkeypatch):
     """The program that uses wherry has the same sessions."""
-    client = pytest.importorskip("wherry.integrations.mlflow.client")
+    pytest.importorskip("mlflow")
+    client = import_module("wherry.integrations.mlflow.client")
     session = client.request_utils._get_request_session(0, 0, 0, (), True, True)
     names.update({"own.example": "127.0.0.1", "other.example": "127.0.0.1"})
     with noting_server(BODY) as (port, seen):

@@ -14,10 +14,9 @@ from wherry.converter.references import parents_of, reference, source_references
 from wherry.converter.traffic import streams
 from wherry.core.account import fold_entries, losses_notes
 from wherry.core.blank_values import repeated_notes, zeros_notes
-from wherry.core.digest import sha256_of
+from wherry.core.digest import origin_digest, sha256_of
 from wherry.core.interrupts import committing, settle
 from wherry.core.keypath import render
-from wherry.core.manifest import origin_digest
 from wherry.core.receipt import Receipt, software, utc_now
 from wherry.credentials import redact_values
 from wherry.errors import MismatchError, StorageError, WherryError

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.converter.references import agree_with_source, reference, source_reference
 from wherry.core.account import fold_entries
+from wherry.core.digest import origin_digest
 from wherry.core.keypath import render
-from wherry.core.manifest import origin_digest
 from wherry.core.receipt import CheckpointRef, Receipt, software, utc_now
 from wherry.credentials import redact_values
 from wherry.errors import DamagedError, MismatchError, UnsupportedError

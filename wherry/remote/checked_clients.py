@@ -95,7 +95,7 @@ class _CheckedOpening:
             real = connection._create_connection  # noqa: SLF001  before TLS begins
 
             def create(place: tuple[str, int], *rest: Any, **more: Any) -> Any:
-                return _checked(real(place, *rest, **more), place[0], self._check)
+                return _require_peer(real(place, *rest, **more), place[0], self._check)
 
             connection._create_connection = create  # noqa: SLF001
             return connection
@@ -111,7 +111,7 @@ class _Https(_CheckedOpening, urllib.request.HTTPSHandler):
     pass
 
 
-def _checked(connection: Any, host: str, check: Check) -> Any:
+def _require_peer(connection: Any, host: str, check: Check) -> Any:
     """A socket, whose address is checked before anything is sent.
 
     Raises:

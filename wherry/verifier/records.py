@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.config.settings import ledger_url
 from wherry.core.algorithms import with_algorithm
-from wherry.core.digest import weights_digest
+from wherry.core.digest import origin_digest, weights_digest
 from wherry.core.keypath import render
-from wherry.core.manifest import origin_digest
 from wherry.core.receipt import CheckpointRef, reference_from_json
 from wherry.core.receipt import from_json as receipt_from_json
 from wherry.core.units import short
