@@ -1,0 +1,229 @@
+"""A random walk: models drawn from seeds go into a system, which must compute the same, or wherry refuses them.
+
+    python -m tests.support.walk.at_random --seeds FIRST COUNT [--record FILE]
+
+prints every wrong end, with the draw as JSON that a test is made of, and how many seeds ended how:
+
+    ok          the target computes what transformers computes from the source
+    refused     wherry ended with 2, 4 or 7 and a cure
+    not judged  nothing here computes what the target computes; what comes back is equal or refused
+    wrong       anything else: other outputs, another error, a model that comes back different
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+import wherry
+from tests.support.memory_files import temporary_folder
+from tests.support.walk.draw import Draw, NoModelError, draws, save
+from tests.support.walk.models import BASES, logits
+from tests.support.walk.record import prepare
+from tests.support.walk.target import NotJudgedError, allowed, computed, wanted
+from tests.support.walk.walk import distance, strip
+from wherry.core.request import LayoutRequest
+from wherry.errors import WherryError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from typing import Any
+
+REFUSED = (2, 4, 7)
+_IDLE = re.compile(r"--set (\w+)=\S* changes nothing")
+_ROUNDINGS = 10  # times what one rounding of each weight changes
+OK, NO, UNJUDGED, WRONG = "ok", "refused", "not judged", "wrong"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a draw ended.
+
+    Attributes:
+        draw: what was drawn.
+        word: ok, refused, not judged or wrong.
+        detail: the refusal, or what is wrong.
+        back: how the way back ended: equal, refused, or not tried.
+    """
+
+    draw: Draw
+    word: str
+    detail: str = ""
+    back: str = "not tried"
+
+
+def end_of(seed: int) -> Ended:
+    """Draw a model of a seed, and see how it ends.
+
+    Raises:
+        NoModelError: no draw of it is a model.
+    """
+    for draw in draws(seed):
+        if (ended := end(draw)) is not None:
+            return ended
+    raise NoModelError(f"seed {seed}: no draw is a model")
+
+
+def end(draw: Draw) -> Ended | None:
+    """How a draw ends; None if it is no model of transformers."""
+    with temporary_folder("random") as name:
+        folder = Path(name)
+        try:
+            source = save(folder / "source", draw)
+            expected = wanted(source, draw)
+            plain = expected if draw.system not in ("maxtext", "t5x") else logits(source, draw.label)
+        except Exception:
+            return None
+        if not np.isfinite(expected).all() or expected[0].std() < 1e-3 * np.abs(expected[0]).max():
+            return None
+        target = folder / ("consolidated.00.pth" if draw.system == "meta" else "target")
+        family = BASES[draw.label].family
+        wish = LayoutRequest(family=family if draw.system == "meta" else None, dtype=draw.dtype)
+        if (
+            stopped := _converted(draw, source, target, wish=wish, to=draw.to, options=draw.options)
+        ) is not None:
+            return stopped
+        judged = _judged(draw, target, source, expected)
+        if judged.word == WRONG or draw.system == "huggingface":
+            return judged
+        return _back(judged, target, source, folder / "back", plain)
+
+
+def _converted(draw: Draw, source: Path, target: Path, **asked: Any) -> Ended | None:
+    """Convert; the end if that is not possible. An option that is said to change nothing is removed."""
+    try:
+        wherry.convert(source, target, lineage=False, verify="none", **asked)
+    except WherryError as error:
+        idle = _IDLE.match(error.what)
+        if idle is not None and idle[1] in asked["options"]:
+            left = {name: value for name, value in asked["options"].items() if name != idle[1]}
+            return _converted(draw, source, target, **{**asked, "options": left})
+        cure = error.cure or error.usual_cure
+        word = NO if error.exit_code in REFUSED and cure else WRONG
+        return Ended(draw, word, f"{error.exit_code}: {error}")
+    except Exception as error:
+        return Ended(draw, WRONG, f"{type(error).__name__}: {error}")
+    return None
+
+
+def _judged(draw: Draw, target: Path, source: Path, expected: np.ndarray) -> Ended:
+    try:
+        found = computed(target, source, draw)
+    except NotJudgedError as error:
+        return Ended(draw, UNJUDGED, str(error))
+    except Exception as error:
+        return Ended(draw, WRONG, f"{type(error).__name__}: {error}"[:500])
+    return _compared(draw, source, found, expected if draw.system == "huggingface" else expected[0])
+
+
+def _compared(draw: Draw, source: Path, found: np.ndarray, expected: np.ndarray) -> Ended:
+    """Equal, different, or different by no more than roundings explain."""
+    most = allowed(draw)
+    if found.shape != expected.shape:
+        return Ended(draw, WRONG, f"shape {found.shape}, not {expected.shape}")
+    far = distance(found, expected)
+    if far <= most:
+        return Ended(draw, OK)
+    near = _sensitivity(draw, source)
+    if far <= _ROUNDINGS * near:
+        return Ended(draw, UNJUDGED, f"differs by {far:.1e}, where roundings to float32 change {near:.1e}")
+    return Ended(draw, WRONG, f"differs by {far:.1e}")
+
+
+def _sensitivity(draw: Draw, source: Path) -> float:
+    """What the model computes otherwise if each weight is changed as a rounding to float32 changes it.
+
+    transformers computes norms, rotary positions and softmax in float32, whatever the weights are.
+    """
+
+    def shake(model: Any) -> None:
+        import torch
+
+        rng = torch.Generator().manual_seed(1)
+        for parameter in model.parameters():
+            parameter.mul_(1 + 2**-24 * torch.randn(parameter.shape, generator=rng, dtype=parameter.dtype))
+
+    return distance(logits(source, draw.label, change=shake), logits(source, draw.label))
+
+
+def _back(judged: Ended, target: Path, source: Path, back: Path, expected: np.ndarray) -> Ended:
+    """The end, with that of the way back by what the target states: equal, refused, or the whole is wrong."""
+    draw = judged.draw
+    strip(target, source, keep=draw.to.startswith("huggingface"))
+    wish = LayoutRequest(family=BASES[draw.label].family)
+    if (stopped := _converted(draw, target, back, wish=wish, to="huggingface")) is not None:
+        if stopped.word == WRONG:
+            return replace(stopped, detail=f"back: {stopped.detail}")
+        return replace(judged, back=NO)
+    try:
+        found = logits(back, draw.label, own=False)
+    except Exception as error:
+        return Ended(draw, WRONG, f"back: {type(error).__name__}: {error}"[:500])
+    again = _compared(draw, source, found, expected)
+    if again.word == WRONG:
+        return replace(again, detail=f"back: {again.detail}")
+    return replace(judged, back="equal")
+
+
+def walk(seeds: Iterable[int]) -> Iterator[tuple[int, Ended]]:
+    """How each seed ends."""
+    for seed in seeds:
+        yield seed, end_of(seed)
+
+
+def summary(ends: Iterable[Ended]) -> dict[str, Any]:
+    """How many ended how, and of each system."""
+    found = list(ends)
+    systems = {
+        system: dict(sorted(Counter(one.word for one in found if one.draw.system == system).items()))
+        for system in sorted({one.draw.system for one in found})
+    }
+    counts = Counter(one.word for one in found)
+    return {
+        **{word: counts[word] for word in (OK, NO, UNJUDGED, WRONG)},
+        "equal on the way back": sum(one.back == "equal" for one in found),
+        "systems": systems,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, nargs=2, metavar=("FIRST", "COUNT"), required=True)
+    parser.add_argument("--record", type=Path, help="write the summary into this file, as JSON")
+    parser.add_argument(
+        "--details", type=Path, help="write each seed and its end into this file, a line of JSON"
+    )
+    asked = parser.parse_args()
+    first, count = asked.seeds
+    began, ends = time.monotonic(), []
+    with (
+        temporary_folder("random-home") as home,
+        (asked.details or Path("/dev/null")).open("w", buffering=1) as stream,
+    ):
+        prepare(home)
+        for seed, ended in walk(range(first, first + count)):
+            ends.append(ended)
+            told = {"seed": seed, "word": ended.word, "back": ended.back, "detail": ended.detail}
+            print(json.dumps({**told, "draw": json.loads(ended.draw.text)}), file=stream)
+            if ended.word == WRONG:
+                print(f"seed {seed}: {ended.detail}\n  {ended.draw.text}", flush=True)
+    found = {"first": first, "count": count, **summary(ends), "seconds": round(time.monotonic() - began)}
+    print(json.dumps(found, indent=1))
+    if asked.record:
+        asked.record.write_text(json.dumps(found, indent=1) + "\n")
+    return 1 if found[WRONG] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
