@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.walk import at_random
-from tests.support.walk.at_random import OK, WRONG, end, end_of, summary, walk
+from tests.support.walk.at_random import OK, WRONG, end, summary, walk
 from tests.support.walk.draw import Draw, draws
+from tests.support.walk.target import Judges
 
 pytest.importorskip("transformers")
 pytest.importorskip("torch")
@@ -35,7 +36,7 @@ def require_right(ends):
 
 @pytest.mark.parametrize("why", list(FOUND))
 def test_what_was_found_stays_right(why):
-    ended = end(Draw(**FOUND[why]["draw"]))
+    ended = end(Draw(**FOUND[why]["draw"]), Judges())
     assert ended is not None
     assert (ended.word, FOUND[why]["says"] in ended.detail) == (FOUND[why]["word"], True), ended.detail
 
@@ -53,7 +54,7 @@ def test_a_seed_is_always_the_same_draw():
 def test_another_config_than_the_source_s_is_noticed(monkeypatch):
     """Of a seed that is carried, with the epsilon of the target changed."""
     llama = Draw("llama", next(iter(FOUND.values()))["draw"]["settings"], "huggingface", "huggingface")
-    assert end(llama).word == OK
+    assert end(llama, Judges()).word == OK
     convert = at_random.wherry.convert
 
     def other(source, target, **asked):
@@ -62,14 +63,14 @@ def test_another_config_than_the_source_s_is_noticed(monkeypatch):
         file.write_text(json.dumps({**json.loads(file.read_text()), "rms_norm_eps": 0.01}))
 
     monkeypatch.setattr(at_random.wherry, "convert", other)
-    assert end(llama).word == WRONG
+    assert end(llama, Judges()).word == WRONG
 
 
 @pytest.mark.full
 @pytest.mark.timeout(1200)
 def test_the_seeds_of_this_day_end_right(capsys):
     first = datetime.now(UTC).date().toordinal() * 1000
-    ends = {seed: end_of(seed) for seed in range(first, first + A_DAY)}
+    ends = dict(walk(range(first, first + A_DAY)))
     with capsys.disabled():
         print(f"\nrandom walk of seeds {first} to {first + A_DAY - 1}: {json.dumps(summary(ends.values()))}")
     require_right(ends)

@@ -141,12 +141,17 @@ def digests(state):
     }  # fmt: skip
 
 
-def load(job):
-    c = json.loads(Path(job["config"]).read_text())
-    model, adapter = build(c, biased=job["biased"])
+def loaded(config, folder, *, biased):
+    """A model with the parameters of a checkpoint, each of which must be there, and its adapter."""
+    model, adapter = build(json.loads(Path(config).read_text()), biased=biased)
     state = model.state_dict()
-    dcp.load(state, checkpoint_id=job["dcp"])
+    dcp.load(state, checkpoint_id=folder)
     model.load_state_dict(state)
+    return model, adapter
+
+
+def load(job):
+    model, adapter = loaded(job["config"], job["dcp"], biased=job["biased"])
     theirs = dict(load_file(job["hf"]))
     return {
         "own": digests(model.state_dict()), "to_hf": digests(adapter.to_hf(dict(model.state_dict()))),
@@ -166,14 +171,16 @@ def plain_grouped_mm(self, *, A, B_t, offs):  # noqa: N803  torchtitan's own nam
 def logits(model, job):
     """Its forward pass in float32; the reason where it does not run on this machine."""
     try:
-        tokens = torch.tensor(job["tokens"])
-        positions = torch.arange(tokens.shape[1]).expand(tokens.shape)
-        model.eval()
-        found = model(tokens, positions=positions, attention_masks=model.get_attention_masks(positions))
-        np.save(job["out"], found.float().numpy())
+        np.save(job["out"], computed(model, torch.tensor(job["tokens"])).float().numpy())
     except Exception:
         return traceback.format_exc()
     return "computed"
+
+
+@torch.no_grad()
+def computed(model, tokens):
+    positions = torch.arange(tokens.shape[1]).expand(tokens.shape)
+    return model.eval()(tokens, positions=positions, attention_masks=model.get_attention_masks(positions))
 
 
 def save(job):
@@ -233,11 +240,16 @@ class Loader:
         raise NotImplementedError
 
 
-def main():
+def start():
+    """What takes the place of a GPU's kernels."""
     torch.set_num_threads(1)
     torch.compiler.set_stance("force_eager")
     torch.Tensor.bfloat16 = lambda self: self  # experts compute in float32, as the rest
     GroupedExperts._grouped_mm = plain_grouped_mm
+
+
+def main():
+    start()
     found = []
     for job in json.load(sys.stdin):
         try:
@@ -247,4 +259,5 @@ def main():
     os.write(sys.__stdout__.fileno(), b"\nFOUND " + json.dumps(found).encode() + b"\n")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,6 @@
 """A random walk: models drawn from seeds go into a system, which must compute the same, or wherry refuses them.
 
-    python -m tests.support.walk.at_random --seeds FIRST COUNT [--record FILE]
+    python -m tests.support.walk.at_random --seeds FIRST COUNT [--ask LIBRARY ...] [--record FILE]
 
 prints every wrong end, with the draw as JSON that a test is made of, and how many seeds ended how:
 
@@ -29,17 +29,20 @@ from tests.support.memory_files import temporary_folder
 from tests.support.walk.draw import Draw, NoModelError, draws, save
 from tests.support.walk.models import BASES, logits
 from tests.support.walk.record import prepare
-from tests.support.walk.target import NotJudgedError, allowed, computed, wanted
+from tests.support.walk.target import LIBRARIES, Judges, allowed, computed, wanted
 from tests.support.walk.walk import distance, strip
 from wherry.core.request import LayoutRequest
 from wherry.errors import WherryError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
     from typing import Any
+
+    from tests.support.judges.judge import Judge
 
 REFUSED = (2, 4, 7)
 _IDLE = re.compile(r"--set (\w+)=\S* changes nothing")
+_LEAST = 1e-3  # of the largest logit: a model whose logits spread less computes next to nothing
 _ROUNDINGS = 10  # times what one rounding of each weight changes
 OK, NO, UNJUDGED, WRONG = "ok", "refused", "not judged", "wrong"
 
@@ -61,41 +64,43 @@ class Ended:
     back: str = "not tried"
 
 
-def end_of(seed: int) -> Ended:
+def end_of(seed: int, judges: Judges) -> Ended:
     """Draw a model of a seed, and see how it ends.
 
     Raises:
         NoModelError: no draw of it is a model.
     """
     for draw in draws(seed):
-        if (ended := end(draw)) is not None:
+        if (ended := end(draw, judges)) is not None:
             return ended
     raise NoModelError(f"seed {seed}: no draw is a model")
 
 
-def end(draw: Draw) -> Ended | None:
+def end(draw: Draw, judges: Judges) -> Ended | None:
     """How a draw ends; None if it is no model of transformers."""
+    judge = judges.of(draw.system)
     with temporary_folder("random") as name:
         folder = Path(name)
         try:
             source = save(folder / "source", draw)
-            expected = wanted(source, draw)
+            expected = wanted(source, draw, judge)
             plain = expected if draw.system not in ("maxtext", "t5x") else logits(source, draw.label)
         except Exception:
             return None
-        if not np.isfinite(expected).all() or expected[0].std() < 1e-3 * np.abs(expected[0]).max():
+        if not np.isfinite(expected).all() or expected[0].std() < _LEAST * np.abs(expected[0]).max():
             return None
         target = folder / ("consolidated.00.pth" if draw.system == "meta" else "target")
-        family = BASES[draw.label].family
-        wish = LayoutRequest(family=family if draw.system == "meta" else None, dtype=draw.dtype)
-        if (
-            stopped := _converted(draw, source, target, wish=wish, to=draw.to, options=draw.options)
-        ) is not None:
+        wish = LayoutRequest(
+            family=BASES[draw.label].family if draw.system == "meta" else None, dtype=draw.dtype
+        )
+        options = {**draw.options, **(judge.options(draw.label) if judge else {})}
+        stopped = _converted(draw, source, target, wish=wish, to=draw.to, options=options)
+        if stopped is not None:
             return stopped
-        judged = _judged(draw, target, source, expected)
+        judged = _judged(draw, judge, target, source, expected)
         if judged.word == WRONG or draw.system == "huggingface":
             return judged
-        return _back(judged, target, source, folder / "back", plain)
+        return _back(judged, judge, target, source, folder / "back", plain)
 
 
 def _converted(draw: Draw, source: Path, target: Path, **asked: Any) -> Ended | None:
@@ -115,19 +120,18 @@ def _converted(draw: Draw, source: Path, target: Path, **asked: Any) -> Ended | 
     return None
 
 
-def _judged(draw: Draw, target: Path, source: Path, expected: np.ndarray) -> Ended:
+def _judged(draw: Draw, judge: Judge | None, target: Path, source: Path, expected: np.ndarray) -> Ended:
+    if judge is None:
+        return Ended(draw, UNJUDGED, f"nothing here computes what {draw.system} computes")
     try:
-        found = computed(target, source, draw)
-    except NotJudgedError as error:
-        return Ended(draw, UNJUDGED, str(error))
+        found = computed(target, source, draw, judge)
     except Exception as error:
-        return Ended(draw, WRONG, f"{type(error).__name__}: {error}"[:500])
-    return _compared(draw, source, found, expected if draw.system == "huggingface" else expected[0])
+        return Ended(draw, WRONG, f"{type(error).__name__}: {error}"[-1000:])
+    return _compared(draw, source, found, expected[0], allowed(draw, judge))
 
 
-def _compared(draw: Draw, source: Path, found: np.ndarray, expected: np.ndarray) -> Ended:
+def _compared(draw: Draw, source: Path, found: np.ndarray, expected: np.ndarray, most: float) -> Ended:
     """Equal, different, or different by no more than roundings explain."""
-    most = allowed(draw)
     if found.shape != expected.shape:
         return Ended(draw, WRONG, f"shape {found.shape}, not {expected.shape}")
     far = distance(found, expected)
@@ -155,7 +159,9 @@ def _sensitivity(draw: Draw, source: Path) -> float:
     return distance(logits(source, draw.label, change=shake), logits(source, draw.label))
 
 
-def _back(judged: Ended, target: Path, source: Path, back: Path, expected: np.ndarray) -> Ended:
+def _back(
+    judged: Ended, judge: Judge | None, target: Path, source: Path, back: Path, expected: np.ndarray
+) -> Ended:
     """The end, with that of the way back by what the target states: equal, refused, or the whole is wrong."""
     draw = judged.draw
     strip(target, source, keep=draw.to.startswith("huggingface"))
@@ -168,16 +174,22 @@ def _back(judged: Ended, target: Path, source: Path, back: Path, expected: np.nd
         found = logits(back, draw.label, own=False)
     except Exception as error:
         return Ended(draw, WRONG, f"back: {type(error).__name__}: {error}"[:500])
-    again = _compared(draw, source, found, expected)
+    again = _compared(draw, source, found, expected, allowed(draw, judge))
     if again.word == WRONG:
         return replace(again, detail=f"back: {again.detail}")
     return replace(judged, back="equal")
 
 
-def walk(seeds: Iterable[int]) -> Iterator[tuple[int, Ended]]:
-    """How each seed ends."""
-    for seed in seeds:
-        yield seed, end_of(seed)
+def walk(seeds: Iterable[int], libraries: Collection[str] = ()) -> Iterator[tuple[int, Ended]]:
+    """How each seed ends.
+
+    Args:
+        seeds: the seeds.
+        libraries: which of `LIBRARIES` are asked.
+    """
+    with Judges(libraries) as judges:
+        for seed in seeds:
+            yield seed, end_of(seed, judges)
 
 
 def summary(ends: Iterable[Ended]) -> dict[str, Any]:
@@ -200,6 +212,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, nargs=2, metavar=("FIRST", "COUNT"), required=True)
+    parser.add_argument("--ask", choices=LIBRARIES, nargs="+", default=[], help="ask these libraries too")
     parser.add_argument("--record", type=Path, help="write the summary into this file, as JSON")
     parser.add_argument(
         "--details", type=Path, help="write each seed and its end into this file, a line of JSON"
@@ -212,13 +225,19 @@ def main() -> int:
         (asked.details or Path("/dev/null")).open("w", buffering=1) as stream,
     ):
         prepare(home)
-        for seed, ended in walk(range(first, first + count)):
+        for seed, ended in walk(range(first, first + count), asked.ask):
             ends.append(ended)
             told = {"seed": seed, "word": ended.word, "back": ended.back, "detail": ended.detail}
             print(json.dumps({**told, "draw": json.loads(ended.draw.text)}), file=stream)
             if ended.word == WRONG:
                 print(f"seed {seed}: {ended.detail}\n  {ended.draw.text}", flush=True)
-    found = {"first": first, "count": count, **summary(ends), "seconds": round(time.monotonic() - began)}
+    found = {
+        "first": first,
+        "count": count,
+        "asked": asked.ask,
+        **summary(ends),
+        "seconds": round(time.monotonic() - began),
+    }
     print(json.dumps(found, indent=1))
     if asked.record:
         asked.record.write_text(json.dumps(found, indent=1) + "\n")

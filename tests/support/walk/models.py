@@ -219,7 +219,12 @@ def _weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def logits(
-    folder: Path, label: str, *, own: bool = True, change: Callable[[Any], None] | None = None
+    folder: Path,
+    label: str,
+    *,
+    own: bool = True,
+    change: Callable[[Any], None] | None = None,
+    given: np.ndarray | None = None,
 ) -> np.ndarray:
     """What the model in a folder computes, in float64; nothing may be missing or left over.
 
@@ -228,6 +233,7 @@ def logits(
         label: its class.
         own: whether it is the class of the label, rather than the one that `config.json` names.
         change: what another system rounds, done to the loaded model.
+        given: tokens [batch, position]; None are those of every model.
 
     Raises:
         ValueError: a weight is missing, left over or of another shape.
@@ -249,17 +255,21 @@ def logits(
         with torch.no_grad():
             change(model)
     return np.stack(
-        [_computed(model.eval(), kind, one) for one in _ATTENTIONS if one == "eager" or model._supports_sdpa]
+        [
+            _computed(model.eval(), kind, one, tokens() if given is None else torch.from_numpy(given))
+            for one in _ATTENTIONS
+            if one == "eager" or model._supports_sdpa
+        ]
     )
 
 
-def _computed(model: Any, kind: str, attention: str) -> np.ndarray:
+def _computed(model: Any, kind: str, attention: str, given: Any) -> np.ndarray:
     """By one implementation of attention: `eager` alone computes soft caps, `sdpa` alone attends in both directions."""
     import torch
 
     model.set_attn_implementation(attention)
     with torch.no_grad():
-        made = model(**_inputs(decoder="Conditional" in kind), return_dict=True)
+        made = model(**_inputs(given, decoder="Conditional" in kind), return_dict=True)
     return (made.logits if "logits" in made else made.last_hidden_state).numpy()
 
 
@@ -272,8 +282,8 @@ def tokens() -> Any:
     return torch.from_numpy(drawn)
 
 
-def _inputs(*, decoder: bool) -> dict[str, Any]:
-    return {"input_ids": tokens(), **({"decoder_input_ids": tokens().flip(1)} if decoder else {})}
+def _inputs(given: Any, *, decoder: bool) -> dict[str, Any]:
+    return {"input_ids": given, **({"decoder_input_ids": given.flip(1)} if decoder else {})}
 
 
 def meta_params(folder: Path) -> dict[str, Any]:

@@ -1,137 +1,102 @@
-"""What the target computes from what wherry wrote: by a forward pass of its definition, or by its own classes."""
+"""What the target of a draw computes: by the judges of `tests.support.judges`, and MaxText by its forward pass.
+
+Four systems are judged by libraries in environments of their own. They are asked where a walk says so: an environment
+takes minutes to make, and MaxText itself half a minute for a model.
+"""
 
 from __future__ import annotations
 
-import json
-import re
-from ast import literal_eval
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Self
 
 import yaml
 
-from tests.support.oracles import files, lingua, maxtext, penzai, t5x
+from tests.support.judges.judge import Here, judge_for
+from tests.support.oracles import files, maxtext
 from tests.support.oracles.cases import MODEL_NAMES, leaves_of
 from tests.support.oracles.judge import ALLOWED, ALLOWED_DELTA
 from tests.support.oracles.leaves import Leaves
 from tests.support.oracles.maxtext_itself import round_factor
-from tests.support.walk.models import BASES, SEQUENCE, logits, meta_params, tokens
-from tests.support.walk.walk import SAME
+from tests.support.walk.models import BASES, SEQUENCE, logits, tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Collection
     from pathlib import Path
 
     import numpy as np
 
+    from tests.support.judges.judge import Judge
     from tests.support.walk.draw import Draw
 
     Array = np.ndarray[Any, np.dtype[Any]]
 
-_SINGLE = 2e-4  # Penzai computes in float32
+LIBRARIES = ("huggingface-flax", "maxtext", "megatron", "torchtitan")  # in environments of their own
 # Labels of the walk whose block MaxText knows by the name of a model.
 _NAMES = {"gemma3_text": "gemma3", "deepseek_v3": "deepseek-v3", "deepseek_v32": "deepseek-v3.2"}
-_ROOTS = {"lingua": "model.", "lingua-consolidated": "model/"}
 
 
-class NotJudgedError(Exception):
-    """Nothing computes what this target computes."""
+class Judges:
+    """The judges of a walk, each started when it is first asked.
+
+    Args:
+        libraries: which of `LIBRARIES` are asked.
+    """
+
+    def __init__(self, libraries: Collection[str] = ()) -> None:
+        self._libraries, self._started, self._open = frozenset(libraries), dict[str, "Judge"](), ExitStack()
+
+    def of(self, system: str) -> Judge | None:
+        """The judge of a system; None if nothing computes what it computes."""
+        if system in LIBRARIES and system not in self._libraries:
+            return _FORWARD.get(system)
+        if system not in self._started:
+            self._started[system] = self._open.enter_context(judge_for(system))
+        return self._started[system]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._open.close()
 
 
-def wanted(source: Path, draw: Draw) -> Array:
-    """What transformers computes from the source, rounded where the target is rounded."""
-    change = round_factor if draw.system == "maxtext" else None
-    found = logits(source, draw.label, change=change)
+def wanted(source: Path, draw: Draw, judge: Judge | None) -> Array:
+    """What transformers computes from the source, by each of its attentions, rounded where the judge rounds."""
+    found = logits(source, draw.label, change=judge.rounds if judge else None)
     if draw.system == "t5x" and BASES[draw.label].config == "UMT5":
         # transformers scales the output of UMT5's decoder, T5X only if logits go through the embedding.
         return found * draw.settings["d_model"] ** 0.5
     return found
 
 
-def computed(target: Path, source: Path, draw: Draw) -> Array:
-    """What the target computes.
-
-    Raises:
-        NotJudgedError: nothing computes it.
-    """
-    if draw.system not in _JUDGES:
-        raise NotJudgedError(draw.system)
-    return _JUDGES[draw.system](target, source, draw)
+def computed(target: Path, source: Path, draw: Draw, judge: Judge) -> Array:
+    """What the target computes."""
+    if draw.options.get("router_bias") == "params" and isinstance(judge, Here):
+        return _forward(target, tokens().numpy(), draw.label, stacked=True)
+    return judge.logits(target, tokens().numpy(), draw.label, source)
 
 
-def allowed(draw: Draw) -> float:
+def allowed(draw: Draw, judge: Judge | None) -> float:
     """What roundings may change, as a share of the largest logit."""
-    if draw.system == "penzai":
-        return _SINGLE
-    if draw.label == "qwen3_next":
-        return ALLOWED_DELTA
-    return SAME if draw.system == "huggingface" else ALLOWED
+    most = judge.allowed if judge else ALLOWED
+    return max(most, ALLOWED_DELTA) if draw.label == "qwen3_next" and draw.system == "maxtext" else most
 
 
-def _huggingface(target: Path, _source: Path, draw: Draw) -> Array:
-    return logits(target, draw.label, own=False)
+def _maxtext(target: Path, given: Array, label: str, _source: Path | None) -> Array:
+    return _forward(target, given, label, stacked=False)
 
 
-def _maxtext(target: Path, _source: Path, draw: Draw) -> Array:
+def _forward(target: Path, given: Array, label: str, *, stacked: bool) -> Array:
+    """MaxText's forward pass; `stacked` says that the router's bias is stacked as all parameters."""
     config = yaml.safe_load((target / "items" / "assets" / "maxtext_config.yml").read_text())
     arrays = files.arrays("maxtext", target)
-    if draw.options.get("router_bias") == "params":  # stacked as all parameters already
-        leaves = Leaves(files.below(arrays, "params/params/"))
-    else:
-        leaves = leaves_of(arrays, config)
-    name = MODEL_NAMES.get(_NAMES.get(draw.label, ""), {})
-    found = maxtext.logits(leaves, {"max_target_length": SEQUENCE, **name, **config}, tokens().numpy())
+    leaves = Leaves(files.below(arrays, "params/params/")) if stacked else leaves_of(arrays, config)
+    name = MODEL_NAMES.get(_NAMES.get(label, ""), {})
+    found = maxtext.logits(leaves, {"max_target_length": SEQUENCE, **name, **config}, given)
     leaves.require_all_taken()
     return found
 
 
-def _lingua(target: Path, _source: Path, draw: Draw) -> Array:
-    args = json.loads((target / "params.json").read_text())["model"]
-    root = next(root for name, root in _ROOTS.items() if name == draw.to)
-    return _llama(files.below(files.arrays(draw.to, target), root), args)
-
-
-def _meta(target: Path, source: Path, _draw: Draw) -> Array:
-    return _llama(files.arrays("torch-zip", target), meta_params(source))
-
-
-def _llama(arrays: dict[str, Array], args: dict[str, Any]) -> Array:
-    leaves = Leaves(arrays)
-    found = lingua.logits(leaves, args, tokens().numpy())
-    leaves.require_all_taken()
-    return found
-
-
-def _penzai(target: Path, source: Path, draw: Draw) -> Array:
-    import orbax.checkpoint as ocp
-
-    from wherry.integrations.penzai.rebuild import named_arrays
-
-    arrays = named_arrays(ocp.StandardCheckpointer().restore(target), target)
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(source).to_dict()
-    stack = draw.options["layer_stack"] == "true"
-    return penzai.logits(penzai.bound(penzai.build(config, stack=stack), arrays), tokens().numpy())
-
-
-def _t5x(target: Path, _source: Path, draw: Draw) -> Array:
-    rows = re.findall(
-        r"^[\w./]*T5Config\.(\w+) *= *(.+)$", (target / "architecture.gin").read_text(), re.MULTILINE
-    )
-    config = {name: literal_eval(value) for name, value in rows}
-    leaves = Leaves(files.below(files.arrays(draw.to, target), "target/"))
-    own = "encoder/relpos_bias/rel_embedding" not in leaves
-    network = t5x.Network({**t5x.DEFAULTS, **config}, apart=draw.options["heads"] == "apart", own_bias=own)
-    given = tokens().numpy()
-    found = (
-        t5x.encode(leaves, network, given)
-        if draw.label == "t5_encoder"
-        else t5x.logits(leaves, network, given, given[:, ::-1])
-    )
-    leaves.require_all_taken()
-    return found
-
-
-_JUDGES: dict[str, Callable[[Path, Path, Draw], Array]] = {
-    "huggingface": _huggingface, "maxtext": _maxtext, "lingua": _lingua, "meta": _meta, "penzai": _penzai, "t5x": _t5x,
-}  # fmt: skip
+_FORWARD = {
+    "maxtext": Here("a forward pass written from MaxText's source", ALLOWED, _maxtext, rounds=round_factor)
+}
