@@ -78,7 +78,7 @@ def end_of(seed: int, judges: Judges) -> Ended:
 
 def end(draw: Draw, judges: Judges) -> Ended | None:
     """How a draw ends; None if it is no model of transformers."""
-    judge = judges.of(draw.system)
+    judge = judges.of(draw)
     with temporary_folder("random") as name:
         folder = Path(name)
         try:

@@ -62,7 +62,7 @@ OPTIONS: Mapping[str, Mapping[str, Sequence[str]]] = {
 # Of the source's weights, and of the target's where that is another: float64 rounds no words of values.
 _DTYPES = ((DTYPE, None), (DTYPE, None), ("float32", DTYPE), ("bfloat16", DTYPE))
 _CHANGES = (0, 1, 1, 2, 2, 3, 4)
-_KNOWN, _CARRIED, _NUDGED, _RESIZED = 0.8, 0.75, 0.5, 0.35
+_KNOWN, _CARRIED, _NUDGED, _RESIZED, _USUAL = 0.8, 0.75, 0.5, 0.35, 0.75
 _ONE_MORE = ("Gemma", "Gemma2", "Gemma3Text", "Qwen3Next")  # their norms multiply by one and the weight
 _AFTER = ("post_attention_layernorm.weight", "post_feedforward_layernorm.weight", "_layernorm_1.weight",
           "_layernorm_2.weight", "post_per_layer_input_norm.weight")  # fmt: skip
@@ -153,7 +153,8 @@ def _one(rng: np.random.Generator, choices: Sequence[Any]) -> Any:
 def _options(rng: np.random.Generator, label: str, system: str, to: str) -> dict[str, str]:
     """Every option of the family's form, and half of the format's."""
     forms = load_family(BASES[label].family).system(system).forms if system != "meta" else {}
-    found = {name: str(_one(rng, form.choices)) for name, form in forms.items()}
+    usual = system in ("megatron", "torchtitan") and rng.random() < _USUAL
+    found = {name: form.choices[0] if usual else str(_one(rng, form.choices)) for name, form in forms.items()}
     return found | {name: _one(rng, choices) for name, choices in OPTIONS[to].items() if rng.random() < 0.5}
 
 

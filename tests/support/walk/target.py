@@ -35,6 +35,10 @@ LIBRARIES = ("huggingface-flax", "maxtext", "megatron", "torchtitan")  # in envi
 _NAMES = {"gemma3_text": "gemma3", "deepseek_v3": "deepseek-v3", "deepseek_v32": "deepseek-v3.2"}
 
 
+# The forms that the judges load; Megatron reads the others with other options of its own, torchtitan 0.2 is not here.
+_FORMS = {"megatron": {"stacked_layers": "true", "stacked_experts": "true"}, "torchtitan": {"release": "0.3"}}
+
+
 class Judges:
     """The judges of a walk, each started when it is first asked.
 
@@ -45,10 +49,13 @@ class Judges:
     def __init__(self, libraries: Collection[str] = ()) -> None:
         self._libraries, self._started, self._open = frozenset(libraries), dict[str, "Judge"](), ExitStack()
 
-    def of(self, system: str) -> Judge | None:
-        """The judge of a system; None if nothing computes what it computes."""
+    def of(self, draw: Draw) -> Judge | None:
+        """The judge of the target of a draw; None if nothing loads it and computes what it computes."""
+        system = draw.system
         if system in LIBRARIES and system not in self._libraries:
             return _FORWARD.get(system)
+        if any(draw.options.get(name, choice) != choice for name, choice in _FORMS.get(system, {}).items()):
+            return None
         if system not in self._started:
             self._started[system] = self._open.enter_context(judge_for(system))
         return self._started[system]
