@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.support.judges.judge import SYSTEMS, judge_for
 from tests.support.walk.judged import JUDGED, collected, judge_class
 from tests.support.walk.models import BASES
 from tests.support.walk.walk import systems_of
-
-import json
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 

@@ -19,7 +19,7 @@ from ast import literal_eval
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import IO, TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
@@ -103,6 +103,7 @@ class Process:
     stated: Callable[[Path, str], list[str]] = lambda _folder, _label: []
     _running: subprocess.Popen[str] | None = None
     _heard: IO[str] | None = None
+    _compiled: TemporaryDirectory[str] | None = None
 
     def logits(self, folder: Path, tokens: Array, label: str, source: Path | None = None) -> Array:
         """See `Judge.logits`."""
@@ -136,11 +137,14 @@ class Process:
         raise JudgeError(f"{self.name} ended, or computed for more than {SECONDS} s: {said}")
 
     def _start(self) -> subprocess.Popen[str]:
+        self._compiled = temporary_folder("judge")  # what XLA compiled, for the models of equal shapes
         self._heard = TemporaryFile("w+")  # noqa: SIM115  open as long as the process runs
         # XLA compiles each model in half the time.
         flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
         own = {
             "XLA_FLAGS": flags,
+            "JAX_COMPILATION_CACHE_DIR": self._compiled.name,
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "PATH": "/usr/bin:/bin",
             "JAX_PLATFORMS": "cpu",
             "CUDA_VISIBLE_DEVICES": "",
@@ -164,6 +168,8 @@ class Process:
                 assert stream is not None
                 stream.close()
             self._running = None
+            assert self._compiled is not None
+            self._compiled.cleanup()
 
 
 @dataclass
@@ -218,17 +224,14 @@ def _llama(arrays: dict[str, Array], arguments: dict[str, Any], tokens: Array) -
     return found
 
 
-def _penzai(folder: Path, tokens: Array, _label: str, source: Path | None) -> Array:
+def _penzai(folder: Path, tokens: Array, label: str, _source: Path | None) -> Array:
     import orbax.checkpoint as ocp
-    from transformers import AutoConfig
 
-    from wherry.integrations.penzai.rebuild import named_arrays
+    from wherry.integrations.penzai.rebuild import gpt_neox_model, llamalike_model, named_arrays
 
-    assert source is not None
     arrays = named_arrays(ocp.StandardCheckpointer().restore(folder), folder)
-    config = AutoConfig.from_pretrained(source).to_dict()
-    stack = not any(re.search(r"(^|[/_])block_?\d", name) for name in arrays)
-    return penzai.logits(penzai.bound(penzai.build(config, stack=stack), arrays), tokens)
+    model = (gpt_neox_model if label == "gpt_neox" else llamalike_model)(folder, arrays)
+    return penzai.logits(model, tokens)
 
 
 def _t5x(folder: Path, tokens: Array, label: str, _source: Path | None) -> Array:

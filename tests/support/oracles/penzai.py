@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
 
 
-_GATED = {"silu": "swiglu", "gelu": "geglu_exact", "gelu_pytorch_tanh": "geglu_approx", "gelu_new": "geglu_approx"}
-
-
 def build(config: Mapping[str, Any], *, stack: bool, key: Any = None) -> Any:
     """The model of a Hugging Face config, as Penzai's importer would build it; with a key, random parameters.
 
@@ -40,7 +37,7 @@ def build(config: Mapping[str, Any], *, stack: bool, key: Any = None) -> Any:
             mlp_hidden_dim=config["intermediate_size"],
             num_decoder_blocks=config["num_hidden_layers"],
             vocab_size=config["vocab_size"],
-            mlp_variant=_GATED[config["hidden_act"]],
+            mlp_variant="swiglu",
             tie_embedder_and_logits=False,
             rope_wavelength=(config.get("rope_parameters") or config)["rope_theta"],
             rms_norm_eps=config["rms_norm_eps"],
