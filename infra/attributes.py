@@ -1,14 +1,15 @@
 """The tables of docs/reference/attributes.md: what becomes of each attribute of a Hugging Face config in each system.
 
 They are made of tests/golden/attributes.json, which the walk over all attributes writes
-(`python -m tests.support.walk.record`), so that nothing is converted or loaded here.
+(`python -m tests.support.walk.record`), and of tests/golden/judged.json, which says what the targets' own libraries
+computed (`python -m tests.support.walk.judged`), so that nothing is converted or loaded here.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.families import load_family
 
@@ -19,17 +20,65 @@ if TYPE_CHECKING:
     Class: TypeAlias = Mapping[str, Values]  # attribute → values
 
 GOLDEN = Path(__file__).resolve().parents[1] / "tests" / "golden" / "attributes.json"
+JUDGED = GOLDEN.with_name("judged.json")
 BASE = "(base)"
 _LONGEST = 24  # characters of a value that a cell shows
 
 
 def attribute_tables() -> str:
     """One table for each family: attributes that change what a model computes, and below it those that do not."""
-    walked = json.loads(GOLDEN.read_text())
-    return "\n" + "\n".join(_section(name, classes) for name, classes in sorted(walked.items())) + "\n"
+    walked, judged = json.loads(GOLDEN.read_text()), json.loads(JUDGED.read_text())
+    sections = (_section(name, classes, judged) for name, classes in sorted(walked.items()))
+    return "\n" + "\n".join(sections) + "\n"
 
 
-def _section(family: str, classes: Mapping[str, Class]) -> str:
+def judged_attributes() -> str:
+    """System, what computed there, the values that are carried, and those of them that it judged."""
+    walked, judged = json.loads(GOLDEN.read_text()), json.loads(JUDGED.read_text())
+    counts: dict[str, list[int]] = {}
+    for classes in walked.values():
+        for label, rows in classes.items():
+            for system, attribute, value in carried(rows):
+                count = counts.setdefault(system, [0, 0])
+                count[0] += 1
+                count[1] += _why(judged, system, label, attribute, value) == ""
+    lines = [
+        f"| {system} | {judged.get(system, {}).get('by', '')} | {every} | {seen} |\n"
+        for system, (every, seen) in sorted(counts.items())
+    ]
+    every, seen = (sum(one[at] for one in counts.values()) for at in (0, 1))
+    head = "| system | judged by | carried values | judged |\n| --- | --- | --- | --- |\n"
+    return f"\n{head}{''.join(lines)}| all | | {every} | {seen} ({100 * seen // every} %) |\n"
+
+
+def carried(rows: Class) -> Iterator[tuple[str, str, str]]:
+    """System, attribute and value of each cell of a class that is carried and changes the outputs."""
+    for attribute, by in rows.items():
+        for value, row in by.items():
+            if _matters(row):
+                yield from ((system, attribute, value) for system, word in row.items() if word == "carried")
+
+
+def _why(judged: Mapping[str, Any], system: str, label: str, attribute: str, value: str) -> str:
+    """Why no judge has seen a cell; empty if one has."""
+    found = judged.get(system, {}).get("classes", {}).get(label, {"judged": {}, "unseen": {}})
+    if value in found["judged"].get(attribute, ()):
+        return ""
+    return found["unseen"].get(attribute, {}).get(value, "not yet judged")
+
+
+def _unseen(classes: Mapping[str, Class], judged: Mapping[str, Any]) -> str:
+    """A line for each system and reason, with the attributes that have a value that no judge has seen."""
+    by: dict[tuple[str, str], dict[str, None]] = {}
+    for label, rows in classes.items():
+        for system, attribute, value in carried(rows):
+            if why := _why(judged, system, label, attribute, value):
+                by.setdefault((system, why.partition(":")[0]), {})[f"`{attribute}`"] = None
+    lines = [f"- {system}, {why}: {', '.join(names)}\n" for (system, why), names in sorted(by.items())]
+    return f"\nSome carried values of these were seen by no judge:\n\n{''.join(lines)}" if lines else ""
+
+
+def _section(family: str, classes: Mapping[str, Class], judged: Mapping[str, Any]) -> str:
     walked = {
         system for rows in classes.values() for by in rows.values() for row in by.values() for system in row
     }
@@ -44,7 +93,7 @@ def _section(family: str, classes: Mapping[str, Class]) -> str:
     table = "".join(f"| {' | '.join(line)} |\n" for line in cells)
     without = ", ".join(f"`{name}`" for name in names if name not in changing)
     told = ", ".join(f"`{label}`" for label in classes)
-    return f"## {family}\n\nClasses: {told}.\n\n{table}\nNo effect: {without}.\n"
+    return f"## {family}\n\nClasses: {told}.\n\n{table}{_unseen(classes, judged)}\nNo effect: {without}.\n"
 
 
 def _matters(row: Mapping[str, str]) -> bool:

@@ -31,6 +31,6 @@ def serve(compute: Callable[[dict[str, Any], np.ndarray], np.ndarray]) -> None:
             job, error = json.loads(line), None
             try:
                 np.save(job["out"], compute(job, np.array(job["tokens"])))
-            except Exception:
+            except BaseException:  # torch's own errors of a rank are none of Exception
                 error = traceback.format_exc()
             print(json.dumps({"error": error}), file=answers, flush=True)

@@ -47,12 +47,19 @@ def common(c):
 
 def llama3(c):
     from torchtitan.models import llama3 as home
+    from torchtitan.models.common.config_utils import get_attention_config, make_gqa_config
     from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
 
+    turned = rope(c, ComplexRoPE, c["head_dim"])
     layers = home._build_llama3_layers(
         n_layers=c["n_layers"], dim=c["dim"], n_heads=c["n_heads"], n_kv_heads=c["n_kv_heads"],
-        hidden_dim=c["hidden_dim"], rope=rope(c, ComplexRoPE, c["head_dim"]), attn_backend="flex",
+        hidden_dim=c["hidden_dim"], rope=turned, attn_backend="flex",
     )  # fmt: skip
+    for layer in layers:  # its builder knows the heads of the released models only
+        layer.attention = make_gqa_config(
+            dim=c["dim"], n_heads=c["n_heads"], n_kv_heads=c["n_kv_heads"], head_dim=c["head_dim"], fuse_qkv=True,
+            wqkv_param_init=INIT, wo_param_init=INIT, inner_attention=get_attention_config("flex"), rope=turned,
+        )  # fmt: skip
     return home.Llama3Model.Config(layers=layers, **common(c)), Llama3StateDictAdapter
 
 
