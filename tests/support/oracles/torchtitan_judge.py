@@ -92,9 +92,10 @@ def deepseek_v3(c):
         q_lora_rank=c.get("q_lora_rank") or 0, kv_lora_rank=c["kv_lora_rank"], qk_nope_head_dim=c["qk_nope_head_dim"],
         qk_rope_head_dim=c["qk_rope_head_dim"], v_head_dim=c["v_head_dim"], mscale=c.get("mscale", 1.0),
         dense_hidden_dim=c["hidden_dim"], moe_hidden_dim=c["moe_hidden_dim"], num_experts=c["num_experts"],
-        num_shared_experts=int(c["num_shared_experts"]), router_top_k=c["top_k"], router_score_func=c["score_func"],
+        num_shared_experts=int(c["num_shared_experts"]), router_top_k=c.get("top_k", 1),
+        router_score_func=c.get("score_func", "softmax"),
         router_num_expert_groups=c.get("num_expert_groups"), router_num_limited_groups=c.get("num_limited_groups"),
-        router_route_scale=c["route_scale"], router_route_norm=c["route_norm"], attn_backend="flex",
+        router_route_scale=c.get("route_scale", 1.0), router_route_norm=c.get("route_norm", False), attn_backend="flex",
         moe_comm_backend="standard", non_blocking_capacity_factor=None,
         rope=rope(c, ComplexRoPE, c["qk_rope_head_dim"]),
     )  # fmt: skip
@@ -131,7 +132,7 @@ def build(c, *, biased):
     config, adapter = MODELS[c["model"]](c)
     for layer in config.layers:
         layer.attention_norm.eps = layer.ffn_norm.eps = c["norm_eps"]
-        for name in ("q_norm", "k_norm"):
+        for name in ("q_norm", "k_norm", "qk_norm"):
             norm = getattr(layer.attention, name, None)
             if norm is not None and c["model"] == "qwen3":
                 norm.eps = c["norm_eps"]
