@@ -17,7 +17,7 @@ from tests.support.oracles.cases import MODEL_NAMES, leaves_of
 from tests.support.oracles.judge import ALLOWED, ALLOWED_DELTA
 from tests.support.oracles.leaves import Leaves
 from tests.support.oracles.maxtext_itself import round_factor
-from tests.support.walk.models import BASES, SEQUENCE, logits, tokens
+from tests.support.walk.models import SEQUENCE, logits, tokens
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -69,11 +69,7 @@ class Judges:
 
 def wanted(source: Path, draw: Draw, judge: Judge | None) -> Array:
     """What transformers computes from the source, by each of its attentions, rounded where the judge rounds."""
-    found = logits(source, draw.label, change=judge.rounds if judge else None)
-    if draw.system == "t5x" and BASES[draw.label].config == "UMT5":
-        # transformers scales the output of UMT5's decoder, T5X only if logits go through the embedding.
-        return found * draw.settings["d_model"] ** 0.5
-    return found
+    return logits(source, draw.label, change=judge.rounds if judge else None)
 
 
 def computed(target: Path, source: Path, draw: Draw, judge: Judge) -> Array:
