@@ -68,12 +68,14 @@ def _why(judged: Mapping[str, Any], system: str, label: str, attribute: str, val
 
 
 def _unseen(classes: Mapping[str, Class], judged: Mapping[str, Any]) -> str:
-    """A line for each system and reason, with the attributes that have a value that no judge has seen."""
+    """A line for each system and reason, with the attributes or classes that have a value that no judge has seen."""
     by: dict[tuple[str, str], dict[str, None]] = {}
     for label, rows in classes.items():
         for system, attribute, value in carried(rows):
             if why := _why(judged, system, label, attribute, value):
-                by.setdefault((system, why.partition(":")[0]), {})[f"`{attribute}`"] = None
+                known = label in judged.get(system, {}).get("classes", {})
+                named = f"`{attribute}`" if known else f"all of {label}"
+                by.setdefault((system, why.partition(":")[0]), {})[named] = None
     lines = [f"- {system}, {why}: {', '.join(names)}\n" for (system, why), names in sorted(by.items())]
     return f"\nSome carried values of these were seen by no judge:\n\n{''.join(lines)}" if lines else ""
 

@@ -104,7 +104,7 @@ READ_ELSEWHERE = {
     (
         "gemma4",
         "use_double_wide_mlp",
-    ): "of layers that share keys and values, of which num_kv_shared_layers = 0 leaves none",
+    ): "num_kv_shared_layers == 0 is required",
     ("gemma4", "vocab_size_per_layer_input"): "hidden_size_per_layer_input == 0 is required",
     ("gemma4-small", "moe_intermediate_size"): "enable_moe_block == False is required",
     ("gemma4-small", "num_experts"): "enable_moe_block == False is required",
@@ -115,13 +115,13 @@ READ_ELSEWHERE = {
     (
         "phi3",
         "original_max_position_embeddings",
-    ): "where positions are scaled by lists of factors, which no other system does",
+    ): "where positions are scaled by lists of factors, as no other system does",
     ("qwen3-next", "intermediate_size"): "of dense layers, which its rules refuse",
 }
 
 
 def test_what_is_unread_is_not_in_the_code_of_the_model():
-    """Of a family's own list; `tables/attributes_huggingface.toml` has the lines that read what every family ignores."""
+    """Of a family's own list; `tables/attributes_huggingface.toml` says where what every family ignores is read."""
     models = Path(pytest.importorskip("transformers").__file__).parent / "models"
     read = {}
     for family in map(load_family, families()):

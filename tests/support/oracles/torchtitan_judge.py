@@ -77,6 +77,8 @@ def qwen3(c):
             **shared, moe_hidden_dim=c["moe_hidden_dim"], num_experts=c["num_experts"], top_k=c["top_k"],
             moe_comm_backend="standard",
         )  # fmt: skip
+        for layer in layers:  # its builder knows the released models only
+            layer.moe.router.route_norm = c["route_norm"]
     else:
         layers = home._build_qwen3_layers(**shared, hidden_dim=c["hidden_dim"])
     return Qwen3Model.Config(layers=layers, **common(c)), Qwen3StateDictAdapter
@@ -132,10 +134,8 @@ def build(c, *, biased):
     config, adapter = MODELS[c["model"]](c)
     for layer in config.layers:
         layer.attention_norm.eps = layer.ffn_norm.eps = c["norm_eps"]
-        for name in ("q_norm", "k_norm", "qk_norm"):
-            norm = getattr(layer.attention, name, None)
-            if norm is not None and c["model"] == "qwen3":
-                norm.eps = c["norm_eps"]
+        if c["model"] == "qwen3":
+            layer.attention.qk_norm.eps = c["norm_eps"]
         if getattr(layer, "moe", None) is not None and not biased:
             layer.moe.load_balance_coeff = None
     return config.build().float(), adapter(config, None)

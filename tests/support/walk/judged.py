@@ -135,14 +135,20 @@ def _judged(case: Case, number: int, judges: Mapping[str, Judge], references: Re
                 try:
                     found = judge.logits(target, tokens().numpy(), case.label, source)
                     far = distance(found, rounded) if found.shape == rounded.shape else float("inf")
-                    why = _why(far, effect, judge.allowed)
+                    why = reason(far, effect, judge.allowed)
                 except JudgeError as error:
                     why = "does not load: " + str(error).strip().splitlines()[-1]
             yield Seen(system, case.label, case.attribute, case.text, why[:_SHOWN], far, effect)
 
 
-def _why(far: float, effect: float | None, allowed: float) -> str:
-    """Why a difference does not show that the target computes the same; empty if it does."""
+def reason(far: float, effect: float | None, allowed: float) -> str:
+    """Why a difference does not show that the target computes the same; empty if it does.
+
+    Args:
+        far: the difference.
+        effect: what the change changes; None if the model has other weights with it.
+        allowed: what the library's roundings may change.
+    """
     if far > allowed:
         return f"differs by {far:.1e}"
     if effect is not None and far * _TIMES > effect:
