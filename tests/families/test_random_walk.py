@@ -29,7 +29,9 @@ A_DAY = 300  # less than two minutes of one processor
 
 def require_right(ends):
     wrong = [
-        f"seed {seed}: {one.detail}\n  {one.draw.text}" for seed, one in ends.items() if one.word == WRONG
+        f"seed {seed}: {ended.detail}\n  {ended.draw.text}"
+        for seed, ended in ends.items()
+        if ended.word == WRONG
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -57,12 +59,12 @@ def test_another_config_than_the_source_s_is_noticed(monkeypatch):
     assert end(llama, Judges()).word == OK
     convert = at_random.wherry.convert
 
-    def other(source, target, **asked):
-        convert(source, target, **asked)
+    def changed(source, target, **request):
+        convert(source, target, **request)
         file = Path(target) / "config.json"
         file.write_text(json.dumps({**json.loads(file.read_text()), "rms_norm_eps": 0.01}))
 
-    monkeypatch.setattr(at_random.wherry, "convert", other)
+    monkeypatch.setattr(at_random.wherry, "convert", changed)
     assert end(llama, Judges()).word == WRONG
 
 

@@ -1,6 +1,6 @@
 """A random walk: models drawn from seeds go into a system, which must compute the same, or wherry refuses them.
 
-    python -m tests.support.walk.at_random --seeds FIRST COUNT [--ask LIBRARY ...] [--record FILE]
+    python -m tests.support.walk.at_random --seeds FIRST COUNT [--ask LIBRARY ...] [--record]
 
 prints every wrong end, with the draw as JSON that a test is made of, and how many seeds ended how:
 
@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
     from tests.support.judges.judge import Judge
 
+RUNS = Path(__file__).resolve().parents[2] / "golden" / "random_walk_runs.json"
 REFUSED = (2, 4, 7)
 _IDLE = re.compile(r"--set (\w+)=\S* changes nothing")
 _LEAST = 1e-3  # of the largest logit: a model whose logits spread less computes next to nothing
@@ -103,15 +106,15 @@ def end(draw: Draw, judges: Judges) -> Ended | None:
         return _back(judged, judge, target, source, folder / "back", plain)
 
 
-def _converted(draw: Draw, source: Path, target: Path, **asked: Any) -> Ended | None:
+def _converted(draw: Draw, source: Path, target: Path, **request: Any) -> Ended | None:
     """Convert; the end if that is not possible. An option that is said to change nothing is removed."""
     try:
-        wherry.convert(source, target, lineage=False, verify="none", **asked)
+        wherry.convert(source, target, lineage=False, verify="none", **request)
     except WherryError as error:
         idle = _IDLE.match(error.what)
-        if idle is not None and idle[1] in asked["options"]:
-            left = {name: value for name, value in asked["options"].items() if name != idle[1]}
-            return _converted(draw, source, target, **{**asked, "options": left})
+        if idle is not None and idle[1] in request["options"]:
+            left = {name: value for name, value in request["options"].items() if name != idle[1]}
+            return _converted(draw, source, target, **{**request, "options": left})
         cure = error.cure or error.usual_cure
         word = NO if error.exit_code in REFUSED and cure else WRONG
         return Ended(draw, word, f"{error.exit_code}: {error}")
@@ -196,13 +199,13 @@ def summary(ends: Iterable[Ended]) -> dict[str, Any]:
     """How many ended how, and of each system."""
     found = list(ends)
     systems = {
-        system: dict(sorted(Counter(one.word for one in found if one.draw.system == system).items()))
-        for system in sorted({one.draw.system for one in found})
+        system: dict(sorted(Counter(ended.word for ended in found if ended.draw.system == system).items()))
+        for system in sorted({ended.draw.system for ended in found})
     }
-    counts = Counter(one.word for one in found)
+    counts = Counter(ended.word for ended in found)
     return {
         **{word: counts[word] for word in (OK, NO, UNJUDGED, WRONG)},
-        "equal on the way back": sum(one.back == "equal" for one in found),
+        "equal on the way back": sum(ended.back == "equal" for ended in found),
         "systems": systems,
     }
 
@@ -213,34 +216,38 @@ def main() -> int:
     )
     parser.add_argument("--seeds", type=int, nargs=2, metavar=("FIRST", "COUNT"), required=True)
     parser.add_argument("--ask", choices=LIBRARIES, nargs="+", default=[], help="ask these libraries too")
-    parser.add_argument("--record", type=Path, help="write the summary into this file, as JSON")
+    parser.add_argument(
+        "--record", action="store_true", help="add the summary to tests/golden/random_walk_runs.json"
+    )
     parser.add_argument(
         "--details", type=Path, help="write each seed and its end into this file, a line of JSON"
     )
-    asked = parser.parse_args()
-    first, count = asked.seeds
+    options = parser.parse_args()
+    first, count = options.seeds
     began, ends = time.monotonic(), []
     with (
         temporary_folder("random-home") as home,
-        (asked.details or Path("/dev/null")).open("w", buffering=1) as stream,
+        (options.details or Path("/dev/null")).open("w", buffering=1) as stream,
     ):
         prepare(home)
-        for seed, ended in walk(range(first, first + count), asked.ask):
+        for seed, ended in walk(range(first, first + count), options.ask):
             ends.append(ended)
-            told = {"seed": seed, "word": ended.word, "back": ended.back, "detail": ended.detail}
-            print(json.dumps({**told, "draw": json.loads(ended.draw.text)}), file=stream)
+            row = {"seed": seed, "word": ended.word, "back": ended.back, "detail": ended.detail}
+            print(json.dumps({**row, "draw": json.loads(ended.draw.text)}), file=stream)
             if ended.word == WRONG:
                 print(f"seed {seed}: {ended.detail}\n  {ended.draw.text}", flush=True)
     found = {
         "first": first,
         "count": count,
-        "asked": asked.ask,
+        "libraries": options.ask,
         **summary(ends),
         "seconds": round(time.monotonic() - began),
+        "processor seconds": round(sum(os.times()[:4])),
+        "day": datetime.now(UTC).date().isoformat(),
     }
     print(json.dumps(found, indent=1))
-    if asked.record:
-        asked.record.write_text(json.dumps(found, indent=1) + "\n")
+    if options.record:
+        RUNS.write_text(json.dumps([*json.loads(RUNS.read_text()), found], indent=1) + "\n")
     return 1 if found[WRONG] else 0
 
 

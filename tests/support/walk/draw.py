@@ -137,16 +137,16 @@ def _calmed(label: str, name: str, tensor: Any) -> Any:
 def draws(seed: int) -> Iterable[Draw]:
     """The draws of a seed: the first that is a model counts, all have the same class and target."""
     rng = np.random.default_rng(seed)
-    label = _one(rng, list(BASES))
-    system = _one(rng, systems_of(label))
-    to = _one(rng, sorted({route.to for route in ROUTES[system]}))
-    saved, dtype = _one(rng, _DTYPES)
+    label = _choice(rng, list(BASES))
+    system = _choice(rng, systems_of(label))
+    to = _choice(rng, sorted({route.to for route in ROUTES[system]}))
+    saved, dtype = _choice(rng, _DTYPES)
     for attempt in range(_ATTEMPTS):
         settings, edits, absent = _model(rng, label, system, calm=attempt > _ATTEMPTS // 2)
         yield Draw(label, settings, system, to, edits, absent, saved, _options(rng, label, system, to), dtype)
 
 
-def _one(rng: np.random.Generator, choices: Sequence[Any]) -> Any:
+def _choice(rng: np.random.Generator, choices: Sequence[Any]) -> Any:
     return choices[int(rng.integers(len(choices)))]
 
 
@@ -154,8 +154,12 @@ def _options(rng: np.random.Generator, label: str, system: str, to: str) -> dict
     """Every option of the family's form, and half of the format's."""
     forms = load_family(BASES[label].family).system(system).forms if system != "meta" else {}
     usual = system in ("megatron", "torchtitan") and rng.random() < _USUAL
-    found = {name: form.choices[0] if usual else str(_one(rng, form.choices)) for name, form in forms.items()}
-    return found | {name: _one(rng, choices) for name, choices in OPTIONS[to].items() if rng.random() < 0.5}
+    found = {
+        name: form.choices[0] if usual else str(_choice(rng, form.choices)) for name, form in forms.items()
+    }
+    return found | {
+        name: _choice(rng, choices) for name, choices in OPTIONS[to].items() if rng.random() < 0.5
+    }
 
 
 def _model(
@@ -167,16 +171,16 @@ def _model(
     edits: dict[str, Any] = {}
     absent: set[str] = set()
     taken: set[str] = set()
-    for name, change in _changes(rng, label, system, 1 if calm else _one(rng, _CHANGES)):
+    for name, change in _changes(rng, label, system, 1 if calm else _choice(rng, _CHANGES)):
         names = {name, *change.also}
-        if any(_meet(one, other) for one in names for other in taken):
+        if any(_meet(new, before) for new in names for before in taken):
             continue
         taken |= names
-        for other, value in change.also.items():
+        for attribute, value in change.also.items():
             if value is ABSENT:
-                absent.add(other)
+                absent.add(attribute)
             else:
-                put(settings, other, value)
+                put(settings, attribute, value)
         if change.value is ABSENT:
             absent.add(name)
         elif change.in_file or change.value is None:
@@ -186,9 +190,9 @@ def _model(
     return settings, edits, sorted(absent)
 
 
-def _meet(one: str, other: str) -> bool:
+def _meet(first: str, second: str) -> bool:
     """Whether two attributes are the same, or one is the table that the other stands in."""
-    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
+    return first == second or first.startswith(f"{second}.") or second.startswith(f"{first}.")
 
 
 def _changes(rng: np.random.Generator, label: str, system: str, count: int) -> Iterable[tuple[str, Change]]:
@@ -201,14 +205,14 @@ def _changes(rng: np.random.Generator, label: str, system: str, count: int) -> I
         if name not in SIZES and rows.get(name, {}).get(change.label) is not None
     ]
 
-    def row(one: tuple[str, Change]) -> Mapping[str, str]:
-        return rows[one[0]][one[1].label]
+    def row(name: str, change: Change) -> Mapping[str, str]:
+        return rows[name][change.label]
 
-    known = [one for one in every if row(one)["changes"] != "no"]
-    carried = [one for one in known if row(one).get(system) == "carried"]
+    known = [pair for pair in every if row(*pair)["changes"] != "no"]
+    carried = [pair for pair in known if row(*pair).get(system) == "carried"]
     for _ in range(count):
         chosen = every if rng.random() > _KNOWN else carried if carried and rng.random() < _CARRIED else known
-        yield _one(rng, chosen or every)
+        yield _choice(rng, chosen or every)
 
 
 def _nudged(rng: np.random.Generator, name: str, value: Any) -> Any:
@@ -223,12 +227,12 @@ def _resize(rng: np.random.Generator, label: str, settings: dict[str, Any], *, c
     known = {*settings, "vocab_size"}
     for name, choices in _SIZES.items():
         if name in known and rng.random() < (_RESIZED / 2 if calm else _RESIZED):
-            settings[name] = _one(rng, choices)
+            settings[name] = _choice(rng, choices)
     if calm or rng.random() < 0.4:
         return
-    heads = _one(rng, _HEADS)
-    groups = _one(rng, [count for count in _HEADS if heads % count == 0])
-    dim, width = _one(rng, _DIMS), _one(rng, _WIDTHS)
+    heads = _choice(rng, _HEADS)
+    groups = _choice(rng, [count for count in _HEADS if heads % count == 0])
+    dim, width = _choice(rng, _DIMS), _choice(rng, _WIDTHS)
     if "d_kv" in settings:
         settings |= {"num_heads": heads, "d_kv": dim, "d_model": width}
     elif "n_embd" in settings:
@@ -239,7 +243,7 @@ def _resize(rng: np.random.Generator, label: str, settings: dict[str, Any], *, c
         settings["num_attention_heads"] = heads
         if "num_key_value_heads" in settings:
             settings["num_key_value_heads"] = groups
-        own = label in {one for labels in SIZES["head_dim"] for one in labels.split()}
+        own = label in {name for labels in SIZES["head_dim"] for name in labels.split()}
         settings |= {"head_dim": dim, "hidden_size": width} if own else {"hidden_size": heads * dim}
         if "query_pre_attn_scalar" in settings:
             settings["query_pre_attn_scalar"] = dim
