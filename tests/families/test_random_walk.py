@@ -41,6 +41,7 @@ def test_what_was_found_stays_right(why):
     ended = end(Draw(**FOUND[why]["draw"]), Judges())
     assert ended is not None
     assert (ended.word, FOUND[why]["says"] in ended.detail) == (FOUND[why]["word"], True), ended.detail
+    assert ended.back == FOUND[why].get("back", ended.back)
 
 
 def test_a_few_seeds_end_right():

@@ -2,7 +2,7 @@
 
     python -m tests.support.walk.at_random --seeds FIRST COUNT [--ask LIBRARY ...] [--record]
 
-prints every wrong end, with the draw as JSON that a test is made of, and how many seeds ended how:
+prints every wrong end, with the draw as JSON that a test is made of, and how many seeds ended how; Ctrl-C ends it early:
 
     ok          the target computes what transformers computes from the source
     refused     wherry ended with 2, 4 or 7 and a cure
@@ -19,6 +19,7 @@ import re
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -226,6 +227,7 @@ def main() -> int:
     first, count = options.seeds
     began, ends = time.monotonic(), []
     with (
+        suppress(KeyboardInterrupt),
         temporary_folder("random-home") as home,
         (options.details or Path("/dev/null")).open("w", buffering=1) as stream,
     ):
@@ -238,7 +240,7 @@ def main() -> int:
                 print(f"seed {seed}: {ended.detail}\n  {ended.draw.text}", flush=True)
     found = {
         "first": first,
-        "count": count,
+        "count": len(ends),
         "libraries": options.ask,
         **summary(ends),
         "seconds": round(time.monotonic() - began),
@@ -248,7 +250,7 @@ def main() -> int:
     print(json.dumps(found, indent=1))
     if options.record:
         RUNS.write_text(json.dumps([*json.loads(RUNS.read_text()), found], indent=1) + "\n")
-    return 1 if found[WRONG] else 0
+    return 1 if found[WRONG] or len(ends) < count else 0
 
 
 if __name__ == "__main__":
