@@ -2,7 +2,7 @@
 
     python -m tests.support.walk.at_random --seeds FIRST COUNT [--ask LIBRARY ...] [--record]
 
-prints every wrong end, with the draw as JSON that a test is made of, and how many seeds ended how; Ctrl-C ends it early:
+prints every wrong end, with the draw as JSON that a test is made of, and how many ended how; Ctrl-C ends it early:
 
     ok          the target computes what transformers computes from the source
     refused     wherry ended with 2, 4 or 7 and a cure

@@ -56,6 +56,8 @@ class Judges:
             return _FORWARD.get(system)
         if any(draw.options.get(name, choice) != choice for name, choice in _FORMS.get(system, {}).items()):
             return None
+        if system == "huggingface-flax" and draw.settings.get("max_position_embeddings", SEQUENCE) < SEQUENCE:
+            return None  # the Flax classes compute no longer sequence than that
         if system not in self._started:
             self._started[system] = self._open.enter_context(judge_for(system))
         return self._started[system]
