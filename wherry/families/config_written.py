@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import shlex
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
@@ -166,7 +167,7 @@ def _require_table(system: System, names: Mapping[str, Any], *, has_table: bool)
             raise UnrepresentableError(
                 f"{form}={names[form]} is how a model is stored whose {system.write.file} has {system.config.table}, "
                 "and this one has none",
-                cure=f"pass `--set {form}={first}`, or the {system.write.file} of the whole model with --config",
+                cure=f"pass `--set {shlex.quote(f'{form}={first}')}`, or the {system.write.file} of the whole model with --config",
             )
 
 
