@@ -33,22 +33,25 @@ def attribute_tables() -> str:
 
 
 def judged_attributes() -> str:
-    """System, what computed there, the values that are carried, and those of them that it judged."""
+    """System, the values that are carried, and what judged how many of them."""
     walked, judged = json.loads(GOLDEN.read_text()), json.loads(JUDGED.read_text())
-    counts: dict[str, list[int]] = {}
+    cells: dict[str, list[tuple[str, str, str]]] = {}
     for classes in walked.values():
         for label, rows in classes.items():
             for system, attribute, value in carried(rows):
-                count = counts.setdefault(system, [0, 0])
-                count[0] += 1
-                count[1] += _why(judged, system, label, attribute, value) == ""
-    lines = [
-        f"| {system} | {judged.get(system, {}).get('by', '')} | {every} | {seen} |\n"
-        for system, (every, seen) in sorted(counts.items())
-    ]
-    every, seen = (sum(one[at] for one in counts.values()) for at in (0, 1))
-    head = "| system | judged by | carried values | judged |\n| --- | --- | --- | --- |\n"
-    return f"\n{head}{''.join(lines)}| all | | {every} | {seen} ({100 * seen // every} %) |\n"
+                cells.setdefault(system, []).append((label, attribute, value))
+    lines, seen = [], 0
+    for system, own in sorted(cells.items()):
+        by = [
+            f"{entry['by']}: {sum(_has(entry, *cell) for cell in own)}"
+            for entry in _judges_of(judged, system)
+        ]
+        count = sum(not _why(judged, system, *cell) for cell in own)
+        seen += count
+        lines.append(f"| {system} | {len(own)} | {count} | {'<br>'.join(by)} |\n")
+    every = sum(map(len, cells.values()))
+    head = "| system | carried values | judged | by |\n| --- | --- | --- | --- |\n"
+    return f"\n{head}{''.join(lines)}| all | {every} | {seen} ({100 * seen // every} %) | |\n"
 
 
 def carried(rows: Class) -> Iterator[tuple[str, str, str]]:
@@ -59,12 +62,24 @@ def carried(rows: Class) -> Iterator[tuple[str, str, str]]:
                 yield from ((system, attribute, value) for system, word in row.items() if word == "carried")
 
 
+def _judges_of(judged: Mapping[str, Any], system: str) -> list[Mapping[str, Any]]:
+    """The system's library, then the forward pass that is written from its source."""
+    return [judged[name] for name in (system, f"{system}-written") if name in judged]
+
+
+def _has(entry: Mapping[str, Any], label: str, attribute: str, value: str) -> bool:
+    return value in entry["classes"].get(label, {}).get("judged", {}).get(attribute, ())
+
+
 def _why(judged: Mapping[str, Any], system: str, label: str, attribute: str, value: str) -> str:
     """Why no judge has seen a cell; empty if one has."""
-    found = judged.get(system, {}).get("classes", {}).get(label, {"judged": {}, "unseen": {}})
-    if value in found["judged"].get(attribute, ()):
+    entries = _judges_of(judged, system)
+    if any(_has(entry, label, attribute, value) for entry in entries):
         return ""
-    return found["unseen"].get(attribute, {}).get(value, "not yet judged")
+    reasons = [
+        entry["classes"].get(label, {}).get("unseen", {}).get(attribute, {}).get(value) for entry in entries
+    ]
+    return next(filter(None, reasons), "not yet judged")
 
 
 def _unseen(classes: Mapping[str, Class], judged: Mapping[str, Any]) -> str:
@@ -73,7 +88,7 @@ def _unseen(classes: Mapping[str, Class], judged: Mapping[str, Any]) -> str:
     for label, rows in classes.items():
         for system, attribute, value in carried(rows):
             if why := _why(judged, system, label, attribute, value):
-                known = label in judged.get(system, {}).get("classes", {})
+                known = any(label in entry["classes"] for entry in _judges_of(judged, system))
                 named = f"`{attribute}`" if known else f"all of {label}"
                 by.setdefault((system, why.partition(":")[0]), {})[named] = None
     lines = [f"- {system}, {why}: {', '.join(names)}\n" for (system, why), names in sorted(by.items())]

@@ -167,7 +167,8 @@ def _require_table(system: System, names: Mapping[str, Any], *, has_table: bool)
             raise UnrepresentableError(
                 f"{form}={names[form]} is how a model is stored whose {system.write.file} has {system.config.table}, "
                 "and this one has none",
-                cure=f"pass `--set {shlex.quote(f'{form}={first}')}`, or the {system.write.file} of the whole model with --config",
+                cure=f"pass `--set {shlex.quote(f'{form}={first}')}`, or the {system.write.file} of the whole model "
+                "with --config",
             )
 
 

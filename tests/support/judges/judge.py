@@ -27,9 +27,10 @@ import yaml
 
 from tests.support.generations import BARE, STACKS, old_python
 from tests.support.memory_files import temporary_folder
-from tests.support.oracles import files, lingua, penzai, t5x
+from tests.support.oracles import files, lingua, maxtext, penzai, t5x
+from tests.support.oracles.cases import MODEL_NAMES, leaves_of
 from tests.support.oracles.leaves import Leaves
-from tests.support.oracles.maxtext_itself import round_embedding, stated
+from tests.support.oracles.maxtext_itself import round_embedding, round_factor, stated
 from tests.support.walk.models import logits as huggingface_logits
 from tests.support.walk.models import meta_params
 
@@ -224,6 +225,15 @@ def _llama(arrays: dict[str, Array], arguments: dict[str, Any], tokens: Array) -
     return found
 
 
+def _maxtext(folder: Path, tokens: Array, label: str, _source: Path | None) -> Array:
+    config = yaml.safe_load((folder / "items" / "assets" / "maxtext_config.yml").read_text())
+    leaves = leaves_of(files.arrays("maxtext", folder), config)
+    name = MODEL_NAMES.get(_NAMES.get(label, ""), {})
+    found = maxtext.logits(leaves, {"max_target_length": tokens.shape[1], **name, **config}, tokens)
+    leaves.require_all_taken()
+    return found
+
+
 def _penzai(folder: Path, tokens: Array, label: str, _source: Path | None) -> Array:
     import orbax.checkpoint as ocp
 
@@ -277,24 +287,20 @@ def _pinned(stack: str) -> str:
     return " ".join(next(iter(BARE.get(stack, STACKS[stack]))).split("=="))
 
 
-SYSTEMS = (
-    "huggingface",
-    "huggingface-flax",
-    "lingua",
-    "maxtext",
-    "megatron",
-    "meta",
-    "penzai",
-    "t5x",
-    "torchtitan",
+WRITTEN = (
+    "-written"  # a judge of a system beside its library: a forward pass written from the library's source
 )
+JUDGES = (
+    "huggingface", "huggingface-flax", "lingua", "maxtext", f"maxtext{WRITTEN}", "megatron", "meta", "penzai", "t5x",
+    "torchtitan",
+)  # fmt: skip
 
 
 def judge_for(system: str) -> Judge:
     """The judge of a system.
 
     Args:
-        system: one of `SYSTEMS`.
+        system: one of `JUDGES`.
 
     Raises:
         KeyError: nothing computes what the system computes.
@@ -307,6 +313,9 @@ def judge_for(system: str) -> Judge:
         "lingua": lambda: Here("a forward pass written from Lingua's source", 3e-5, _lingua),
         "maxtext": lambda: Process(
             _pinned("maxtext"), 3e-5, "maxtext", "of_maxtext.py", rounds=round_embedding, stated=_words
+        ),
+        f"maxtext{WRITTEN}": lambda: Here(
+            "a forward pass written from MaxText's source", 3e-5, _maxtext, rounds=round_factor
         ),
         "megatron": lambda: Process(_pinned("megatron"), 3e-5, "megatron", "of_megatron.py", options=_norms),
         "meta": lambda: Here("a forward pass written from Meta's source", 3e-5, _meta),

@@ -29,6 +29,11 @@ SCALED = ("scaling_factor", "low_freq_factor", "high_freq_factor", "original_max
           "beta_fast", "beta_slow", "original_seq_len", "truncate")  # fmt: skip
 
 
+# What a model whose layers are all dense does not state, and the builders ask for.
+NO_EXPERTS = {"num_experts": 1, "num_shared_experts": 1, "moe_hidden_dim": 1, "top_k": 1, "score_func": "softmax",
+              "route_scale": 1.0, "route_norm": False}  # fmt: skip
+
+
 def rope(c, kind, dim):
     said = c["rope"]
     given = {name: said[name] for name in SCALED if name in said}
@@ -89,6 +94,7 @@ def deepseek_v3(c):
     from torchtitan.models.deepseek_v3.model import DeepSeekV3Model
     from torchtitan.models.deepseek_v3.state_dict_adapter import DeepSeekV3StateDictAdapter
 
+    c = {**NO_EXPERTS, **c}
     layers = home._build_dsv3_layers(
         n_layers=c["n_layers"], n_dense_layers=c["n_dense_layers"], dim=c["dim"], n_heads=c["n_heads"],
         q_lora_rank=c.get("q_lora_rank") or 0, kv_lora_rank=c["kv_lora_rank"], qk_nope_head_dim=c["qk_nope_head_dim"],

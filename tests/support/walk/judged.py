@@ -1,11 +1,11 @@
 """Judges the carried cells: the changed model is converted, and the target's own library computes what it is then.
 
-    python -m tests.support.walk.judged [--systems NAME ...] [--only CLASS ...] [--notes FILE]
+    python -m tests.support.walk.judged [--judges NAME ...] [--only CLASS ...] [--notes FILE]
 
 A round trip cannot show a fault that both directions share. What tests/golden/attributes.json calls carried, and what
 changes the outputs, is therefore judged by `tests.support.judges`; tests/golden/judged.json says by what, and names
-each value that no judge has seen, with the reason. Rows of classes and systems that are not named stay. Notes are kept
-a line each, so that a run that was interrupted goes on where it was.
+each value that a judge could not judge, with the reason. Rows of classes and judges that are not named stay. Notes are
+kept a line each, so that a run that was interrupted goes on where it was.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tests.support.judges.judge import SYSTEMS, JudgeError, judge_for
+from tests.support.judges.judge import JUDGES, WRITTEN, JudgeError, judge_for
 from tests.support.memory_files import temporary_folder
 from tests.support.walk.models import BASES, logits, save, tokens
 from tests.support.walk.record import GOLDEN, golden, prepare
@@ -40,13 +40,14 @@ class Seen(NamedTuple):
     """What a judge said of a cell.
 
     Attributes:
-        system, label, attribute, value: the cell.
+        judge: its name, of `JUDGES`.
+        label, attribute, value: the cell.
         why: empty if the target computes the same, or why nothing is known of it.
         far: the difference to what transformers computes, as a share of the largest logit.
         effect: that of the model without the change; None if it has other weights.
     """
 
-    system: str
+    judge: str
     label: str
     attribute: str
     value: str
@@ -60,9 +61,14 @@ class Seen(NamedTuple):
         return self[:4]
 
 
-def carried(systems: Iterable[str] = SYSTEMS) -> Iterator[tuple[str, str, str, str]]:
+def system_of(judge: str) -> str:
+    """The system whose files a judge reads."""
+    return judge.removesuffix(WRITTEN)
+
+
+def carried(judges: Iterable[str] = JUDGES) -> Iterator[tuple[str, str, str, str]]:
     """System, class, attribute and value of each cell that the table calls carried, and that changes the outputs."""
-    wanted = set(systems)
+    wanted = {system_of(name) for name in judges}
     for label in BASES:
         for attribute, by in golden(label).items():
             for value, row in by.items():
@@ -77,13 +83,14 @@ def judge_class(label: str, judges: Mapping[str, Judge], known: set[tuple[str, .
 
     Args:
         label: the class.
-        judges: of the systems that are judged.
-        known: cells that are left out.
+        judges: by their names.
+        known: name of a judge, class, attribute and value of what is left out.
     """
-    cells = {cell for cell in carried(judges) if cell[1] == label} - known
+    there = {cell for cell in carried(judges) if cell[1] == label}
+    cells = {(name, *cell[1:]) for name in judges for cell in there if cell[0] == system_of(name)} - known
     references = References(label)
     for number, case in enumerate(all_cases(label) if cells else ()):
-        asked = [system for system in judges if (system, label, case.attribute, case.text) in cells]
+        asked = [name for name in judges if (name, label, case.attribute, case.text) in cells]
         if asked:
             yield from _judged(case, number, {name: judges[name] for name in asked}, references)
 
@@ -116,10 +123,10 @@ def _judged(case: Case, number: int, judges: Mapping[str, Judge], references: Re
         wanted = logits(source, case.label)[0]
         without = None if shaped else references.logits(case)
         effect = None if without is None or without.shape != wanted.shape else distance(wanted, without)
-        for system, judge in judges.items():
-            routes = routes_of(case.label, system)
+        for name, judge in judges.items():
+            routes = routes_of(case.label, system_of(name))
             route = routes[number % len(routes)]
-            target = Path(folder, system)
+            target = Path(folder, name)
             stopped = converted(
                 "there",
                 source,
@@ -138,7 +145,7 @@ def _judged(case: Case, number: int, judges: Mapping[str, Judge], references: Re
                     why = reason(far, effect, judge.allowed)
                 except JudgeError as error:
                     why = "does not load: " + str(error).strip().splitlines()[-1]
-            yield Seen(system, case.label, case.attribute, case.text, why[:_SHOWN], far, effect)
+            yield Seen(name, case.label, case.attribute, case.text, why[:_SHOWN], far, effect)
 
 
 def reason(far: float, effect: float | None, allowed: float) -> str:
@@ -157,7 +164,7 @@ def reason(far: float, effect: float | None, allowed: float) -> str:
 
 
 def collected(seen: Iterable[Seen], table: dict[str, Any]) -> dict[str, Any]:
-    """The golden file: system → its judge, how many values of each class are judged, and those that are not, with why.
+    """The golden file: judge → its library, and of each class the values that are judged, and why the others are not.
 
     Args:
         seen: what was judged.
@@ -165,10 +172,10 @@ def collected(seen: Iterable[Seen], table: dict[str, Any]) -> dict[str, Any]:
     """
     by: dict[tuple[str, str], list[Seen]] = {}
     for one in seen:
-        by.setdefault((one.system, one.label), []).append(one)
-    for (system, label), rows in by.items():
-        entry = table.setdefault(system, {"by": "", "classes": {}})
-        entry["by"] = judge_for(system).name
+        by.setdefault((one.judge, one.label), []).append(one)
+    for (name, label), rows in by.items():
+        entry = table.setdefault(name, {"by": "", "classes": {}})
+        entry["by"] = judge_for(name).name
         judged: dict[str, list[str]] = {}
         unseen: dict[str, dict[str, str]] = {}
         for one in rows:
@@ -184,14 +191,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--systems", choices=SYSTEMS, nargs="+", default=SYSTEMS, help="judge these systems")
+    parser.add_argument("--judges", choices=JUDGES, nargs="+", default=JUDGES, help="ask these judges")
     parser.add_argument("--only", choices=BASES, nargs="+", default=list(BASES), help="judge these classes")
     parser.add_argument("--notes", type=Path, help="where each cell is written as soon as it is judged")
     asked = parser.parse_args()
     with ExitStack() as stack:
         prepare(stack.enter_context(temporary_folder("walk")))
         notes = asked.notes or Path(stack.enter_context(tempfile.TemporaryDirectory()), "notes.jsonl")
-        judges = {name: stack.enter_context(judge_for(name)) for name in asked.systems}
+        judges = {name: stack.enter_context(judge_for(name)) for name in asked.judges}
         seen = noted(notes)
         stream = stack.enter_context(notes.open("a", buffering=1))
         for label in asked.only:
@@ -201,7 +208,7 @@ def main() -> int:
                 if one.why:
                     print(*one, flush=True)
     old = json.loads(JUDGED.read_text()) if JUDGED.is_file() else {}
-    named = [one for one in seen if one.system in asked.systems and one.label in asked.only]
+    named = [one for one in seen if one.judge in asked.judges and one.label in asked.only]
     JUDGED.write_text(json.dumps(collected(named, old), indent=1, sort_keys=True) + "\n")
     print(f"{sum(not one.why for one in named)} of {len(named)} cells are judged")
     return int(any(one.why.startswith("differs") for one in named))
