@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.walk import at_random
-from tests.support.walk.at_random import OK, WRONG, end, summary, walk
+from tests.support.walk.at_random import OK, RUNS, WRONG, end, summary, walk
 from tests.support.walk.draw import Draw, draws
 from tests.support.walk.target import Judges
 
@@ -77,3 +77,11 @@ def test_the_seeds_of_this_day_end_right(capsys):
     with capsys.disabled():
         print(f"\nrandom walk of seeds {first} to {first + A_DAY - 1}: {json.dumps(summary(ends.values()))}")
     require_right(ends)
+
+
+def test_the_page_states_the_last_long_walk():
+    walked = json.loads(RUNS.read_text())[-1]
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "judged.md").read_text()
+    assert walked[WRONG] == len(walked["refused since"])
+    assert f"Seeds {walked['first']} to {walked['first'] + walked['count'] - 1} ({walked['day']}): " in page
+    assert f"{walked[OK]} equal, {walked['refused']} refused, {walked['not judged']} not judged" in page

@@ -217,7 +217,7 @@ def _changes(rng: np.random.Generator, label: str, system: str, count: int) -> I
 
 def _nudged(rng: np.random.Generator, name: str, value: Any) -> Any:
     """A number is no longer the table's in half of the draws; shares stay below one."""
-    if not isinstance(value, float) or isinstance(value, bool) or rng.random() > _NUDGED or "drop" in name:
+    if not isinstance(value, float) or rng.random() > _NUDGED or "drop" in name:
         return value
     near = value * np.exp(rng.uniform(-0.6, 0.0 if value <= 1.0 else 0.6))
     return float(round(near)) if value.is_integer() and value > _LARGE else float(f"{near:.4g}")
