@@ -1,14 +1,15 @@
 """The tables of docs/reference/attributes.md: what becomes of each attribute of a Hugging Face config in each system.
 
 They are made of tests/golden/attributes.json, which the walk over all attributes writes
-(`python -m tests.support.walk.record`), so that nothing is converted or loaded here.
+(`python -m tests.support.walk.record`), and of tests/golden/judged.json, which says what the targets' own libraries
+computed (`python -m tests.support.walk.judged`), so that nothing is converted or loaded here.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.families import load_family
 
@@ -19,17 +20,82 @@ if TYPE_CHECKING:
     Class: TypeAlias = Mapping[str, Values]  # attribute → values
 
 GOLDEN = Path(__file__).resolve().parents[1] / "tests" / "golden" / "attributes.json"
+JUDGED = GOLDEN.with_name("judged.json")
 BASE = "(base)"
 _LONGEST = 24  # characters of a value that a cell shows
 
 
 def attribute_tables() -> str:
     """One table for each family: attributes that change what a model computes, and below it those that do not."""
-    walked = json.loads(GOLDEN.read_text())
-    return "\n" + "\n".join(_section(name, classes) for name, classes in sorted(walked.items())) + "\n"
+    walked, judged = json.loads(GOLDEN.read_text()), json.loads(JUDGED.read_text())
+    sections = (_section(name, classes, judged) for name, classes in sorted(walked.items()))
+    return "\n" + "\n".join(sections) + "\n"
 
 
-def _section(family: str, classes: Mapping[str, Class]) -> str:
+def judged_attributes() -> str:
+    """System, the values that are carried, and what judged how many of them."""
+    walked, judged = json.loads(GOLDEN.read_text()), json.loads(JUDGED.read_text())
+    cells: dict[str, list[tuple[str, str, str]]] = {}
+    for classes in walked.values():
+        for label, rows in classes.items():
+            for system, attribute, value in carried(rows):
+                cells.setdefault(system, []).append((label, attribute, value))
+    lines, seen = [], 0
+    for system, own in sorted(cells.items()):
+        by = [
+            f"{entry['by']}: {sum(_has(entry, *cell) for cell in own)}"
+            for entry in _judges_of(judged, system)
+        ]
+        count = sum(not _why(judged, system, *cell) for cell in own)
+        seen += count
+        lines.append(f"| {system} | {len(own)} | {count} | {'<br>'.join(by)} |\n")
+    every = sum(map(len, cells.values()))
+    head = "| system | carried values | judged | by |\n| --- | --- | --- | --- |\n"
+    return f"\n{head}{''.join(lines)}| all | {every} | {seen} ({100 * seen // every} %) | |\n"
+
+
+def carried(rows: Class) -> Iterator[tuple[str, str, str]]:
+    """System, attribute and value of each cell of a class that is carried and changes the outputs."""
+    for attribute, by in rows.items():
+        for value, row in by.items():
+            if _matters(row):
+                yield from ((system, attribute, value) for system, word in row.items() if word == "carried")
+
+
+def _judges_of(judged: Mapping[str, Any], system: str) -> list[Mapping[str, Any]]:
+    """The system's library, then the forward pass that is written from its source."""
+    return [judged[name] for name in (system, f"{system}-written") if name in judged]
+
+
+def _has(entry: Mapping[str, Any], label: str, attribute: str, value: str) -> bool:
+    return value in entry["classes"].get(label, {}).get("judged", {}).get(attribute, ())
+
+
+def _why(judged: Mapping[str, Any], system: str, label: str, attribute: str, value: str) -> str:
+    """Why no judge has seen a cell; empty if one has."""
+    entries = _judges_of(judged, system)
+    if any(_has(entry, label, attribute, value) for entry in entries):
+        return ""
+    reasons = [
+        entry["classes"].get(label, {}).get("unseen", {}).get(attribute, {}).get(value) for entry in entries
+    ]
+    return next(filter(None, reasons), "not yet judged")
+
+
+def _unseen(classes: Mapping[str, Class], judged: Mapping[str, Any]) -> str:
+    """A line for each system and reason, with the attributes or classes that have a value that no judge has seen."""
+    by: dict[tuple[str, str], dict[str, None]] = {}
+    for label, rows in classes.items():
+        for system, attribute, value in carried(rows):
+            if why := _why(judged, system, label, attribute, value):
+                known = any(label in entry["classes"] for entry in _judges_of(judged, system))
+                named = f"`{attribute}`" if known else f"all of {label}"
+                by.setdefault((system, why.partition(":")[0]), {})[named] = None
+    lines = [f"- {system}, {why}: {', '.join(names)}\n" for (system, why), names in sorted(by.items())]
+    return f"\nSome carried values of these were seen by no judge:\n\n{''.join(lines)}" if lines else ""
+
+
+def _section(family: str, classes: Mapping[str, Class], judged: Mapping[str, Any]) -> str:
     walked = {
         system for rows in classes.values() for by in rows.values() for row in by.values() for system in row
     }
@@ -44,7 +110,7 @@ def _section(family: str, classes: Mapping[str, Class]) -> str:
     table = "".join(f"| {' | '.join(line)} |\n" for line in cells)
     without = ", ".join(f"`{name}`" for name in names if name not in changing)
     told = ", ".join(f"`{label}`" for label in classes)
-    return f"## {family}\n\nClasses: {told}.\n\n{table}\nNo effect: {without}.\n"
+    return f"## {family}\n\nClasses: {told}.\n\n{table}{_unseen(classes, judged)}\nNo effect: {without}.\n"
 
 
 def _matters(row: Mapping[str, str]) -> bool:

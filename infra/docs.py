@@ -5,8 +5,8 @@
 A generated part is between two markers, `<!-- NAME:start -->` and `<!-- NAME:end -->`, in README.md or in a page of
 `docs/`. `tests/infra/test_readme.py` compares the pages with the code, so run this script after a change to either. It
 needs wherry installed with the extra `prefect`. The table of container pairs is measured; `infra/pairs.py` writes it.
-The tables of attributes and of planted damage are made of golden files, which `python -m tests.support.walk.record` and
-`python -m tests.support.damage` measure.
+The tables of attributes and of planted damage are made of golden files, which `python -m tests.support.walk.record`,
+`python -m tests.support.walk.judged` and `python -m tests.support.damage` measure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import yaml
-from attributes import attribute_tables
+from attributes import attribute_tables, judged_attributes
 from click.testing import CliRunner
 from names import names_table
 from reference import api, error_catalogue, schema_list, schemas
@@ -468,6 +468,7 @@ def rewritten(text: str) -> str:
 GENERATED: Mapping[str, Callable[[], str]] = {
     "api": api,
     "attributes": attribute_tables,
+    "judged_attributes": judged_attributes,
     "bench": benchmark,
     "commands": help_blocks,
     "damage": damage_table,

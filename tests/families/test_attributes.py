@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -96,6 +97,41 @@ def test_each_ignored_name_has_a_class():
     for family in map(load_family, families()):
         for one in family.systems.values():
             assert {reason.partition(":")[0] for reason in one.config.ignored.values()} <= OF_FAMILIES
+
+
+# Read by the code of a class, but not of a model that the family has: what its rules require, or what no output needs.
+READ_ELSEWHERE = {
+    (
+        "gemma4",
+        "use_double_wide_mlp",
+    ): "num_kv_shared_layers == 0 is required",
+    ("gemma4", "vocab_size_per_layer_input"): "hidden_size_per_layer_input == 0 is required",
+    ("gemma4-small", "moe_intermediate_size"): "enable_moe_block == False is required",
+    ("gemma4-small", "num_experts"): "enable_moe_block == False is required",
+    ("gemma4-small", "top_k_experts"): "enable_moe_block == False is required",
+    ("gpt2", "summary_first_dropout"): "by GPT2DoubleHeadsModel alone",
+    ("gpt2", "summary_proj_to_labels"): "by GPT2DoubleHeadsModel alone",
+    ("gpt2", "summary_use_proj"): "by GPT2DoubleHeadsModel alone",
+    (
+        "phi3",
+        "original_max_position_embeddings",
+    ): "where positions are scaled by lists of factors, as no other system does",
+    ("qwen3-next", "intermediate_size"): "of dense layers, which its rules refuse",
+}
+
+
+def test_what_is_unread_is_not_in_the_code_of_the_model():
+    """Of a family's own list; `tables/attributes_huggingface.toml` says where what every family ignores is read."""
+    models = Path(pytest.importorskip("transformers").__file__).parent / "models"
+    read = {}
+    for family in map(load_family, families()):
+        own = family.systems["huggingface"].config.ignored if "huggingface" in family.systems else {}
+        unread = {name for name, reason in own.items() if reason.startswith("unread:")}
+        for folder in sorted({models / kind.removesuffix("_text") for kind in family.model_types}):
+            for file in folder.glob("modeling_*.py"):
+                found = set(re.findall(r"\bconfig\.(\w+)", file.read_text())) & unread
+                read |= {(family.name, name): file.name for name in found}
+    assert read.keys() == READ_ELSEWHERE.keys()
 
 
 @pytest.mark.parametrize("system", ["megatron", "maxtext"])

@@ -42,6 +42,8 @@ def edited(folder, label, edit):
         ("stablelm", "megatron", {"use_parallel_residual": True}, "parallel_residual is True .* always uses False"),
         ("gptneox", "penzai", {"layer_norm_eps": 1e-5}, "layer_norm_eps is 1e-05 .* but penzai always uses 1e-06"),
         ("gptneox", "penzai", {"tie_word_embeddings": True}, "it has an output layer of its own"),
+        ("gptneox", "penzai", {"hidden_act": "silu"}, "it has no activation silu"),
+        ("llama", "penzai", {"hidden_act": "gelu"}, "Penzai's feed-forward layers have no activation gelu"),
         ("gptneox", "megatron", {}, "use_parallel_residual is True .* always uses False"),
         ("gptneox", "maxtext", {}, "maxtext has no layout for family gpt-neox"),
         ("gptneoxserial", "penzai", {}, "use_parallel_residual is False .* always uses True"),

@@ -65,6 +65,7 @@ def tree(tmp_path):
         "README.md",
         "tests/golden/attributes.json",
         "tests/golden/damage.json",
+        "tests/golden/judged.json",
     )  # what the generated pages are made of
     for path in (*ROOT.glob("tests/support/hooks_*.py"), *map(ROOT.joinpath, beside)):
         (copy / path.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,7 @@ from tests.support.oracles.cases import (
 )
 from tests.support.oracles.huggingface import MODELS, TOKENS
 from tests.support.oracles.leaves import Invented
+from tests.support.oracles.maxtext_itself import round_factor
 from wherry.core.request import LayoutRequest
 
 pytest.importorskip("transformers")
@@ -46,6 +47,20 @@ def test_maxtext_computes_what_transformers_computed(label, form, tmp_path):
     found = maxtext.logits(leaves, {**MODEL_NAMES.get(label, {}), **config}, TOKENS)
     leaves.require_all_taken()
     judge.require_equal(found, judge.wanted(label), judge.allowed(label))
+
+
+def test_gemma_3_s_embedding_is_multiplied_by_a_rounded_factor(tmp_path, monkeypatch):
+    """The square root of 64 is exact; that of 48 is not, nor that of any width that was released."""
+    wide = MODELS["gemma3"]
+    narrow = wide._replace(settings={**wide.settings, "hidden_size": 48})
+    monkeypatch.setitem(huggingface.MODELS, "gemma3-48", narrow)
+    source = huggingface.save("gemma3-48", tmp_path / "source")
+    wherry.convert(source, tmp_path / "out", to="maxtext", lineage=False)
+    config = yaml.safe_load((tmp_path / "out" / "items" / "assets" / "maxtext_config.yml").read_text())
+    leaves = leaves_of(files.arrays("maxtext", tmp_path / "out"), config)
+    found = maxtext.logits(leaves, {**MODEL_NAMES["gemma3"], **config}, TOKENS)
+    judge.require_equal(found, huggingface.logits(source, TOKENS, round_factor))
+    assert judge.ALLOWED < huggingface.apart(found, huggingface.logits(source)) < 8e-3
 
 
 @pytest.mark.parametrize(("label", "form"), list(cases(CONFIGS)))

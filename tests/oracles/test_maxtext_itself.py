@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 import wherry
-from tests.support.oracles import judge
+from tests.support.oracles import huggingface, judge
 from tests.support.oracles.cases import FORMS, ITSELF_PAIRS
 from tests.support.oracles.huggingface import TOKENS
-from tests.support.oracles.maxtext_itself import ROUNDED, SINGLE, run_pairs, stated
+from tests.support.oracles.maxtext_itself import SINGLE, round_embedding, run_pairs, stated
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,6 +78,6 @@ def test_maxtext_itself_computes_what_transformers_computed(folders, label, form
     folder = folders[label, form]
     error = folder / "logits.npy.txt"
     assert not error.exists(), error.read_text()[-1500:]
-    tied = label.startswith("gemma") or label.endswith("-tied")
-    single = max(SINGLE, judge.allowed(label))
-    judge.require_equal(np.load(folder / "logits.npy"), judge.wanted(label), ROUNDED if tied else single)
+    wanted = huggingface.logits(judge.source(label), TOKENS, round_embedding)
+    single = judge.ALLOWED_DELTA if label.startswith("qwen3-next") else SINGLE
+    judge.require_equal(np.load(folder / "logits.npy"), wanted, single)

@@ -222,17 +222,22 @@ def write(model: Any, args: Namespace, folder: str) -> None:
     dist_checkpointing.save({**state, "model": model.sharded_state_dict()}, folder)
 
 
+def computed(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Logits of token ids."""
+    positions = torch.arange(ids.shape[1]).expand_as(ids)
+    mask = torch.triu(torch.ones(1, 1, ids.shape[1], ids.shape[1], dtype=torch.bool), 1)
+    with torch.no_grad():
+        return model(ids, positions, mask)
+
+
 def main() -> None:
     """Print the logits of every job as JSON, in the last line."""
     start()
     jobs, ids = json.loads(sys.argv[1]), torch.tensor(json.loads(sys.argv[2]))
-    positions = torch.arange(ids.shape[1]).expand_as(ids)
-    mask = torch.triu(torch.ones(1, 1, ids.shape[1], ids.shape[1], dtype=torch.bool), 1)
     told: list[Any] = []
     for job in jobs:
         model = loaded(job["load"], job.get("again")) if "load" in job else saved(job["save"], job["args"])
-        with torch.no_grad():
-            told.append(model(ids, positions, mask).float().tolist())
+        told.append(computed(model, ids).float().tolist())
     print(json.dumps(told))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import shlex
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
@@ -86,6 +87,7 @@ def written_config(
         return WrittenConfig({}, {}, names, (*warnings, *_notes(system, names)))
     config: dict[str, Any] = copy.deepcopy(dict(given or {}))
     table = _table(system, config)
+    _require_table(system, names, has_table=table is not config)
     stated = {**(bound.told.facts if bound.system.like == system.name else {}), **bound.told.stated}
     dropped = {*write.replaced, *_restated_attributes(system, told, stated, bound.told.stated)}
     _require_agreement(system, names, told, stated)
@@ -151,6 +153,23 @@ def _table(system: System, config: dict[str, Any]) -> dict[str, Any]:
     if name is None or (name not in config and not system.write.nested):
         return config
     return config.setdefault(name, {})
+
+
+def _require_table(system: System, names: Mapping[str, Any], *, has_table: bool) -> None:
+    """Names of a model whose config has a table are not loaded with a config that has none.
+
+    Raises:
+        UnrepresentableError: this config has none.
+    """
+    for form, choices in system.write.tabled.items():
+        if names.get(form) in choices and not has_table:
+            first = system.forms[form].choices[0]
+            raise UnrepresentableError(
+                f"{form}={names[form]} is how a model is stored whose {system.write.file} has {system.config.table}, "
+                "and this one has none",
+                cure=f"pass `--set {shlex.quote(f'{form}={first}')}`, or the {system.write.file} of the whole model "
+                "with --config",
+            )
 
 
 def _state_token_ids(

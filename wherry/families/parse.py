@@ -284,6 +284,7 @@ def _write(row: Mapping[str, Any], where: str) -> Write:
         attributes={name: one if isinstance(one, str) else _cases(one) for name, one in attributes.items()},
         replaced=tuple(row.get("replaced", ())),
         nullable=tuple(row.get("nullable", ())),
+        tabled={form: tuple(choices) for form, choices in row.get("tabled", {}).items()},
         defaults=row.get("defaults", {}),
         token_ids=tuple(row.get("token_ids", ())),
         notes=tuple((str(rule), str(text)) for rule, text in row.get("notes", [])),

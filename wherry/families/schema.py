@@ -68,9 +68,9 @@ and pass the same checks. An unknown field is an error.
       config               {table, defaults, sizes, facts, require, usual, implied, ignored, run}: the meaning of
                            attributes; others are errors. `systems/S.toml` states what holds for S in every family
       write                the config that accompanies a checkpoint of this system, and how it is loaded: {file, nested,
-                           fixed, attributes, replaced, nullable, defaults, token_ids, notes, words, snippet}. An axis
-                           or fact that `config` reads from one attribute is written to it without a declaration; see
-                           Write
+                           fixed, attributes, replaced, nullable, tabled, defaults, token_ids, notes, words, snippet}.
+                           An axis or fact that `config` reads from one attribute is written to it without a
+                           declaration; see Write
 """
 
 from __future__ import annotations
@@ -280,6 +280,7 @@ class Write:
             which the first that is true counts.
         replaced: attributes of a given config that describe the layout of the weights, which the target decides.
         nullable: attributes that are written as null if they have no value.
+        tabled: form → the choices that are names of a model whose config has `config.table`.
         defaults: attribute → the system's documented default (text is an expression), used with a warning if nothing
             else states it; not for what changes an output.
         token_ids: attributes with the numbers of special tokens, which a user may state.
@@ -294,6 +295,7 @@ class Write:
     attributes: Mapping[str, str | Cases] = field(default_factory=dict[str, "str | Cases"])
     replaced: tuple[str, ...] = ()
     nullable: tuple[str, ...] = ()
+    tabled: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
     token_ids: tuple[str, ...] = ()
     notes: tuple[tuple[str, str], ...] = ()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     Array = np.ndarray[Any, np.dtype[Any]]
@@ -214,10 +214,15 @@ def _untie(folder: Path, head: Any) -> None:
     config.write_text(json.dumps({**json.loads(config.read_text()), "tie_word_embeddings": False}))
 
 
-def logits(folder: Path, tokens: Array = TOKENS) -> Array:
+def logits(folder: Path, tokens: Array = TOKENS, change: Callable[[Any], None] | None = None) -> Array:
     """What transformers computes in float64 from a folder: nothing may be missing in it, or left over.
 
     An encoder alone gives its output; encoder and decoder get the same tokens.
+
+    Args:
+        folder: the model.
+        tokens: [batch, position].
+        change: what another system rounds, done to the loaded model.
     """
     import torch
     import transformers
@@ -230,8 +235,11 @@ def logits(folder: Path, tokens: Array = TOKENS) -> Array:
     inputs = {"input_ids": torch.tensor(tokens)}
     if model.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = torch.tensor(tokens[:, ::-1].copy())
+    model = model.double().eval()
     with torch.no_grad():
-        found = model.double().eval()(**inputs)
+        if change is not None:
+            change(model)
+        found = model(**inputs)
     return (found.logits if "logits" in found else found.last_hidden_state).numpy()
 
 

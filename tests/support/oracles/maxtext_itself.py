@@ -1,4 +1,4 @@
-"""What the tests with MaxText's own library share: how near its float32 comes, and what its command line states."""
+"""What the tests with MaxText's own library share: how near its float32 comes, what it rounds, and its command line."""
 
 from __future__ import annotations
 
@@ -15,8 +15,39 @@ if TYPE_CHECKING:
 
     import pytest
 
-# MaxText computes in float32; where logits go through the embedding, it rounds the embedding to bfloat16.
-SINGLE, ROUNDED = 2e-5, 5e-3
+SINGLE = 2e-5  # MaxText computes in float32
+
+
+def round_factor(model: Any) -> None:
+    """Round a factor as wherry writes it for MaxText: Gemma 3's embedding is multiplied by sqrt(width) in bfloat16.
+
+    The head keeps the embedding, which MaxText divides by sqrt(width) again: it is multiplied by what the rounding was.
+    """
+    import torch
+
+    if not model.config.model_type.startswith("gemma3"):
+        return
+    embedding = model.get_input_embeddings()
+    rounded = float(torch.tensor(embedding.embed_scale.item()).bfloat16())
+    model.lm_head.weight = torch.nn.Parameter(
+        embedding.weight * (rounded / model.config.get_text_config().hidden_size ** 0.5)
+    )
+    embedding.embed_scale.fill_(rounded)
+
+
+def round_embedding(model: Any) -> None:
+    """Round what MaxText itself rounds too, whatever its dtype: the stored embedding where it gives the logits.
+
+    Source: layers/embeddings.py of 0.2.5, `attend_on_embedding`.
+    """
+    import torch
+
+    round_factor(model)
+    config = model.config.get_text_config()
+    if config.tie_word_embeddings:
+        scale = config.hidden_size**0.5 if config.model_type.startswith("gemma") else 1.0
+        stored = (model.lm_head.weight * scale).float().bfloat16()
+        model.lm_head.weight = torch.nn.Parameter(stored.double() / scale)
 
 
 def stated(label: str, config: dict[str, Any]) -> list[str]:

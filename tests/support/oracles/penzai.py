@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
 
 
+_ACTIVATIONS = {"gelu": "gelu_exact", "gelu_new": "gelu_approx", "gelu_pytorch_tanh": "gelu_approx", "silu": "silu",
+                "relu": "relu"}  # fmt: skip
+
+
 def build(config: Mapping[str, Any], *, stack: bool, key: Any = None) -> Any:
     """The model of a Hugging Face config, as Penzai's importer would build it; with a key, random parameters.
 
@@ -60,7 +64,7 @@ def _gpt_neox(config: Mapping[str, Any], *, stack: bool, key: Any) -> Any:
             mlp_hidden_dim=config["intermediate_size"],
             num_decoder_blocks=config["num_hidden_layers"],
             vocab_size=config["vocab_size"],
-            activation_fn="gelu_approx" if config["hidden_act"] == "gelu_new" else "gelu_exact",
+            activation_fn=_ACTIVATIONS[config["hidden_act"]],
             rope_subset_size=int(rope["partial_rotary_factor"] * dim),
             rope_wavelength=rope["rope_theta"],
             layernorm_epsilon=config["layer_norm_eps"],

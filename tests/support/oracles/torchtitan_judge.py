@@ -29,6 +29,11 @@ SCALED = ("scaling_factor", "low_freq_factor", "high_freq_factor", "original_max
           "beta_fast", "beta_slow", "original_seq_len", "truncate")  # fmt: skip
 
 
+# What a model whose layers are all dense does not state, and the builders ask for.
+NO_EXPERTS = {"num_experts": 1, "num_shared_experts": 1, "moe_hidden_dim": 1, "top_k": 1, "score_func": "softmax",
+              "route_scale": 1.0, "route_norm": False}  # fmt: skip
+
+
 def rope(c, kind, dim):
     said = c["rope"]
     given = {name: said[name] for name in SCALED if name in said}
@@ -47,12 +52,19 @@ def common(c):
 
 def llama3(c):
     from torchtitan.models import llama3 as home
+    from torchtitan.models.common.config_utils import get_attention_config, make_gqa_config
     from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
 
+    turned = rope(c, ComplexRoPE, c["head_dim"])
     layers = home._build_llama3_layers(
         n_layers=c["n_layers"], dim=c["dim"], n_heads=c["n_heads"], n_kv_heads=c["n_kv_heads"],
-        hidden_dim=c["hidden_dim"], rope=rope(c, ComplexRoPE, c["head_dim"]), attn_backend="flex",
+        hidden_dim=c["hidden_dim"], rope=turned, attn_backend="flex",
     )  # fmt: skip
+    for layer in layers:  # its builder knows the heads of the released models only
+        layer.attention = make_gqa_config(
+            dim=c["dim"], n_heads=c["n_heads"], n_kv_heads=c["n_kv_heads"], head_dim=c["head_dim"], fuse_qkv=True,
+            wqkv_param_init=INIT, wo_param_init=INIT, inner_attention=get_attention_config("flex"), rope=turned,
+        )  # fmt: skip
     return home.Llama3Model.Config(layers=layers, **common(c)), Llama3StateDictAdapter
 
 
@@ -70,6 +82,8 @@ def qwen3(c):
             **shared, moe_hidden_dim=c["moe_hidden_dim"], num_experts=c["num_experts"], top_k=c["top_k"],
             moe_comm_backend="standard",
         )  # fmt: skip
+        for layer in layers:  # its builder knows the released models only
+            layer.moe.router.route_norm = c["route_norm"]
     else:
         layers = home._build_qwen3_layers(**shared, hidden_dim=c["hidden_dim"])
     return Qwen3Model.Config(layers=layers, **common(c)), Qwen3StateDictAdapter
@@ -80,14 +94,16 @@ def deepseek_v3(c):
     from torchtitan.models.deepseek_v3.model import DeepSeekV3Model
     from torchtitan.models.deepseek_v3.state_dict_adapter import DeepSeekV3StateDictAdapter
 
+    c = {**NO_EXPERTS, **c}
     layers = home._build_dsv3_layers(
         n_layers=c["n_layers"], n_dense_layers=c["n_dense_layers"], dim=c["dim"], n_heads=c["n_heads"],
         q_lora_rank=c.get("q_lora_rank") or 0, kv_lora_rank=c["kv_lora_rank"], qk_nope_head_dim=c["qk_nope_head_dim"],
         qk_rope_head_dim=c["qk_rope_head_dim"], v_head_dim=c["v_head_dim"], mscale=c.get("mscale", 1.0),
         dense_hidden_dim=c["hidden_dim"], moe_hidden_dim=c["moe_hidden_dim"], num_experts=c["num_experts"],
-        num_shared_experts=int(c["num_shared_experts"]), router_top_k=c["top_k"], router_score_func=c["score_func"],
+        num_shared_experts=int(c["num_shared_experts"]), router_top_k=c.get("top_k", 1),
+        router_score_func=c.get("score_func", "softmax"),
         router_num_expert_groups=c.get("num_expert_groups"), router_num_limited_groups=c.get("num_limited_groups"),
-        router_route_scale=c["route_scale"], router_route_norm=c["route_norm"], attn_backend="flex",
+        router_route_scale=c.get("route_scale", 1.0), router_route_norm=c.get("route_norm", False), attn_backend="flex",
         moe_comm_backend="standard", non_blocking_capacity_factor=None,
         rope=rope(c, ComplexRoPE, c["qk_rope_head_dim"]),
     )  # fmt: skip
@@ -124,10 +140,8 @@ def build(c, *, biased):
     config, adapter = MODELS[c["model"]](c)
     for layer in config.layers:
         layer.attention_norm.eps = layer.ffn_norm.eps = c["norm_eps"]
-        for name in ("q_norm", "k_norm"):
-            norm = getattr(layer.attention, name, None)
-            if norm is not None and c["model"] == "qwen3":
-                norm.eps = c["norm_eps"]
+        if c["model"] == "qwen3":
+            layer.attention.qk_norm.eps = c["norm_eps"]
         if getattr(layer, "moe", None) is not None and not biased:
             layer.moe.load_balance_coeff = None
     return config.build().float(), adapter(config, None)
@@ -141,12 +155,17 @@ def digests(state):
     }  # fmt: skip
 
 
-def load(job):
-    c = json.loads(Path(job["config"]).read_text())
-    model, adapter = build(c, biased=job["biased"])
+def loaded(config, folder, *, biased):
+    """A model with the parameters of a checkpoint, each of which must be there, and its adapter."""
+    model, adapter = build(json.loads(Path(config).read_text()), biased=biased)
     state = model.state_dict()
-    dcp.load(state, checkpoint_id=job["dcp"])
+    dcp.load(state, checkpoint_id=folder)
     model.load_state_dict(state)
+    return model, adapter
+
+
+def load(job):
+    model, adapter = loaded(job["config"], job["dcp"], biased=job["biased"])
     theirs = dict(load_file(job["hf"]))
     return {
         "own": digests(model.state_dict()), "to_hf": digests(adapter.to_hf(dict(model.state_dict()))),
@@ -166,14 +185,16 @@ def plain_grouped_mm(self, *, A, B_t, offs):  # noqa: N803  torchtitan's own nam
 def logits(model, job):
     """Its forward pass in float32; the reason where it does not run on this machine."""
     try:
-        tokens = torch.tensor(job["tokens"])
-        positions = torch.arange(tokens.shape[1]).expand(tokens.shape)
-        model.eval()
-        found = model(tokens, positions=positions, attention_masks=model.get_attention_masks(positions))
-        np.save(job["out"], found.float().numpy())
+        np.save(job["out"], computed(model, torch.tensor(job["tokens"])).float().numpy())
     except Exception:
         return traceback.format_exc()
     return "computed"
+
+
+@torch.no_grad()
+def computed(model, tokens):
+    positions = torch.arange(tokens.shape[1]).expand(tokens.shape)
+    return model.eval()(tokens, positions=positions, attention_masks=model.get_attention_masks(positions))
 
 
 def save(job):
@@ -233,11 +254,16 @@ class Loader:
         raise NotImplementedError
 
 
-def main():
+def start():
+    """What takes the place of a GPU's kernels."""
     torch.set_num_threads(1)
     torch.compiler.set_stance("force_eager")
     torch.Tensor.bfloat16 = lambda self: self  # experts compute in float32, as the rest
     GroupedExperts._grouped_mm = plain_grouped_mm
+
+
+def main():
+    start()
     found = []
     for job in json.load(sys.stdin):
         try:
@@ -247,4 +273,5 @@ def main():
     os.write(sys.__stdout__.fileno(), b"\nFOUND " + json.dumps(found).encode() + b"\n")
 
 
-main()
+if __name__ == "__main__":
+    main()

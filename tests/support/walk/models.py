@@ -38,7 +38,7 @@ from tests.support.tiny_models import (
 from tests.support.walk.change import ABSENT, Change
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 DTYPE = "float64"
@@ -165,7 +165,7 @@ def save(
 ) -> Path:
     """Save a model; null, absent and what only stands in the file is edited into `config.json`."""
     settings = settings_of(label, change, reference=reference)
-    model = _made(label, json.dumps(settings))
+    model = made(label, json.dumps(settings))
     model.save_pretrained(folder)
     if change is not None:
         _edit(folder / "config.json", *change, reference=reference)
@@ -182,7 +182,8 @@ def _edit(file: Path, attribute: str, change: Change, *, reference: bool) -> Non
     file.write_text(json.dumps(told, indent=2))
 
 
-def _made(label: str, settings: str) -> Any:
+def made(label: str, settings: str) -> Any:
+    """A model of a class, made with these arguments (JSON)."""
     import torch
     import transformers
 
@@ -217,13 +218,22 @@ def _weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
     return drawn if "embed" in name or "shared.weight" in name else drawn * 1.5 / np.sqrt(shape[-1])
 
 
-def logits(folder: Path, label: str, *, own: bool = True) -> np.ndarray:
+def logits(
+    folder: Path,
+    label: str,
+    *,
+    own: bool = True,
+    change: Callable[[Any], None] | None = None,
+    given: np.ndarray | None = None,
+) -> np.ndarray:
     """What the model in a folder computes, in float64; nothing may be missing or left over.
 
     Args:
         folder: the model.
         label: its class.
         own: whether it is the class of the label, rather than the one that `config.json` names.
+        change: what another system rounds, done to the loaded model.
+        given: tokens [batch, position]; None are those of every model.
 
     Raises:
         ValueError: a weight is missing, left over or of another shape.
@@ -241,31 +251,39 @@ def logits(folder: Path, label: str, *, own: bool = True) -> np.ndarray:
     wrong = {name: sorted(report[name])[:2] for name in _FAULTS if report[name]}
     if wrong:
         raise ValueError(f"the model does not fit its config: {wrong}")
+    if change is not None:
+        with torch.no_grad():
+            change(model)
     return np.stack(
-        [_computed(model.eval(), kind, one) for one in _ATTENTIONS if one == "eager" or model._supports_sdpa]
+        [
+            _computed(model.eval(), kind, one, tokens() if given is None else torch.from_numpy(given))
+            for one in _ATTENTIONS
+            if one == "eager" or model._supports_sdpa
+        ]
     )
 
 
-def _computed(model: Any, kind: str, attention: str) -> np.ndarray:
+def _computed(model: Any, kind: str, attention: str, given: Any) -> np.ndarray:
     """By one implementation of attention: `eager` alone computes soft caps, `sdpa` alone attends in both directions."""
     import torch
 
     model.set_attn_implementation(attention)
     with torch.no_grad():
-        made = model(**_inputs(decoder="Conditional" in kind), return_dict=True)
+        made = model(**_inputs(given, decoder="Conditional" in kind), return_dict=True)
     return (made.logits if "logits" in made else made.last_hidden_state).numpy()
 
 
 @cache
-def _tokens() -> Any:
+def tokens() -> Any:
+    """The tokens of every model: [batch, position]."""
     import torch
 
     drawn = np.random.default_rng(7).integers(3, 60, (2, SEQUENCE))
     return torch.from_numpy(drawn)
 
 
-def _inputs(*, decoder: bool) -> dict[str, Any]:
-    return {"input_ids": _tokens(), **({"decoder_input_ids": _tokens().flip(1)} if decoder else {})}
+def _inputs(given: Any, *, decoder: bool) -> dict[str, Any]:
+    return {"input_ids": given, **({"decoder_input_ids": given.flip(1)} if decoder else {})}
 
 
 def meta_params(folder: Path) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def _walk(part: list[tuple[Case, int]]) -> list[Walked]:
     return [walk(case, number) for case, number in part]
 
 
-def _prepare(home: str) -> None:
+def prepare(home: str) -> None:
     """A worker sees no ledger of the developer, and uses one processor."""
     os.environ |= {
         "WHERRY_HOME": home,
@@ -103,7 +103,7 @@ def walk_all(labels: list[str], workers: int) -> Iterator[Walked]:
     numbered = [(case, number) for label in labels for number, case in enumerate(all_cases(label))]
     parts = [numbered[at : at + _PART] for at in range(0, len(numbered), _PART)]
     spawn = multiprocessing.get_context("spawn")
-    with temporary_folder("walk") as home, ProcessPoolExecutor(workers, spawn, _prepare, (home,)) as pool:
+    with temporary_folder("walk") as home, ProcessPoolExecutor(workers, spawn, prepare, (home,)) as pool:
         for part in pool.map(_walk, parts):
             yield from part
 

@@ -260,7 +260,7 @@ def effect(case: Case, source: Path, wanted: np.ndarray) -> str:
     reference = _references[key]
     if reference is not None and _signature(source) != reference[1]:
         return "shape"
-    far = _distance(wanted, reference[0]) if reference is not None else 1.0
+    far = distance(wanted, reference[0]) if reference is not None else 1.0
     return "no" if not far else "yes" if far > SAME else LITTLE
 
 
@@ -278,10 +278,10 @@ def _end(case: Case, source: Path, wanted: np.ndarray, route: Route) -> End:
     family = BASES[case.label].family
     with temporary_folder("walk") as folder:
         there, back = Path(folder) / "there", Path(folder) / "back"
-        if (stopped := _converted("there", source, there, route)) is not None:
+        if (stopped := converted("there", source, there, route)) is not None:
             return stopped
         strip(there, source, keep=route.to.startswith("huggingface"))
-        stopped = _converted("back", there, back, Route("huggingface", wish=LayoutRequest(family=family)))
+        stopped = converted("back", there, back, Route("huggingface", wish=LayoutRequest(family=family)))
         if stopped is None:
             return _compared(case, back, wanted)
         return _answered(case, route, there, source, wanted, stopped) if stopped.word == "asked" else stopped
@@ -298,7 +298,7 @@ def _answered(case: Case, route: Route, there: Path, source: Path, wanted: np.nd
         answer.write_text(json.dumps(route.answer(source)))
     wish = LayoutRequest(family=BASES[case.label].family, config=str(answer))
     back = there.parent / "answered"
-    again = _converted("answered", there, back, Route("huggingface", wish=wish)) or _compared(
+    again = converted("answered", there, back, Route("huggingface", wish=wish)) or _compared(
         case, back, wanted
     )
     if again.word in ("carried", "refused") or (again.word == "asked" and "--config" not in again.detail):
@@ -306,8 +306,15 @@ def _answered(case: Case, route: Route, there: Path, source: Path, wanted: np.nd
     return End(f"{again.word} after the answer", again.detail)
 
 
-def _converted(leg: str, source: Path, target: Path, route: Route) -> End | None:
-    """Convert; the end if that is not possible."""
+def converted(leg: str, source: Path, target: Path, route: Route) -> End | None:
+    """Convert; the end if that is not possible.
+
+    Args:
+        leg: the word that the end begins with.
+        source: a checkpoint.
+        target: where to.
+        route: format and options.
+    """
     try:
         wherry.convert(
             source,
@@ -350,9 +357,10 @@ def _compared(case: Case, back: Path, wanted: np.ndarray) -> End:
         return End("does not load", f"{type(error).__name__}: {error}"[:300])
     if found.shape != wanted.shape:
         return End("differs", f"shape {found.shape}, not {wanted.shape}")
-    far = _distance(found, wanted)
+    far = distance(found, wanted)
     return End("carried") if far <= SAME else End("differs", f"by {far:.1e}")
 
 
-def _distance(found: np.ndarray, wanted: np.ndarray) -> float:
+def distance(found: np.ndarray, wanted: np.ndarray) -> float:
+    """The largest difference, as a share of the largest wanted value."""
     return float(np.abs(found - wanted).max() / np.abs(wanted).max())
