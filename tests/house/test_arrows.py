@@ -26,7 +26,8 @@ ROOMS: Mapping[str, str] = {
     "credentials": "",
     "errors": "version installation cures credentials",
     "text": "credentials errors",
-    "core": "credentials cures errors text",
+    "kernels": "",
+    "core": "credentials cures errors text kernels",
     "runtime": "errors core",
     "remote": "credentials errors text core",
     "storage": "credentials errors text core runtime remote",
@@ -36,7 +37,7 @@ ROOMS: Mapping[str, str] = {
     "formats": "errors core remote storage objects upload",
     "format": "formats",
     "tree": "errors text core formats",
-    "layout": "errors core formats",
+    "layout": "errors kernels core formats",
     "families": "errors text core storage formats tree layout",
     "mover": "errors core runtime storage objects staging formats",
     "quantized": "errors text core storage formats layout mover",
@@ -63,7 +64,7 @@ ROOMS: Mapping[str, str] = {
     "auditor": "errors version text core runtime storage formats tree mover config ledger converter"
     " carriers verifier",
     "site": "credentials errors version core config ledger catalog lineage",
-    "watch": "credentials errors installation core runtime remote storage formats config ledger routes",
+    "watch": "credentials errors installation kernels core runtime remote storage formats config ledger routes",
     "testing": "errors text core runtime storage formats mover converter",
     "console": "credentials errors version core storage config staging formats converter units verifier models routes"
     " lineage watch",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakSet
 
 from wherry.core import dtypes
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.formats.reader import Reader
 
+    Taken: TypeAlias = Callable[[TensorSpec, Region, memoryview], None]
 
 _MAPPED = 1 << 20  # bytes from which memory is mapped
 _EVERY: WeakSet[Parts] = WeakSet()
@@ -42,15 +43,19 @@ def drop_free_parts() -> None:
 class Parts:
     """Reads regions of a reader's tensors; used from several threads."""
 
-    def __init__(self, reader: Reader, specs: Mapping[KeyPath, TensorSpec]) -> None:
+    def __init__(
+        self, reader: Reader, specs: Mapping[KeyPath, TensorSpec], taken: Taken | None = None
+    ) -> None:
         """Read nothing yet.
 
         Args:
             reader: the reader.
             specs: its tensors.
+            taken: gets each region with its bytes, which it may hash.
         """
         self._reader = reader
         self._specs = specs
+        self._taken = taken
         self._own = threading.local()
         self._free: list[bytearray | mmap.mmap] = []
         self._lock = threading.Lock()
@@ -86,6 +91,8 @@ class Parts:
         shape, dtype = region_shape(region), dtypes.numpy_dtype(spec.dtype)
         out = self._scratch(math.prod(shape) * dtype.itemsize)
         fill(out)
+        if self._taken is not None:
+            self._taken(spec, region, out)
         return np.frombuffer(out, dtype).reshape(shape)
 
     def _scratch(self, nbytes: int) -> memoryview:
