@@ -63,7 +63,7 @@ def test_columns_of_layers_are_runs(rows, layers, width, share, seed):
 
 @compiled
 def test_a_run_outside_of_the_tensor_is_refused():
-    leaves = kernels.Leaves(5000)
+    leaves = kernels.OpenLeaves(5000)
     for offset, count, step in ((4001, 1, 0), (0, 3, 2001), (1 << 63, 1, 0), (0, 2, 1 << 63)):
         with pytest.raises(AssertionError, match="outside"):
             leaves.add(memoryview(bytes(3000)), offset, length=1000, count=count, apart=1000, step=step)
@@ -122,7 +122,7 @@ def test_boxes_are_not_hashed_where_leaves_need_their_order(monkeypatch):
     spec = TensorSpec(("t",), (4, 4096), "uint8")
     box, data = (slice(0, 4), slice(0, 2048)), memoryview(bytes(8192))
     assert not LeafHasher(spec, ALGORITHMS).update_box(box, data)
-    monkeypatch.setattr("wherry.core.digest.load", lambda: None)
+    monkeypatch.setattr("wherry.kernels.load", lambda: None)
     assert not LeafHasher(spec, (BLAKE3,)).update_box(box, data)
 
 
@@ -132,7 +132,6 @@ def test_without_kernels_a_conversion_gives_the_same_digests(tmp_path, monkeypat
     source = judge.source("llama")
     first = wherry.convert(source, tmp_path / "a", to="maxtext", lineage=False)
     monkeypatch.setattr("wherry.kernels.load", lambda: None)
-    monkeypatch.setattr("wherry.core.digest.load", lambda: None)
     second = wherry.convert(source, tmp_path / "b", to="maxtext", lineage=False)
     assert first.target.weights_digest == second.target.weights_digest
     assert first.source.weights_digest == second.source.weights_digest

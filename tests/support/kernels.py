@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from blake3 import blake3
 
-from wherry.kernels import Leaves, load, permute
+from wherry.kernels import OpenLeaves, load, permute
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -45,7 +45,7 @@ def check_pieces(count: int, cuts: int, again: int, seed: int) -> None:
     """Leaves of random bytes that come in random pieces."""
     chosen = random.Random(seed)
     data = random_bytes(count, seed)
-    leaves, found = Leaves(count), {}
+    leaves, found = OpenLeaves(count), {}
     for start, stop in pieces(count, cuts, again, chosen):
         found |= dict(leaves.add(memoryview(data)[start:stop], start))
     assert [found.get(leaf) for leaf in range(-(-count // LEAF))] == expected(data), (
@@ -62,7 +62,7 @@ def check_runs(rows: int, layers: int, width: int, cut: int, seed: int) -> None:
     array = np.frombuffer(data, "u1").reshape(rows, layers, width)
     boxes = [(layer, start) for layer in range(layers) for start in range(0, width, cut)]
     random.Random(seed).shuffle(boxes)
-    leaves, found = Leaves(len(data)), {}
+    leaves, found = OpenLeaves(len(data)), {}
     for layer, start in boxes:
         box = np.ascontiguousarray(array[:, layer, start : start + cut])
         runs = {"length": box.shape[1], "count": rows, "apart": box.shape[1], "step": layers * width}
@@ -80,7 +80,7 @@ def check_threads(count: int, piece: int, seed: int, threads: int = 4) -> None:
     data = memoryview(random_bytes(count, seed))
     starts = list(range(0, count, piece))
     random.Random(seed).shuffle(starts)
-    leaves, found, lock = Leaves(count), {}, threading.Lock()
+    leaves, found, lock = OpenLeaves(count), {}, threading.Lock()
 
     def work(own: Iterable[int]) -> None:
         for start in own:

@@ -25,11 +25,11 @@ from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
+from wherry import kernels
 from wherry.core import dtypes
 from wherry.core.algorithms import BLAKE3, HASH_BYTES, HashState, new_hash
 from wherry.core.keypath import render
 from wherry.core.tensorspec import region_shape
-from wherry.kernels import Leaves, load
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -164,7 +164,7 @@ class LeafHasher:
         self.spec = spec
         self.algorithms = algorithms
         self.leaves: list[bytes | None] = [None] * leaf_count(spec.nbytes)
-        self._any_order: Leaves | None = None
+        self._any_order: kernels.OpenLeaves | None = None
         self._open: dict[int, HashState] | None = None  # offset → hash that has consumed its leaf up to there
         self._waiting: dict[int, bytes] | None = (
             None  # offset → bytes inside a leaf that is not hashed so far
@@ -263,12 +263,17 @@ class LeafHasher:
             else _Hashes(self.algorithms, data)
         )
 
-    def _in_any_order(self) -> Leaves | None:
+    def _in_any_order(self) -> kernels.OpenLeaves | None:
         """What hashes pieces of leaves in any order; None where nothing does."""
-        if self._any_order is None and self.algorithms == (BLAKE3,) and load() is not None:
+        if (
+            self._any_order is None
+            and self.algorithms == (BLAKE3,)
+            and kernels.load()
+            and kernels.LEAF == LEAF
+        ):
             with self._lock:
                 if self._any_order is None:
-                    found = Leaves(self.spec.nbytes)
+                    found = kernels.OpenLeaves(self.spec.nbytes)
                     for leaf, digest in enumerate(self.leaves):
                         if digest is not None:
                             found.skip(leaf)

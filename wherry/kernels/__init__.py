@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _LANES = {16: "AVX-512", 8: "AVX2", 4: "portable"}
 _HASH = 32  # bytes of a hash
-_LEAF = 4 << 20
+LEAF = 4 << 20  # bytes; the kernels know no other size
 
 
 @cache
@@ -50,7 +50,7 @@ def kernels() -> str:
     return "none" if library is None else _LANES[library.wherry_lanes(0)]
 
 
-class Leaves:
+class OpenLeaves:
     """The leaves of a tensor whose bytes arrive in any order; used from several threads.
 
     Of each leaf that has begun, 32 bytes are kept for each KiB, and the bytes of those KiB that came in part.
@@ -67,7 +67,7 @@ class Leaves:
         library = load()
         assert library is not None, "the caller asks load() first"
         self._library = library
-        self._count = -(-nbytes // _LEAF)
+        self._count = -(-nbytes // LEAF)
         self._state = library.wherry_leaves_new(nbytes)
         if not self._state:
             raise MemoryError
@@ -103,7 +103,7 @@ class Leaves:
 
         length = length or len(data)
         assert (count - 1) * apart + length <= len(data)
-        touched = min(self._count, ((count - 1) * step + length) // _LEAF + 2)
+        touched = min(self._count, ((count - 1) * step + length) // LEAF + 2)
         numbers = (ctypes.c_uint64 * touched)()
         hashes = ctypes.create_string_buffer(touched * _HASH)
         found = self._library.wherry_leaves_add(

@@ -71,7 +71,6 @@ class DecodedReader(ReaderOver):
         *,
         soon: Collection[KeyPath] = (),
         algorithms: tuple[str, ...] = (),
-        gathering: Collection[KeyPath] = (),
         stopped: threading.Event | None = None,
     ) -> None:
         """Decode nothing yet.
@@ -80,7 +79,6 @@ class DecodedReader(ReaderOver):
             reader: of the source; its owner closes it.
             soon: key paths of small tensors that will be read once and soon; they are decoded into memory.
             algorithms: with which tensors are hashed while they are decoded; see LeafHasher. By default they are not.
-            gathering: key paths of tensors that are hashed while regions of them are taken, if that can be done.
             stopped: ends decoding once it is set.
         """
         self._reader = reader
@@ -93,7 +91,7 @@ class DecodedReader(ReaderOver):
         self._lock = threading.Lock()
         self.hashed: dict[KeyPath, LeafHasher] | None = {} if algorithms else None
         self.gathered: dict[KeyPath, LeafHasher] = {}
-        self._gathering = set(gathering)
+        self._gathering: set[KeyPath] = set()
 
     def inner(self, spec: TensorSpec) -> tuple[Reader, TensorSpec]:
         """The source's reader."""
@@ -145,6 +143,10 @@ class DecodedReader(ReaderOver):
                 self._memory.pop(spec.path, None)
         return held.array[region]
 
+    def gather(self, paths: Collection[KeyPath]) -> None:
+        """Hash tensors of which a view takes regions while it does, where that can be done."""
+        self._gathering = set(paths)
+
     def take_region(self, spec: TensorSpec, region: Region, data: memoryview) -> None:
         """Hash a region that was read for a view, where its tensor is stored as it is.
 
@@ -166,7 +168,10 @@ class DecodedReader(ReaderOver):
         """Hash no more regions of a tensor: it is read again in order."""
         with self._lock:
             self._gathering.discard(path)
-            self.gathered.pop(path, None)
+
+    def gathers(self, path: KeyPath) -> bool:
+        """Whether the regions of a tensor are hashed while they are taken."""
+        return path in self._gathering
 
     def prepare(self, spec: TensorSpec) -> None:
         """Decode a tensor that is not decoded yet, or not hashed yet if it must be.

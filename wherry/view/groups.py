@@ -186,10 +186,11 @@ class ViewPass:
             self._source.reader,
             soon=soon,
             algorithms=algorithms,
-            gathering=self._hashed - self._equal.keys(),
             stopped=stopped,
         )
         self.reader = seen.reader_over(self._decoded)
+        straight = [path for path in self._needs if self.reader.access(seen.spec(path)).raw is not None]
+        self._decoded.gather(self._hashed.difference(self._equal, *(self._needs[path] for path in straight)))
 
     def __enter__(self) -> Self:
         return self
@@ -218,15 +219,15 @@ class ViewPass:
             with carrier.settling():
                 carrier.crew.work(self._tasks(carrier, moves, used, left), threads.worker_count())
                 known = self._known(carrier)
-                rest = [
-                    self._specs[path] for path in (*self._equal, *self._decoded.gathered) if path not in known
-                ]
-                carrier.crew.work(used.tasks(digest_moves(rest, used.source)), threads.worker_count())
-            for path in known:
-                meter.add(self._specs[path].nbytes, self._specs[path].name)
-        hashers = {**left.hashers, **used.hashers, **(self._decoded.hashed or {}), **known}
+                for path in known:
+                    meter.add(self._specs[path].nbytes, self._specs[path].name)
+                hashers = {**left.hashers, **used.hashers, **(self._decoded.hashed or {}), **known}
+                if not all(output.error for output in carrier.outputs):
+                    rest = [self._specs[path] for path in self._hashed if path not in hashers]
+                    tasks = used.tasks(digest_moves(rest, used.source))
+                    carrier.crew.work(tasks, threads.worker_count())
         specs = {path: self._specs[path] for path in self._hashed}
-        return {one: Hashes.of(specs, hashers, one) for one in self._algorithms}
+        return {one: Hashes.of(specs, {**hashers, **used.hashers, **known}, one) for one in self._algorithms}
 
     def _known(self, carrier: Carrier) -> dict[KeyPath, LeafHasher]:
         """The leaves of the source's tensors that were hashed while the view's were carried."""
@@ -282,10 +283,8 @@ class ViewPass:
         """Carry the targets, and hash sources that were not hashed while they were decoded."""
         for path in work.targets:
             yield from carrier.tasks(moves.of(path))
-        known = self._equal.keys() | self._decoded.gathered.keys()
-        raw = [spec for spec in work.raw if spec.path in self._hashed and spec.path not in known]
-        for spec in raw:
-            self._decoded.leave(spec.path)
+        hashed = [spec for spec in work.raw if spec.path in self._hashed and spec.path not in self._equal]
+        raw = [spec for spec in hashed if not self._decoded.gathers(spec.path)]
         yield from used.tasks(digest_moves(raw, used.source))
         yield from (partial(self._hash, spec, used) for spec in work.encoded if spec.path in self._hashed)
 

@@ -9,7 +9,8 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 # wherry itself cannot be imported yet: what it depends on need not be there.
-_SPEC = importlib.util.spec_from_file_location("compile", Path(__file__).with_name("compile.py"))
+_FILE = Path(__file__).resolve().parents[1] / "wherry" / "kernels" / "compile.py"
+_SPEC = importlib.util.spec_from_file_location("compile", _FILE)
 assert _SPEC is not None
 assert _SPEC.loader is not None
 _COMPILE = importlib.util.module_from_spec(_SPEC)
