@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from wherry.core import dtypes
 from wherry.core.tensorspec import Region, TensorSpec, region_shape
+from wherry.mover.decode import DecodedReader
 from wherry.mover.pool import map_memory
 from wherry.mover.regions import fill_region, raw_bytes
 
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.formats.reader import Reader
-
-    Taken: TypeAlias = Callable[[TensorSpec, Region, memoryview], None]
 
 _MAPPED = 1 << 20  # bytes from which memory is mapped
 _EVERY: WeakSet[Parts] = WeakSet()
@@ -43,19 +42,16 @@ def drop_free_parts() -> None:
 class Parts:
     """Reads regions of a reader's tensors; used from several threads."""
 
-    def __init__(
-        self, reader: Reader, specs: Mapping[KeyPath, TensorSpec], taken: Taken | None = None
-    ) -> None:
+    def __init__(self, reader: Reader, specs: Mapping[KeyPath, TensorSpec]) -> None:
         """Read nothing yet.
 
         Args:
-            reader: the reader.
+            reader: the reader; one that hashes what is taken of its tensors gets each region with its bytes.
             specs: its tensors.
-            taken: gets each region with its bytes, which it may hash.
         """
         self._reader = reader
+        self._taken = reader.take_region if isinstance(reader, DecodedReader) else None
         self._specs = specs
-        self._taken = taken
         self._own = threading.local()
         self._free: list[bytearray | mmap.mmap] = []
         self._lock = threading.Lock()

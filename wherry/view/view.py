@@ -220,8 +220,7 @@ class ViewReader(BaseReader):
         self._reader = reader
         self._projected = projected
         self._new_files = files
-        taken = reader.take_region if isinstance(reader, DecodedReader) else None
-        self._parts = Parts(reader, source.manifest.tensors, taken)
+        self._parts = Parts(reader, source.manifest.tensors)
 
     def access(self, spec: TensorSpec) -> Access:
         """Raw if the source's bytes are in the same order as the target's, otherwise by region."""
