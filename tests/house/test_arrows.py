@@ -40,7 +40,7 @@ ROOMS: Mapping[str, str] = {
     "layout": "errors kernels core formats",
     "families": "errors text core storage formats tree layout",
     "mover": "errors core runtime storage objects staging formats",
-    "quantized": "errors text core storage formats layout mover",
+    "quantized": "errors text kernels core storage formats layout mover",
     "view": "errors text core runtime storage formats tree layout families mover quantized",
     "config": "errors text core storage formats",
     "ledger": "credentials errors version text core remote storage formats config",

@@ -78,6 +78,13 @@ def test_axes_are_permuted_as_numpy_does(word, shape):
 
 
 @compiled
+@pytest.mark.parametrize("word", ["u2", "u4"])
+@pytest.mark.parametrize(("rows", "columns", "block", "first"), cases.CODES)
+def test_codes_are_looked_up_in_the_tables_of_their_blocks(rows, columns, block, first, word):
+    cases.check_look_up(rows, columns, block, first, word)
+
+
+@compiled
 def test_the_payload_of_nan_is_kept():
     words = np.array([[0x7F80_0001, 0xFFC0_1234], [0x7FFF_FFFF, 0x8000_0000]], "u4")
     out = np.empty((2, 2), "f4")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from blake3 import blake3
 
-from wherry.kernels import OpenLeaves, load, permute
+from wherry.kernels import OpenLeaves, load, look_up, permute
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -135,7 +135,32 @@ def check_permute(word: str, shape: tuple[int, ...], seed: int) -> None:
         assert np.count_nonzero(gaps) == np.count_nonzero(apart), "nothing is written between the elements"
 
 
+def check_look_up(rows: int, columns: int, block: tuple[int, int], first: tuple[int, int], word: str) -> None:
+    """Codes of a matrix that begins inside of a block."""
+    draw = np.random.default_rng(rows * columns)
+    grid = tuple(
+        -(-(start + extent) // size)
+        for start, extent, size in zip(first, (rows, columns), block, strict=True)
+    )
+    tables = draw.integers(0, 60_000, (*grid, 256)).astype(word)
+    codes = draw.integers(0, 256, (rows, columns)).astype("u1")
+    down = (first[0] + np.arange(rows))[:, None] // block[0]
+    across = (first[1] + np.arange(columns))[None] // block[1]
+    words, seen = look_up(codes, tables, first, block)
+    wanted = np.zeros(tables.shape, bool)
+    wanted[down, across, codes] = True
+    assert (words == tables[down, across, codes]).all()
+    assert (seen == wanted).all()
+
+
 SHAPES = ((1,), (0, 3), (5, 7), (64, 64), (33, 130), (1, 9), (3, 40, 50), (2, 3, 20, 17), (16, 2, 8, 3))
+CODES = (
+    (1, 1, (1, 1), (0, 0)),
+    (300, 200, (128, 128), (0, 0)),
+    (77, 130, (128, 64), (100, 63)),
+    (5, 4096, (1, 4096), (0, 0)),
+    (0, 9, (4, 4), (0, 0)),
+)
 WORDS = ("u1", "u2", "u4", "u8")
 
 
@@ -146,6 +171,9 @@ def check_all() -> None:
     for word in WORDS:
         for shape in SHAPES:
             check_permute(word, shape, seed=len(shape))
+    for rows, columns, block, first in CODES:
+        for word in ("u2", "u4"):
+            check_look_up(rows, columns, block, first, word)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 - `tree_hash.c` hashes leaves with BLAKE3 from pieces that arrive in any order, from several threads.
 - `transpose.c` permutes the axes of arrays.
+- `look_up.c` replaces codes by words of tables, one for each block.
 
 They are compiled when wherry is installed, if a C compiler is there (`wherry.kernels.compile`), and loaded with ctypes,
 which lets other threads run meanwhile. Without them wherry does the same with numpy and the `blake3` package, slower:
@@ -40,6 +41,7 @@ def load() -> ctypes.CDLL | None:
     found.wherry_leaves_skip.restype, found.wherry_leaves_skip.argtypes = None, [place, size]
     found.wherry_leaves_add.restype = signed
     found.wherry_leaves_add.argtypes = [place, place, signed, *[unsigned] * 4, place, place]
+    found.wherry_look_up.argtypes = [place, size, size, place, ctypes.c_int, *[size] * 5, place, place]
     found.wherry_permute.argtypes = [place, place, place, place, place, ctypes.c_int, ctypes.c_int]
     return found
 
@@ -138,6 +140,38 @@ def permute(view: np.ndarray, out: np.ndarray) -> bool:
     return not library.wherry_permute(
         _address(view), source, _address(out), target, extents, axes, view.itemsize
     )
+
+
+def look_up(
+    codes: np.ndarray, tables: np.ndarray, first: tuple[int, int], block: tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Replace codes by words of tables; requires `load()`.
+
+    Args:
+        codes: uint8 [rows, columns], C order.
+        tables: words of 2 or 4 bytes [block rows, block columns, 256], C order, of all blocks that the codes touch.
+        first: row and column of the first code, counted from the corner of the first block.
+        block: rows and columns of a block.
+
+    Returns:
+        The words [rows, columns], and which words of the tables are among them.
+    """
+    import numpy as np
+
+    library = load()
+    assert library is not None, "the caller asks load() first"
+    rows, columns = codes.shape
+    out, seen = np.empty(codes.shape, tables.dtype), np.zeros(tables.shape, np.bool_)
+    assert codes.flags.c_contiguous
+    assert tables.flags.c_contiguous
+    assert not codes.size or (first[0] + rows - 1) // block[0] < tables.shape[0]
+    assert not codes.size or (first[1] + columns - 1) // block[1] < tables.shape[1]
+    done = library.wherry_look_up(
+        _address(codes), rows, columns, _address(tables), tables.itemsize, tables.shape[1],
+        *first, *block, _address(out), _address(seen),
+    )  # fmt: skip
+    assert done == 0, "words have 2 or 4 bytes"
+    return out, seen
 
 
 def _address(array: np.ndarray) -> int:
