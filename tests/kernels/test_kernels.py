@@ -160,7 +160,11 @@ def test_a_compiler_that_fails_leaves_numpy(tmp_path, monkeypatch, capsys):
 def test_a_wheel_has_the_library_where_a_compiler_is(tmp_path, has_compiler):
     source = tmp_path / "source"
     names = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
     ).stdout
     for name in filter(None, names.split("\0")):
         if not name.startswith(("tests/", "docs/")):
