@@ -225,7 +225,7 @@ class LeafHasher:
                     data[start:],
                     offset,
                     length=runs.length,
-                    count=runs.count,
+                    count=runs.number,
                     apart=runs.apart,
                     step=runs.step,
                 )
@@ -322,7 +322,7 @@ class _Runs(NamedTuple):
 
     Attributes:
         length: bytes of a run.
-        count: of the runs that lie equally far apart.
+        number: of the runs that lie equally far apart.
         apart: bytes between the beginnings of two of these in the box.
         step: the same in the tensor.
         starts: the offset of each first one, in the tensor and in the box.
@@ -331,7 +331,7 @@ class _Runs(NamedTuple):
     """
 
     length: int
-    count: int
+    number: int
     apart: int
     step: int
     starts: tuple[tuple[int, int], ...]

@@ -178,10 +178,6 @@ class ViewPass:
         self._progress = progress
         self._algorithms = algorithms
         soon = set(_alone(self._needs, self._sizes))
-        self._equal: dict[KeyPath, KeyPath] = {}  # the source's tensor → the view's with the same bytes
-        if isinstance(seen, View):
-            same = {seen.same_bytes(path): path for path in self._needs}
-            self._equal = {path: found for path, found in same.items() if path in self._hashed}
         self._decoded = DecodedReader(
             self._source.reader,
             soon=soon,
@@ -189,8 +185,8 @@ class ViewPass:
             stopped=stopped,
         )
         self.reader = seen.reader_over(self._decoded)
-        straight = [path for path in self._needs if self.reader.access(seen.spec(path)).raw is not None]
-        self._decoded.gather(self._hashed.difference(self._equal, *(self._needs[path] for path in straight)))
+        self._view = seen if isinstance(seen, View) else None
+        self._equal: dict[KeyPath, KeyPath] = {}  # the source's tensor → the view's with the same bytes
 
     def __enter__(self) -> Self:
         return self
@@ -209,6 +205,8 @@ class ViewPass:
 
         Raises: what `Carrier.carry` does.
         """
+        if carrier.whole:
+            self._hash_on_the_way(moves)
         total = sum(nbytes for path, nbytes in self._sizes.items() if path in self._hashed)
         meter = Meter("digest", total, self._progress)
         with (
@@ -228,6 +226,13 @@ class ViewPass:
                     carrier.crew.work(tasks, threads.worker_count())
         specs = {path: self._specs[path] for path in self._hashed}
         return {one: Hashes.of(specs, {**hashers, **used.hashers, **known}, one) for one in self._algorithms}
+
+    def _hash_on_the_way(self, moves: JointMoves) -> None:
+        """Find the source's tensors that are hashed while the view's are carried."""
+        straight = [path for path in self._needs if moves.ways[path].access.raw is not None]
+        same = {self._view.same_bytes(path): path for path in straight} if self._view else {}
+        self._equal = {path: target for path, target in same.items() if path in self._hashed}
+        self._decoded.gather(self._hashed.difference(self._equal, *(self._needs[path] for path in straight)))
 
     def _known(self, carrier: Carrier) -> dict[KeyPath, LeafHasher]:
         """The leaves of the source's tensors that were hashed while the view's were carried."""
