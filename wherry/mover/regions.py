@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from functools import partial
 from itertools import product
 from operator import mul
@@ -33,6 +34,7 @@ _SHORT = 32 << 10  # bytes; a shorter run is read together with the gap before t
 _WASTE = 16  # but at most this many times the requested bytes
 _LONGEST = 4 << 20
 _TOGETHER = 1 << 20
+_held = threading.local()
 
 
 def fill_region(
@@ -86,7 +88,7 @@ def _fill_block(
     first = sum(part.start * stride for part, stride in zip(region[axis:], strides[axis:], strict=True))
     last = sum((part.stop - 1) * stride for part, stride in zip(region[axis:], strides[axis:], strict=True))
     wanted, covered = math.prod(extents[axis:]) * size, last - first + size
-    between = memoryview(bytearray(covered)) if covered > wanted else None
+    between = _with_gaps(covered) if covered > wanted else None
     for turn, place in enumerate(product(*(range(part.start, part.stop) for part in region[:axis]))):
         offset = first + sum(index * stride for index, stride in zip(place, strides[:axis], strict=True))
         target = out[turn * wanted : (turn + 1) * wanted]
@@ -96,6 +98,14 @@ def _fill_block(
         read(offset, between)
         kept = np.ndarray((*extents[axis:], size), "u1", between, strides=(*strides[axis:], 1))
         np.frombuffer(target, "u1").reshape(kept.shape)[...] = kept
+
+
+def _with_gaps(nbytes: int) -> memoryview:
+    """Memory of this thread for what is read together with gaps: fresh memory costs as much as the reading."""
+    held: bytearray | None = getattr(_held, "buffer", None)
+    if held is None or len(held) < nbytes:
+        held = _held.buffer = bytearray(nbytes)
+    return memoryview(held)[:nbytes]
 
 
 def _cut(shape: tuple[int, ...], region: Region, size: int) -> int:
