@@ -38,6 +38,8 @@ class Copy:
             target = self.root / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(environment.ROOT / name, target, follow_symlinks=False)
+        for library in (environment.ROOT / "wherry" / "kernels").glob("*.so"):
+            shutil.copy2(library, self.root / library.relative_to(environment.ROOT))
         _overlay(python.parent.parent, folder / "venv", self.root)
 
     @contextmanager

@@ -152,6 +152,10 @@ def environment_key(purpose: Purpose, python: str) -> dict[str, str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     declared = {name: project[name] for name in ("build-system", "project")}
     made_from = json.dumps([declared, purpose, str(ROOT)], sort_keys=True).encode() + CONSTRAINTS.read_bytes()
+    for file in sorted(
+        (ROOT / "wherry" / "kernels").glob("*.c")
+    ):  # they are compiled when wherry is installed
+        made_from += file.read_bytes()
     version = "{}.{}".format(*_python_version(python))
     made = hashlib.sha256(made_from).hexdigest()
     return {"purpose": purpose.name, "root": str(ROOT), "python": version, "made_from": made}

@@ -14,6 +14,7 @@ from tests.support.corpus import CORPUS, PRESENT, needs
 from tests.support.memory_files import MEMORY_FILES, disk_folder, remove_abandoned, temporary_folder
 from tests.support.selection import mark_full
 from tests.support.skips import NO_CORPUS
+from wherry.kernels.compile import compile_library
 
 if TYPE_CHECKING:
     import tempfile
@@ -32,6 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     for name in [name for name in os.environ if name.startswith(_FOREIGN) and name not in _KEPT]:
         del os.environ[name]
+    compile_library()  # a worktree that shares the environment of another has none
     _bound_memory()
     remove_abandoned()
     home = _home()

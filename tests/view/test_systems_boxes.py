@@ -12,10 +12,14 @@ import wherry
 from tests.support.families import LLAMA as CONFIG
 from tests.support.families import SIZES, made
 from tests.support.systems import carry, hashes
+from wherry.core.digest import weights_digest
 from wherry.errors import MismatchError
 from wherry.families import load_family
+from wherry.kernels import load
 from wherry.mover import move
+from wherry.mover.output import Output
 from wherry.mover.source import Source
+from wherry.view import groups
 
 
 @pytest.fixture
@@ -101,3 +105,71 @@ def test_a_box_that_is_written_wrongly_is_not_committed(wide, boxes, tmp_path, m
         wherry.convert(wide, tmp_path / "out", to="maxtext", lineage=False)
     assert "up_proj.weight" in caught.value.path
     assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def at_once(boxes, monkeypatch):
+    """As `boxes`, but short runs are hashed in the pass too, as long ones are; what is read again is noted."""
+    if load() is None:
+        pytest.skip("no C compiler")
+    monkeypatch.setattr("wherry.core.digest._SHORTEST_RUN", 1)
+    monkeypatch.setattr("wherry.core.digest._LEAST_TOGETHER", 1)
+    again: list[str] = []
+    monkeypatch.setattr("wherry.converter.job.hash_rest", lambda *_words, **_more: again.append("target"))
+    digest = groups.digest_moves
+
+    def noted(specs, source):
+        specs = list(specs)
+        again.extend("/".join(spec.path) for spec in specs)
+        return digest(specs, source)
+
+    monkeypatch.setattr(groups, "digest_moves", noted)
+    return again
+
+
+def weights_of(folder):
+    """The weights digest of a checkpoint that is read for it."""
+    return weights_digest(wherry.inspect(folder, digest=True).manifest.digests, "blake3")
+
+
+def test_boxes_and_their_sources_are_hashed_in_the_pass_that_moves_them(wide, at_once, boxes, tmp_path):
+    receipt = carry(wide, tmp_path / "out", "maxtext")
+    assert boxes
+    assert at_once == []
+    assert receipt.target.weights_digest == weights_of(tmp_path / "out")
+    assert receipt.source.weights_digest == weights_of(wide)
+    assert carry(tmp_path / "out", tmp_path / "back", "huggingface").target.weights_digest
+    assert hashes(tmp_path / "back") == hashes(wide)
+
+
+def test_a_box_that_storage_alters_is_not_committed(wide, at_once, tmp_path, monkeypatch):
+    deliver = Output.deliver
+
+    def spoil(self, move, data, losses):
+        if move.box and move.source[-2] == "wi_1":
+            data[-1] ^= 0x40
+        deliver(self, move, data, losses)
+
+    monkeypatch.setattr(Output, "deliver", spoil)
+    with pytest.raises(MismatchError, match="read-back differs") as caught:
+        wherry.convert(wide, tmp_path / "out", to="maxtext", lineage=False)
+    assert "wi_1" in caught.value.path
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_resumed_run_reads_only_what_an_earlier_one_has_hashed(wide, at_once, boxes, tmp_path, monkeypatch):
+    deliver, left = Output.deliver, [9]
+
+    def stop(self, move, data, losses):
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        deliver(self, move, data, losses)
+
+    monkeypatch.setattr(Output, "deliver", stop)
+    with pytest.raises(KeyboardInterrupt):
+        wherry.convert(wide, tmp_path / "out", to="maxtext", lineage=False)
+    monkeypatch.undo()
+    receipt = carry(wide, tmp_path / "out", "maxtext")
+    assert receipt.target.weights_digest == carry(wide, tmp_path / "whole", "maxtext").target.weights_digest
+    assert receipt.source.weights_digest == weights_of(wide)

@@ -140,6 +140,8 @@ def move(
     where: Pass,
     algorithms: tuple[str, ...],
     hashed: Collection[KeyPath] | None = None,
+    *,
+    whole: bool = True,
 ) -> tuple[Mapping[str, Hashes], Mapping[str, Hashes] | None]:
     """Carry moves into one target, or into several of one source.
 
@@ -149,6 +151,7 @@ def move(
         where: where they are written.
         algorithms: with which the pass hashes.
         hashed: the tensors of the original of a view whose digests are computed; all by default.
+        whole: whether every move of each tensor is carried.
 
     Returns:
         The digests by algorithm of the tensors that were read whole and, for a view, those of its original; else None.
@@ -172,7 +175,7 @@ def move(
         reader = through.reader if through else seen.reader
         source = stack.enter_context(Source(reader, pool, where.spill, ways=moves.ways, stopped=stopped))
         meter = Meter("convert", sum(spec.nbytes for spec in specs.values()), progress)
-        carrier = Carrier(source, specs, meter, algorithms, where.outputs)
+        carrier = Carrier(source, specs, meter, algorithms, where.outputs, whole=whole)
         own = through.carry(carrier, moves) if through else None
         if not through:
             carrier.carry(moves)

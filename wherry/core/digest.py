@@ -19,12 +19,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import threading
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from itertools import product
+from typing import TYPE_CHECKING, NamedTuple
 
-from wherry.core.algorithms import HASH_BYTES, HashState, new_hash
+from wherry import kernels
+from wherry.core import dtypes
+from wherry.core.algorithms import BLAKE3, HASH_BYTES, HashState, new_hash
 from wherry.core.keypath import render
+from wherry.core.tensorspec import region_shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -33,9 +38,12 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
-    from wherry.core.tensorspec import TensorSpec
+    from wherry.core.tensorspec import Region, TensorSpec
 
 LEAF = 4 << 20
+_SHORTEST_RUN = 1 << 10  # bytes; to hash shorter runs one by one costs more than to read them again in order
+_LEAST_TOGETHER = 64 << 10  # bytes of runs that are hashed in one call
+_MOST_OPEN = 256  # leaves that have begun, of a tensor that comes in boxes: 32 MiB are kept of them
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -141,8 +149,10 @@ class _Hashes:
 class LeafHasher:
     """Hashes the leaves of one tensor from pieces that arrive in any order, from several threads.
 
-    A piece that covers whole leaves is hashed without a copy. Where two pieces meet inside a leaf and the second one
-    arrives first, its bytes (at most one leaf) are kept until the first one has been hashed.
+    A piece that covers whole leaves is hashed at once. Of other leaves the kernels keep 32 bytes for each KiB. Where
+    there are no kernels, or another algorithm than BLAKE3, a leaf is hashed in order: if of two pieces that meet
+    inside of it the second one arrives first, its bytes (at most one leaf) are kept until the first one has been
+    hashed. Then every byte must come exactly once, and boxes are not hashed.
 
     Attributes:
         spec: the tensor.
@@ -151,7 +161,7 @@ class LeafHasher:
         leaves: the hashes of each leaf, one after the other in the order of the algorithms; None until they are known.
     """
 
-    __slots__ = ("_open", "_waiting", "algorithms", "leaves", "spec")
+    __slots__ = ("_any_order", "_open", "_waiting", "algorithms", "leaves", "spec")
     # One for all: it is held for a moment, and large checkpoints have thousands of hashers.
     _lock = threading.Lock()
 
@@ -159,6 +169,7 @@ class LeafHasher:
         self.spec = spec
         self.algorithms = algorithms
         self.leaves: list[bytes | None] = [None] * leaf_count(spec.nbytes)
+        self._any_order: kernels.OpenLeaves | None = None
         self._open: dict[int, HashState] | None = None  # offset → hash that has consumed its leaf up to there
         self._waiting: dict[int, bytes] | None = (
             None  # offset → bytes inside a leaf that is not hashed so far
@@ -167,6 +178,8 @@ class LeafHasher:
     def preset(self, leaf: int, digest: bytes) -> None:
         """Set a leaf's hashes from the journal of an earlier run; its bytes are not needed then."""
         self.leaves[leaf] = digest
+        if self._any_order is not None:
+            self._any_order.skip(leaf)
 
     def known(self, start: int, stop: int) -> dict[int, bytes] | None:
         """The hashes of all leaves that bytes [start, stop) touch; None while one of them is not complete."""
@@ -188,6 +201,45 @@ class LeafHasher:
             if self.leaves[position // LEAF] is None:
                 self._piece(position, data[position - start : end - start])
             position = end
+
+    def update_box(self, region: Region, data: memoryview) -> bool:
+        """Take the elements of a region that need not be one run of the tensor's bytes; they may come again.
+
+        Args:
+            region: step-1 slices with explicit bounds.
+            data: its elements in C order.
+
+        Returns:
+            Whether they count. Where they do not, the leaves of the region are not hashed: there are no kernels, the
+            algorithm is not BLAKE3, the runs are short, or so many leaves have begun that their values take too much
+            memory.
+        """
+        if not all(part.start < part.stop for part in region):
+            return True
+        runs = _runs_of(self.spec, region)
+        if runs is None or runs.leaves > _MOST_OPEN:
+            return False
+        if runs.length < _SHORTEST_RUN and not runs.at_edge:
+            return False
+        hashes = self._in_any_order()
+        if hashes is None:
+            return False
+        for offset, start in runs.starts:
+            self._note(
+                hashes.add(
+                    data[start:],
+                    offset,
+                    length=runs.length,
+                    count=runs.number,
+                    apart=runs.apart,
+                    step=runs.step,
+                )
+            )
+        return True
+
+    def takes_any_order(self) -> bool:
+        """Whether pieces may come in any order and again, and boxes are hashed too."""
+        return self._in_any_order() is not None
 
     def done(self) -> bool:
         """Whether every leaf has been hashed."""
@@ -216,7 +268,35 @@ class LeafHasher:
             else _Hashes(self.algorithms, data)
         )
 
+    def _in_any_order(self) -> kernels.OpenLeaves | None:
+        """What hashes pieces of leaves in any order; None where nothing does."""
+        if (
+            self._any_order is None
+            and self.algorithms == (BLAKE3,)
+            and kernels.load()
+            and kernels.LEAF == LEAF
+        ):
+            with self._lock:
+                if self._any_order is None:
+                    found = kernels.OpenLeaves(self.spec.nbytes)
+                    for leaf, digest in enumerate(self.leaves):
+                        if digest is not None:
+                            found.skip(leaf)
+                    self._any_order = found
+        return self._any_order
+
+    def _note(self, complete: list[tuple[int, bytes]]) -> None:
+        for leaf, digest in complete:
+            self.leaves[leaf] = digest
+
     def _piece(self, offset: int, data: memoryview) -> None:
+        if offset % LEAF == 0 and (len(data) == LEAF or offset + len(data) == self.spec.nbytes):
+            self.preset(offset // LEAF, self._begin(data).digest())
+            return
+        hashes = self._in_any_order()
+        if hashes is not None:
+            self._note(hashes.add(data, offset))
+            return
         if offset % LEAF == 0:
             state = self._begin()
         else:
@@ -240,3 +320,56 @@ class LeafHasher:
             state.update(data)
             offset += len(data)
         self.leaves[(offset - 1) // LEAF] = state.digest()
+
+
+class _Runs(NamedTuple):
+    """The runs of a tensor's bytes of which a box consists.
+
+    Attributes:
+        length: bytes of a run.
+        number: of the runs that lie equally far apart.
+        apart: bytes between the beginnings of two of these in the box.
+        step: the same in the tensor.
+        starts: the offset of each first one, in the tensor and in the box.
+        leaves: that they touch, at most.
+        at_edge: whether they end where the tensor's rows do, and begin inside of these: such runs may be short.
+    """
+
+    length: int
+    number: int
+    apart: int
+    step: int
+    starts: tuple[tuple[int, int], ...]
+    leaves: int
+    at_edge: bool
+
+
+def _runs_of(spec: TensorSpec, region: Region) -> _Runs | None:
+    """The runs of a box that is not empty; None if elements are no whole bytes, or many groups of runs are short."""
+    if dtypes.opaque(spec.dtype) or dtypes.bits(spec.dtype) % 8:
+        return None
+    size, extents = dtypes.bits(spec.dtype) // 8, region_shape(region)
+    axis = len(extents)
+    while axis and extents[axis - 1 :] == spec.shape[axis - 1 :]:
+        axis -= 1
+    axis = max(axis - 1, 0)  # runs go along this axis and those after it
+    strides = [size * math.prod(spec.shape[at + 1 :]) for at in range(len(extents))]
+    inside = [size * math.prod(extents[at + 1 :]) for at in range(len(extents))]
+    loops = sorted((at for at in range(axis) if extents[at] > 1), key=lambda at: extents[at])
+    inner = loops.pop() if loops else None
+    count, apart, step = (1, 0, 0) if inner is None else (extents[inner], inside[inner], strides[inner])
+    length = math.prod(extents[axis:]) * size
+    if loops and count * length < _LEAST_TOGETHER:
+        return None
+    first = sum(part.start * stride for part, stride in zip(region, strides, strict=True))
+    places = product(*(range(extents[at]) for at in loops))
+    starts = tuple(
+        (
+            first + sum(index * strides[at] for index, at in zip(place, loops, strict=True)),
+            sum(index * inside[at] for index, at in zip(place, loops, strict=True)),
+        )
+        for place in places
+    )
+    last = sum((part.stop - 1) * stride for part, stride in zip(region, strides, strict=True))
+    at_edge = bool(region) and region[axis].start > 0 and region[axis].stop == spec.shape[axis]
+    return _Runs(length, count, apart, step, starts, leaf_count(last - first + size) + 1, at_edge)

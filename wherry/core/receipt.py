@@ -17,6 +17,7 @@ from wherry.core.algorithms import algorithm_of, with_algorithm
 from wherry.core.steps import LARGEST_STEP
 from wherry.core.units import show_seconds, show_size
 from wherry.errors import CorruptError, describe_exception
+from wherry.kernels import kernels
 from wherry.text.html import html_facts
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class Receipt:
         target: the checkpoint that was written.
         plan_digest: digest of the plan that was carried out.
         options: the options of the conversion, including defaults.
-        software: package → version.
+        software: package → version; `kernels` → the vectors for which they are compiled, or `none`.
         started: UTC, ISO 8601.
         finished: UTC, ISO 8601.
         seconds: wall time.
@@ -293,8 +294,9 @@ def utc_now() -> str:
 
 @cache
 def software() -> dict[str, str]:
-    """Versions of the packages that take part in a conversion; read once, as each one is a file to read."""
-    return {"python": platform.python_version(), **{name: _version(name) for name in _REPORTED}}
+    """Versions of what takes part in a conversion, and whether kernels do; read once, as each one is a file to read."""
+    versions = {name: _version(name) for name in _REPORTED}
+    return {"python": platform.python_version(), **versions, "kernels": kernels()}
 
 
 def _version(package: str) -> str:

@@ -50,6 +50,26 @@ def note(values: np.ndarray, made: np.ndarray, steps: Sequence[WordStep] = ()) -
         tally.losses += losses_of(values, made, steps)
 
 
+def note_distinct(values: np.ndarray, made: np.ndarray) -> bool:
+    """As `note`, for values of which each may occur many times.
+
+    Args:
+        values: before, each at least once.
+        made: after.
+
+    Returns:
+        Whether they were added; not if some of them count, since it is not known how often each occurs.
+    """
+    tally = open_tally()
+    if tally is None or not is_counting((), values.dtype.name, made.dtype.name):
+        return True
+    found = losses_of(values, made)
+    if found.infinite or found.zero or found.subnormal or found.nan:
+        return False
+    tally.losses += found
+    return True
+
+
 def losses_of(values: np.ndarray, made: np.ndarray, steps: Sequence[WordStep] = ()) -> Losses:
     """What a chain of words did to values; see `note` for the arguments."""
     flat, after = values.reshape(-1), made.reshape(-1)

@@ -13,6 +13,8 @@ import math
 from itertools import product
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from wherry import kernels
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -74,6 +76,8 @@ def fuse_axes(shape: Sequence[int], order: Sequence[int]) -> tuple[tuple[int, ..
 
 def permute(view: np.ndarray, out: np.ndarray) -> None:
     """Copy a transposed view into an array of the same shape; the last axis of `out` should be contiguous."""
+    if kernels.permute(view, out):
+        return
     inner = min(range(view.ndim), key=lambda axis: view.strides[axis], default=-1)
     if inner == view.ndim - 1:
         out[...] = view

@@ -58,6 +58,8 @@ class Carrier:
         outputs: receive the bytes; empty for a digest pass.
         hashers: one per source tensor, updated during the pass.
         seen: what the pass saw of the values, while it hashed them.
+        whole: whether it carries every part of its tensors; otherwise their boxes are not hashed, as no leaf of them
+            would be complete.
         crew: the worker threads; they stop with the source.
     """
 
@@ -68,6 +70,7 @@ class Carrier:
     outputs: tuple[Output, ...] = ()
     hashers: dict[KeyPath, LeafHasher] = field(default_factory=dict["KeyPath", LeafHasher])
     seen: SeenValues = field(default_factory=SeenValues)
+    whole: bool = True
     crew: Crew = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     # If more threads than cores hashed at once, all would finish at once, and then wait for storage together.
@@ -258,9 +261,12 @@ class Carrier:
     def _deliver(self, move: Move, data: memoryview, hasher: LeafHasher, losses: Losses = NO_LOSSES) -> None:
         with self._hashing:
             nans = self.seen.see(self.specs[move.source], 0 if move.box else move.span.start, data)
-            # A box is not one run of the tensor's bytes: it is hashed when the target is read back.
             if not move.box:
                 hasher.update(move.span.start, data)
+            elif (
+                self.whole and move.region is not None
+            ):  # what is not hashed here is read again from the target
+                hasher.update_box(move.region, data)
         if nans and not losses:
             losses = Losses(nan=nans)
         for output in self.outputs:

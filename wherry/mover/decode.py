@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from wherry.storage.location import Entry, Location
 
 
+_RUN = (
+    1 << 10
+)  # bytes that are hashed out of their order; shorter runs cost more than to read the tensor again
 SMALL = 1 << 20  # bytes; decoding a smaller tensor again is cheaper than keeping it
 _MOST = 16 << 30  # bytes of files that are not in use
 _MOST_IN_MEMORY = 64 << 20  # bytes of tensors that are not read yet
@@ -58,7 +61,8 @@ class DecodedReader(ReaderOver):
 
     Attributes:
         stopped: ends decoding once it is set.
-        hashed: the leaves of tensors whose bytes were decoded in order, if hashing is enabled.
+        hashed: the leaves of tensors that were hashed while they were decoded, if hashing is enabled.
+        gathered: the leaves of stored tensors that are hashed region by region, while a view takes them.
     """
 
     def __init__(
@@ -86,6 +90,8 @@ class DecodedReader(ReaderOver):
         self._memory: OrderedDict[KeyPath, _HeldTensor] = OrderedDict()
         self._lock = threading.Lock()
         self.hashed: dict[KeyPath, LeafHasher] | None = {} if algorithms else None
+        self.gathered: dict[KeyPath, LeafHasher] = {}
+        self._gathering: set[KeyPath] = set()
 
     def inner(self, spec: TensorSpec) -> tuple[Reader, TensorSpec]:
         """The source's reader."""
@@ -136,6 +142,36 @@ class DecodedReader(ReaderOver):
             if held.left <= 0:
                 self._memory.pop(spec.path, None)
         return held.array[region]
+
+    def gather(self, paths: Collection[KeyPath]) -> None:
+        """Hash tensors of which a view takes regions while it does, where that can be done."""
+        self._gathering = set(paths)
+
+    def take_region(self, spec: TensorSpec, region: Region, data: memoryview) -> None:
+        """Hash a region that was read for a view, where its tensor is stored as it is.
+
+        Leaves that a container's checksum covers are read in order, so that it is compared too.
+        """
+        if spec.path not in self._gathering:
+            return
+        access = self.access(spec)
+        with self._lock:
+            hasher = self.gathered.setdefault(spec.path, LeafHasher(spec, self._algorithms))
+        if (
+            access.raw is None
+            or any(one.checksum for one in access.raw)
+            or not hasher.update_box(region, data)
+        ):
+            self.leave(spec.path)
+
+    def leave(self, path: KeyPath) -> None:
+        """Hash no more regions of a tensor: it is read again in order."""
+        with self._lock:
+            self._gathering.discard(path)
+
+    def gathers(self, path: KeyPath) -> bool:
+        """Whether the regions of a tensor are hashed while they are taken."""
+        return path in self._gathering
 
     def prepare(self, spec: TensorSpec) -> None:
         """Decode a tensor that is not decoded yet, or not hashed yet if it must be.
@@ -289,7 +325,7 @@ def _cells(spec: TensorSpec) -> Iterator[Region]:
 
 
 class InOrder:
-    """Hashes a tensor's bytes as long as they come one after another; chunks of inner axes do not."""
+    """Hashes a tensor's bytes while they come one after another, or in any order where that can be done."""
 
     def __init__(self, spec: TensorSpec, algorithms: tuple[str, ...]) -> None:
         self._hasher: LeafHasher | None = LeafHasher(spec, algorithms)
@@ -297,14 +333,16 @@ class InOrder:
 
     def take(self, data: memoryview, offset: int) -> None:
         """Add the bytes at an offset."""
-        if self._hasher is not None and offset == self._position:
+        if self._hasher is None:
+            return
+        if offset == self._position or (len(data) >= _RUN and self._hasher.takes_any_order()):
             self._hasher.update(offset, data)
-            self._position += len(data)
+            self._position = offset + len(data)
         else:
             self._hasher = None
 
     @property
     def whole(self) -> LeafHasher | None:
-        """The hasher with all leaves, or None if bytes came out of order."""
+        """The hasher with all leaves, or None if bytes came in another order than it takes."""
         found = self._hasher
-        return found if found is not None and self._position == found.spec.nbytes else None
+        return found if found is not None and found.done() else None

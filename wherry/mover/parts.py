@@ -16,6 +16,7 @@ from weakref import WeakSet
 
 from wherry.core import dtypes
 from wherry.core.tensorspec import Region, TensorSpec, region_shape
+from wherry.mover.decode import DecodedReader
 from wherry.mover.pool import map_memory
 from wherry.mover.regions import fill_region, raw_bytes
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.formats.reader import Reader
-
 
 _MAPPED = 1 << 20  # bytes from which memory is mapped
 _EVERY: WeakSet[Parts] = WeakSet()
@@ -46,10 +46,11 @@ class Parts:
         """Read nothing yet.
 
         Args:
-            reader: the reader.
+            reader: the reader; one that hashes what is taken of its tensors gets each region with its bytes.
             specs: its tensors.
         """
         self._reader = reader
+        self._taken = reader.take_region if isinstance(reader, DecodedReader) else None
         self._specs = specs
         self._own = threading.local()
         self._free: list[bytearray | mmap.mmap] = []
@@ -86,6 +87,8 @@ class Parts:
         shape, dtype = region_shape(region), dtypes.numpy_dtype(spec.dtype)
         out = self._scratch(math.prod(shape) * dtype.itemsize)
         fill(out)
+        if self._taken is not None:
+            self._taken(spec, region, out)
         return np.frombuffer(out, dtype).reshape(shape)
 
     def _scratch(self, nbytes: int) -> memoryview:

@@ -9,6 +9,8 @@
 from __future__ import annotations
 
 import math
+import threading
+from contextlib import contextmanager
 from functools import partial
 from itertools import product
 from operator import mul
@@ -22,7 +24,7 @@ from wherry.storage.ranges import LARGEST, fill_together, requests_for
 from wherry.storage.stores import LocalStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
     from wherry.core.tensorspec import Region, TensorSpec
     from wherry.formats.reader import Extent
@@ -33,6 +35,7 @@ _SHORT = 32 << 10  # bytes; a shorter run is read together with the gap before t
 _WASTE = 16  # but at most this many times the requested bytes
 _LONGEST = 4 << 20
 _TOGETHER = 1 << 20
+_held = threading.local()
 
 
 def fill_region(
@@ -86,16 +89,32 @@ def _fill_block(
     first = sum(part.start * stride for part, stride in zip(region[axis:], strides[axis:], strict=True))
     last = sum((part.stop - 1) * stride for part, stride in zip(region[axis:], strides[axis:], strict=True))
     wanted, covered = math.prod(extents[axis:]) * size, last - first + size
-    between = memoryview(bytearray(covered)) if covered > wanted else None
-    for turn, place in enumerate(product(*(range(part.start, part.stop) for part in region[:axis]))):
-        offset = first + sum(index * stride for index, stride in zip(place, strides[:axis], strict=True))
-        target = out[turn * wanted : (turn + 1) * wanted]
-        if between is None:
-            read(offset, target)
-            continue
-        read(offset, between)
-        kept = np.ndarray((*extents[axis:], size), "u1", between, strides=(*strides[axis:], 1))
-        np.frombuffer(target, "u1").reshape(kept.shape)[...] = kept
+    places = product(*(range(part.start, part.stop) for part in region[:axis]))
+    starts = (
+        first + sum(index * stride for index, stride in zip(one, strides[:axis], strict=True))
+        for one in places
+    )
+    if covered == wanted:
+        for turn, offset in enumerate(starts):
+            read(offset, out[turn * wanted : (turn + 1) * wanted])
+        return
+    with _with_gaps(covered) as between:
+        for turn, offset in enumerate(starts):
+            read(offset, between)
+            kept = np.ndarray((*extents[axis:], size), "u1", between, strides=(*strides[axis:], 1))
+            target = out[turn * wanted : (turn + 1) * wanted]
+            np.frombuffer(target, "u1").reshape(kept.shape)[...] = kept
+
+
+@contextmanager
+def _with_gaps(nbytes: int) -> Generator[memoryview]:
+    """Memory of this thread for what is read together with gaps: fresh memory costs as much as the reading."""
+    held: bytearray | None = getattr(_held, "buffer", None)
+    _held.buffer = None
+    if held is None or len(held) < nbytes:
+        held = bytearray(nbytes)
+    yield memoryview(held)[:nbytes]
+    _held.buffer = held
 
 
 def _cut(shape: tuple[int, ...], region: Region, size: int) -> int:

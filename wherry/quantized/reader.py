@@ -11,12 +11,21 @@ from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING
 
+from wherry import kernels
 from wherry.core.tensorspec import Region, TensorSpec, region_shape
 from wherry.errors import CorruptError
-from wherry.layout.losses import note
+from wherry.layout.losses import note, note_distinct
 from wherry.layout.transpose import permute
 from wherry.mover.parts import Parts
-from wherry.quantized.codes import decode, multiply, scale_values, subtract, unpack_rows
+from wherry.quantized.codes import (
+    code_bits,
+    code_table,
+    decode,
+    multiply,
+    scale_values,
+    subtract,
+    unpack_rows,
+)
 from wherry.quantized.computed_reader import ComputedReader
 
 if TYPE_CHECKING:
@@ -30,6 +39,8 @@ if TYPE_CHECKING:
 
 _BAND = 1 << 18  # elements that are made at a time; with their scales they fit in the second-level cache
 _WORKING = 20  # bytes of memory for each of them: code, value, scale, rounded value
+_BYTE = 8  # bits of the codes that have tables
+_LEAST_BLOCK = 2048  # elements of a block: for fewer, a table of 256 products costs more than it saves
 _WORDS = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}
 
 
@@ -98,18 +109,51 @@ class DequantizedReader(ComputedReader):
         words = words.swapaxes(-1, -2) if tensor.transposed else words
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             for band in _bands(of_codes):
-                values = self._values(tensor, band)
                 at = tuple(part.start - first.start for part, first in zip(band, of_codes, strict=True))
                 places = tuple(part.start - start for part, start in zip(band, corner, strict=True))
                 matrix = tuple(place // size for place, size in zip(places, tensor.block, strict=True))[:-2]
                 first, block = (places[-2], places[-1]), (tensor.block[-2], tensor.block[-1])
+                rows = slice(at[-2], at[-2] + band[-2].stop - band[-2].start)
+                made = (
+                    self._looked_up(tensor, band, scales[matrix], first, out.dtype) if zeros is None else None
+                )
+                if made is not None:
+                    permute(made.view(words.dtype), words[(*at[:-2], rows)])
+                    continue
+                values = self._values(tensor, band)
                 if zeros is not None:
                     subtract(values, zeros[matrix], first, block)
                 multiply(values, scales[matrix], first, block)
-                rows = slice(at[-2], at[-2] + values.shape[0])
                 made = np.ascontiguousarray(values.astype(out.dtype))
                 note(values, made)
                 permute(made.view(words.dtype), words[(*at[:-2], rows)])
+
+    def _looked_up(
+        self,
+        tensor: QuantizedTensor,
+        band: Region,
+        scales: np.ndarray,
+        first: tuple[int, int],
+        dtype: np.dtype,
+    ) -> np.ndarray | None:
+        """A band whose blocks have one table of products each; None where that is no faster, or where values are lost.
+
+        A product of a code of one byte and the scale of its block is computed once for each code, not for each element.
+        """
+        block = (tensor.block[-2], tensor.block[-1])
+        if code_bits(tensor.code) != _BYTE or tensor.unit != 1 or block[0] * block[1] < _LEAST_BLOCK:
+            return None
+        if dtype.itemsize not in (2, 4) or not kernels.load():
+            return None
+        rows, columns = region_shape(band)[-2:]
+        top = first[0] // block[0]
+        taken = scales[top : -(-(first[0] + rows) // block[0])]
+        values = code_table(tensor.code) * taken[..., None]
+        made = values.astype(dtype)
+        tables, corner = made.view(_WORDS[dtype.itemsize]), (first[0] - top * block[0], first[1])
+        stored = self._parts.read(tensor.codes.path, band).reshape(rows, columns).view("u1")
+        words, seen = kernels.look_up(stored, tables, corner, block)
+        return words.view(dtype) if note_distinct(values[seen], made[seen]) else None
 
     def _values(self, tensor: QuantizedTensor, band: Region) -> np.ndarray:
         """The codes of a band of one matrix as float32 [rows, columns], without zero points and scales."""

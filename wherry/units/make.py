@@ -102,7 +102,7 @@ def make_unit(split: SplitJob, unit: Unit, claim: Claim) -> UnitReceipt:
         sources = {part.source for part in unit.parts}
         moves = replace(whole, targets={path: one for path, one in whole.targets.items() if path in sources})
         where = Pass(area.staged, area.spill, (output,))
-        _hashes, own = move(job, moves, where, split.algorithms, unit.hashed)
+        _hashes, own = move(job, moves, where, split.algorithms, unit.hashed, whole=False)
         finish(writer) if unit.region is None else finish_region(writer, area.staged)
         files = tuple(_describe_file(split, unit, area.staged, file.name) for file in unit.files)
         notes, parts = _notes(area.staged), _parts(job, area.staged, unit)

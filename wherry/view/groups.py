@@ -1,6 +1,8 @@
 """groups: the pass over a view, which also computes the digests of the source's own tensors.
 
-A view reads regions, from which the leaves of the source cannot be hashed, so the source is also read for its digests.
+Where a view's tensor has all bytes of a source's, both have the same leaves. Otherwise the regions that a view reads
+are hashed as pieces of the source's leaves. What cannot be hashed so is read a second time: short runs, leaves with an
+algorithm other than BLAKE3, tensors with a checksum in their container, and everything where there are no kernels.
 Both reads are done group by group: some source tensors, and the target tensors that are made of them. So the data that
 was decoded or read for one is still available for the other, and files of decoded tensors are removed as soon as their
 group is done: reused memory pages cost a tenth of fresh ones.
@@ -20,11 +22,13 @@ from wherry.mover.hashing import Hashes
 from wherry.mover.source import Source
 from wherry.runtime import threads
 from wherry.runtime.threads import StoppedError
+from wherry.view.view import View
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
     from types import TracebackType
 
+    from wherry.core.digest import LeafHasher
     from wherry.core.keypath import KeyPath
     from wherry.core.progress import OnProgress
     from wherry.core.tensorspec import TensorSpec
@@ -174,8 +178,15 @@ class ViewPass:
         self._progress = progress
         self._algorithms = algorithms
         soon = set(_alone(self._needs, self._sizes))
-        self._decoded = DecodedReader(self._source.reader, soon=soon, algorithms=algorithms, stopped=stopped)
+        self._decoded = DecodedReader(
+            self._source.reader,
+            soon=soon,
+            algorithms=algorithms,
+            stopped=stopped,
+        )
         self.reader = seen.reader_over(self._decoded)
+        self._view = seen if isinstance(seen, View) else None
+        self._equal: dict[KeyPath, KeyPath] = {}  # the source's tensor → the view's with the same bytes
 
     def __enter__(self) -> Self:
         return self
@@ -194,6 +205,8 @@ class ViewPass:
 
         Raises: what `Carrier.carry` does.
         """
+        if carrier.whole:
+            self._hash_on_the_way(moves)
         total = sum(nbytes for path, nbytes in self._sizes.items() if path in self._hashed)
         meter = Meter("digest", total, self._progress)
         with (
@@ -203,9 +216,29 @@ class ViewPass:
             carrier.take_up()
             with carrier.settling():
                 carrier.crew.work(self._tasks(carrier, moves, used, left), threads.worker_count())
-        hashers = {**left.hashers, **used.hashers, **(self._decoded.hashed or {})}
+                known = self._known(carrier)
+                for path in known:
+                    meter.add(self._specs[path].nbytes, self._specs[path].name)
+                hashers = {**left.hashers, **used.hashers, **(self._decoded.hashed or {}), **known}
+                if not all(output.error for output in carrier.outputs):
+                    rest = [self._specs[path] for path in self._hashed if path not in hashers]
+                    tasks = used.tasks(digest_moves(rest, used.source))
+                    carrier.crew.work(tasks, threads.worker_count())
         specs = {path: self._specs[path] for path in self._hashed}
-        return {one: Hashes.of(specs, hashers, one) for one in self._algorithms}
+        return {one: Hashes.of(specs, {**hashers, **used.hashers, **known}, one) for one in self._algorithms}
+
+    def _hash_on_the_way(self, moves: JointMoves) -> None:
+        """Find the source's tensors that are hashed while the view's are carried."""
+        straight = [path for path in self._needs if moves.ways[path].access.raw is not None]
+        same = {self._view.same_bytes(path): path for path in straight} if self._view else {}
+        self._equal = {path: target for path, target in same.items() if path in self._hashed}
+        self._decoded.gather(self._hashed.difference(self._equal, *(self._needs[path] for path in straight)))
+
+    def _known(self, carrier: Carrier) -> dict[KeyPath, LeafHasher]:
+        """The leaves of the source's tensors that were hashed while the view's were carried."""
+        same = {path: carrier.hashers.get(target) for path, target in self._equal.items()}
+        found = {**same, **self._decoded.gathered}
+        return {path: hasher for path, hasher in found.items() if hasher is not None and hasher.done()}
 
     @contextmanager
     def _hashing(self, reader: Reader, view: Source, meter: Meter) -> Generator[Carrier]:
@@ -255,7 +288,8 @@ class ViewPass:
         """Carry the targets, and hash sources that were not hashed while they were decoded."""
         for path in work.targets:
             yield from carrier.tasks(moves.of(path))
-        raw = [spec for spec in work.raw if spec.path in self._hashed]
+        hashed = [spec for spec in work.raw if spec.path in self._hashed and spec.path not in self._equal]
+        raw = [spec for spec in hashed if not self._decoded.gathers(spec.path)]
         yield from used.tasks(digest_moves(raw, used.source))
         yield from (partial(self._hash, spec, used) for spec in work.encoded if spec.path in self._hashed)
 

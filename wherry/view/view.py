@@ -96,6 +96,19 @@ class View(Checkpoint):
         """The stored tensors of which a tensor is made."""
         return {stored for taken in self._sources_of(path) for stored in self._source.made_of(taken)}
 
+    def same_bytes(self, path: KeyPath) -> KeyPath | None:
+        """The stored tensor whose bytes a tensor has, all of them in the same order; None if there is none."""
+        if self._source.is_view:
+            return None
+        stored = self.projected.targets.get(path)
+        if stored is None:
+            return self.projected.scalars.get(path)
+        spans = runs(stored, self.projected.pieces)
+        if spans is None or len(spans) != 1:
+            return None
+        ((source, span),) = spans
+        return source.path if span.nbytes == source.nbytes == stored.spec.nbytes else None
+
     def _sources_of(self, path: KeyPath) -> Collection[KeyPath]:
         """The source's tensors of which a tensor is made."""
         taken = self.projected.scalars.get(path)

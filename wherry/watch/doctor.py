@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import sys
 import time
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -23,6 +24,8 @@ from wherry.core.services import service
 from wherry.core.units import plural, short, show_size
 from wherry.errors import WherryError
 from wherry.installation import extra_command, package_command
+from wherry.kernels import kernels
+from wherry.kernels.compile import FOLDER
 from wherry.remote.probe import reason_of
 from wherry.runtime import sandbox
 from wherry.storage.home import ensure_home, home, sqlite_file, without_secrets
@@ -81,6 +84,7 @@ def diagnose() -> list[Diagnosis]:
         _home(),
         _ledger(),
         _digests(),
+        _kernels(),
         *_prefect(),
         *_mlflow(),
         _sandbox(),
@@ -177,6 +181,17 @@ def _digests() -> Diagnosis:
         return Diagnosis("digests", "broken", error.what, error.cure)
     rates = ", ".join(f"{one} {_hash_rate(one):.1f} GB/s" for one in ALGORITHMS)
     return Diagnosis("digests", "ok", f"{choice.algorithm} ({choice.reason}); one core computes {rates}")
+
+
+def _kernels() -> Diagnosis:
+    """Whether the inner loops are compiled, and for which vectors."""
+    found = kernels()
+    if found == "none":
+        command = shlex.join([sys.executable, str(FOLDER / "compile.py")])
+        cure = f"{command}; it needs a C compiler (on Debian and Ubuntu: gcc and libc6-dev)"
+        detail = "not compiled: numpy is used, and conversions between systems take more processor time"
+        return Diagnosis("kernels", "missing", detail, cure)
+    return Diagnosis("kernels", "ok", f"compiled, {found}")
 
 
 def _hash_rate(algorithm: str) -> float:

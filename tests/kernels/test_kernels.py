@@ -1,0 +1,219 @@
+"""The kernels give what the `blake3` package and numpy give, bit by bit; without them wherry gives the same."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import wherry
+from tests.support import kernels as cases
+from wherry import kernels
+from wherry.core.algorithms import ALGORITHMS, BLAKE3
+from wherry.core.digest import LeafHasher
+from wherry.core.tensorspec import TensorSpec
+from wherry.kernels.compile import FOLDER, compile_library, compiler, library_file
+from wherry.mover.move import cells
+
+ROOT = Path(__file__).resolve().parents[2]
+compiled = pytest.mark.skipif(compiler() is None, reason="no C compiler")
+
+
+@compiled
+def test_they_are_compiled_where_a_compiler_is():
+    assert kernels.kernels() != "none"
+
+
+@compiled
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+def test_leaves_are_those_of_the_package_in_any_order(lanes):
+    cases.check_lanes(lanes)
+
+
+@compiled
+@settings(deadline=None, max_examples=60)
+@given(
+    count=st.integers(1, 9 * cases.KIB) | st.integers(cases.LEAF - 2048, cases.LEAF + 2048),
+    cuts=st.integers(0, 40),
+    again=st.integers(0, 5),
+    seed=st.integers(0, 1 << 30),
+)
+def test_pieces_may_come_in_any_order_and_again(count, cuts, again, seed):
+    cases.check_pieces(count, cuts, again, seed)
+
+
+@compiled
+@settings(deadline=None, max_examples=30)
+@given(
+    rows=st.integers(1, 40),
+    layers=st.integers(1, 4),
+    width=st.integers(1, 5000),
+    share=st.integers(1, 5),
+    seed=st.integers(0, 99),
+)
+def test_columns_of_layers_are_runs(rows, layers, width, share, seed):
+    cases.check_runs(rows, layers, width, -(-width // share), seed)
+
+
+@compiled
+def test_a_run_outside_of_the_tensor_is_refused():
+    leaves = kernels.OpenLeaves(5000)
+    for offset, count, step in ((4001, 1, 0), (0, 3, 2001), (1 << 63, 1, 0), (0, 2, 1 << 63)):
+        with pytest.raises(AssertionError, match="outside"):
+            leaves.add(memoryview(bytes(3000)), offset, length=1000, count=count, apart=1000, step=step)
+    assert leaves.add(memoryview(bytes(5000)), 0) == [(0, cases.expected(bytes(5000))[0])]
+
+
+@compiled
+@pytest.mark.parametrize("word", cases.WORDS)
+@pytest.mark.parametrize("shape", cases.SHAPES)
+def test_axes_are_permuted_as_numpy_does(word, shape):
+    cases.check_permute(word, shape, seed=1)
+
+
+@compiled
+@pytest.mark.parametrize("word", ["u2", "u4"])
+@pytest.mark.parametrize(("rows", "columns", "block", "first"), cases.CODES)
+def test_codes_are_looked_up_in_the_tables_of_their_blocks(rows, columns, block, first, word):
+    cases.check_look_up(rows, columns, block, first, word)
+
+
+@compiled
+def test_the_payload_of_nan_is_kept():
+    words = np.array([[0x7F80_0001, 0xFFC0_1234], [0x7FFF_FFFF, 0x8000_0000]], "u4")
+    out = np.empty((2, 2), "f4")
+    assert kernels.permute(words.view("f4").T, out)
+    assert (out.view("u4") == words.T).all()
+
+
+def test_elements_that_no_kernel_has_are_left_to_numpy():
+    assert not kernels.permute(np.zeros((2, 2), "c16"), np.zeros((2, 2), "c16"))
+
+
+GRIDS = [
+    ((512, 8, 1024), (512, 1, 1024)),
+    ((300, 7, 2003), (100, 1, 777)),
+    ((64, 16, 2048), (64, 4, 1024)),
+    ((3000, 2048), (700, 1024)),
+    ((6, 5, 4096), (4, 2, 2048)),
+]
+
+
+@compiled
+@pytest.mark.parametrize(("shape", "grid"), GRIDS)
+@pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float32", "float64"])
+def test_the_boxes_of_a_grid_give_the_leaves_of_the_tensor(shape, grid, dtype):
+    spec = TensorSpec(("t",), shape, dtype)
+    array = np.frombuffer(cases.random_bytes(spec.nbytes, 5), f"u{spec.nbytes // spec.size}").reshape(shape)
+    hasher = LeafHasher(spec, (BLAKE3,))
+    boxes = (
+        (cell, np.ascontiguousarray(array[cell]).reshape(-1).view("u1").data)
+        for cell in cells(spec.whole, grid)
+    )
+    results = [hasher.update_box(cell, data) for cell, data in reversed([*boxes])]
+    taken = all(results)
+    assert taken == hasher.done(), "what is not hashed is said"
+    if taken:
+        assert list(hasher.hashes(BLAKE3)) == cases.expected(array.tobytes())
+    else:
+        assert grid[-1] * spec.nbytes // spec.size < cases.KIB or grid == (4, 2, 2048), "runs are long enough"
+
+
+def test_boxes_are_not_hashed_where_leaves_need_their_order(monkeypatch):
+    spec = TensorSpec(("t",), (4, 4096), "uint8")
+    box, data = (slice(0, 4), slice(0, 2048)), memoryview(bytes(8192))
+    assert not LeafHasher(spec, ALGORITHMS).update_box(box, data)
+    monkeypatch.setattr("wherry.kernels.load", lambda: None)
+    assert not LeafHasher(spec, (BLAKE3,)).update_box(box, data)
+
+
+def test_without_kernels_a_conversion_gives_the_same_digests(tmp_path, monkeypatch):
+    from tests.support.oracles import judge
+
+    source = judge.source("llama")
+    first = wherry.convert(source, tmp_path / "a", to="maxtext", lineage=False)
+    monkeypatch.setattr("wherry.kernels.load", lambda: None)
+    second = wherry.convert(source, tmp_path / "b", to="maxtext", lineage=False)
+    assert first.target.weights_digest == second.target.weights_digest
+    assert first.source.weights_digest == second.source.weights_digest
+
+
+@compiled
+def test_a_compiler_that_fails_leaves_numpy(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("CC", "false")
+    assert compile_library(target=tmp_path / "kernels-0.so") is None
+    assert "numpy is used instead" in capsys.readouterr().err
+    monkeypatch.setenv("CC", str(tmp_path / "absent"))
+    assert compile_library(target=tmp_path / "kernels-0.so") is None
+    assert not list(tmp_path.iterdir())
+
+
+@compiled
+@pytest.mark.full
+@pytest.mark.parametrize("has_compiler", [True, False])
+def test_a_wheel_has_the_library_where_a_compiler_is(tmp_path, has_compiler):
+    source = tmp_path / "source"
+    names = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    for name in filter(None, names.split("\0")):
+        if not name.startswith(("tests/", "docs/")):
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, source / name, follow_symlinks=False)
+    variables = dict(os.environ) if has_compiler else {**os.environ, "CC": "absent-compiler"}
+    command = [
+        sys.executable,
+        "-m",
+        "build",
+        "--no-isolation",
+        "--wheel",
+        "--outdir",
+        str(tmp_path),
+        str(source),
+    ]
+    done = subprocess.run(command, env=variables, check=False, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    held = [name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("wherry/kernels/")]
+    assert any(name.endswith("tree_hash.c") for name in held)
+    assert (f"wherry/kernels/{library_file().name}" in held) == has_compiler
+    assert wheel.name.endswith("-py3-none-any.whl") != has_compiler
+
+
+@compiled
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_address_and_undefined_behaviour_sanitizers_find_nothing(tmp_path):
+    runtime = subprocess.run(
+        ["cc", "-print-file-name=libasan.so"], check=True, capture_output=True, text=True
+    )
+    if not Path(runtime.stdout.strip()).is_absolute():
+        pytest.skip("no address sanitizer")
+    shutil.copytree(FOLDER, tmp_path / "kernels", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    library = tmp_path / library_file().name
+    flags = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+    assert compile_library(*flags, target=library) == library
+    script = (
+        "from pathlib import Path; import wherry.kernels as k; "
+        f"k.library_file = lambda: Path({str(library)!r}); "
+        "from tests.support.kernels import check_all; check_all(); print('right')"
+    )
+    variables = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "ASAN_OPTIONS": "detect_leaks=0",
+    }
+    preload = f"LD_PRELOAD={runtime.stdout.strip()}"
+    command = ["prlimit", "--data=unlimited", "--as=unlimited", "env", preload, sys.executable, "-c", script]
+    done = subprocess.run(command, env=variables, check=False, capture_output=True, text=True)
+    assert done.stdout == "right\n", done.stdout + done.stderr[-3000:]

@@ -1,0 +1,181 @@
+"""Cases for the kernels: pieces of bytes in any order, compared with the `blake3` package and with numpy.
+
+The checks need no pytest, so that a process with a sanitizer can run them too.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from itertools import pairwise, permutations
+from typing import TYPE_CHECKING
+
+import numpy as np
+from blake3 import blake3
+
+from wherry.kernels import OpenLeaves, load, look_up, permute
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+LEAF = 4 << 20
+KIB = 1 << 10
+
+
+def expected(data: bytes) -> list[bytes]:
+    """The hashes of the leaves of some bytes, by the package."""
+    return [blake3(data[start : start + LEAF]).digest() for start in range(0, len(data), LEAF)]
+
+
+def random_bytes(count: int, seed: int) -> bytes:
+    """Random bytes of a seed."""
+    return np.random.default_rng(seed).integers(0, 256, count, "u1").tobytes()
+
+
+def pieces(count: int, cuts: int, again: int, random: random.Random) -> list[tuple[int, int]]:
+    """The pieces of so many bytes in a random order; some of them come twice."""
+    ends = sorted({0, count, *(random.randrange(count + 1) for _ in range(cuts))})
+    found = list(pairwise(ends))
+    found += random.sample(found, min(again, len(found)))
+    random.shuffle(found)
+    return found
+
+
+def check_pieces(count: int, cuts: int, again: int, seed: int) -> None:
+    """Leaves of random bytes that come in random pieces."""
+    chosen = random.Random(seed)
+    data = random_bytes(count, seed)
+    leaves, found = OpenLeaves(count), {}
+    for start, stop in pieces(count, cuts, again, chosen):
+        found |= dict(leaves.add(memoryview(data)[start:stop], start))
+    assert [found.get(leaf) for leaf in range(-(-count // LEAF))] == expected(data), (
+        count,
+        cuts,
+        again,
+        seed,
+    )
+
+
+def check_runs(rows: int, layers: int, width: int, cut: int, seed: int) -> None:
+    """Leaves of a tensor whose layers come one after another, each cut into columns."""
+    data = random_bytes(rows * layers * width, seed)
+    array = np.frombuffer(data, "u1").reshape(rows, layers, width)
+    boxes = [(layer, start) for layer in range(layers) for start in range(0, width, cut)]
+    random.Random(seed).shuffle(boxes)
+    leaves, found = OpenLeaves(len(data)), {}
+    for layer, start in boxes:
+        box = np.ascontiguousarray(array[:, layer, start : start + cut])
+        runs = {"length": box.shape[1], "count": rows, "apart": box.shape[1], "step": layers * width}
+        found |= dict(leaves.add(box.reshape(-1).data, layer * width + start, **runs))
+    assert [found.get(leaf) for leaf in range(-(-len(data) // LEAF))] == expected(data), (
+        rows,
+        layers,
+        width,
+        cut,
+    )
+
+
+def check_threads(count: int, piece: int, seed: int, threads: int = 4) -> None:
+    """Leaves whose pieces come from several threads."""
+    data = memoryview(random_bytes(count, seed))
+    starts = list(range(0, count, piece))
+    random.Random(seed).shuffle(starts)
+    leaves, found, lock = OpenLeaves(count), {}, threading.Lock()
+
+    def work(own: Iterable[int]) -> None:
+        for start in own:
+            complete = leaves.add(data[start : start + piece], start)
+            with lock:
+                found.update(complete)
+
+    workers = [threading.Thread(target=work, args=(starts[at::threads],)) for at in range(threads)]
+    for one in workers:
+        one.start()
+    for one in workers:
+        one.join()
+    assert [found.get(leaf) for leaf in range(-(-count // LEAF))] == expected(data.tobytes())
+
+
+def lengths() -> Iterator[int]:
+    """Lengths around the borders of blocks, chunks and leaves, and a few between."""
+    yield from range(1, 5 * KIB + 2, 37)
+    for border in (64, KIB, 2 * KIB, 3 * KIB, 4 * KIB, 5 * KIB):
+        yield from (border - 1, border, border + 1)
+    yield from (LEAF - KIB, LEAF - 1, LEAF, LEAF + 1, LEAF + KIB, 2 * LEAF + 777)
+
+
+def check_lanes(lanes: int) -> None:
+    """All lengths and many pieces with so many chunks side by side, or as many as this processor has."""
+    library = load()
+    assert library is not None
+    library.wherry_lanes(lanes)
+    try:
+        for number, count in enumerate(lengths()):
+            check_pieces(count, number % 7, number % 3, seed=number)
+        for count in (LEAF - KIB, LEAF + KIB + 1, 3 * LEAF):
+            check_pieces(count, 300, 20, seed=count)
+        check_runs(64, 8, 7168, 1792, seed=1)
+        check_runs(33, 3, 5001, 777, seed=2)
+        check_threads(3 * LEAF + 5, 100_003, seed=3)
+    finally:
+        library.wherry_lanes(0)
+
+
+def check_permute(word: str, shape: tuple[int, ...], seed: int) -> None:
+    """Every order of the axes of an array, into an array in C order and into one with gaps."""
+    array = np.random.default_rng(seed).integers(0, 255, shape).astype(word)
+    for order in permutations(range(len(shape))):
+        view = array.transpose(order)
+        plain = np.zeros(view.shape, word)
+        gaps = np.zeros(tuple(2 * extent for extent in view.shape), word)
+        apart = gaps[tuple(slice(0, 2 * extent, 2) for extent in view.shape)]
+        for out in (plain, apart):
+            assert permute(view, out)
+            assert (out == view).all(), (word, shape, order)
+        assert np.count_nonzero(gaps) == np.count_nonzero(apart), "nothing is written between the elements"
+
+
+def check_look_up(rows: int, columns: int, block: tuple[int, int], first: tuple[int, int], word: str) -> None:
+    """Codes of a matrix that begins inside of a block."""
+    draw = np.random.default_rng(rows * columns)
+    grid = tuple(
+        -(-(start + extent) // size)
+        for start, extent, size in zip(first, (rows, columns), block, strict=True)
+    )
+    tables = draw.integers(0, 60_000, (*grid, 256)).astype(word)
+    codes = draw.integers(0, 256, (rows, columns)).astype("u1")
+    down = (first[0] + np.arange(rows))[:, None] // block[0]
+    across = (first[1] + np.arange(columns))[None] // block[1]
+    words, seen = look_up(codes, tables, first, block)
+    wanted = np.zeros(tables.shape, bool)
+    wanted[down, across, codes] = True
+    assert (words == tables[down, across, codes]).all()
+    assert (seen == wanted).all()
+
+
+SHAPES = ((1,), (0, 3), (5, 7), (64, 64), (33, 130), (1, 9), (3, 40, 50), (2, 3, 20, 17), (16, 2, 8, 3))
+CODES = (
+    (1, 1, (1, 1), (0, 0)),
+    (300, 200, (128, 128), (0, 0)),
+    (77, 130, (128, 64), (100, 63)),
+    (5, 4096, (1, 4096), (0, 0)),
+    (0, 9, (4, 4), (0, 0)),
+)
+WORDS = ("u1", "u2", "u4", "u8")
+
+
+def check_all() -> None:
+    """Everything, for a process with a sanitizer."""
+    for lanes in (4, 8, 16):
+        check_lanes(lanes)
+    for word in WORDS:
+        for shape in SHAPES:
+            check_permute(word, shape, seed=len(shape))
+    for rows, columns, block, first in CODES:
+        for word in ("u2", "u4"):
+            check_look_up(rows, columns, block, first, word)
+
+
+if __name__ == "__main__":
+    check_all()
+    print("all kernels are right")

@@ -1,0 +1,179 @@
+"""Kernels: the inner loops that Python and numpy are too slow for, compiled from the C files of this folder.
+
+- `tree_hash.c` hashes leaves with BLAKE3 from pieces that arrive in any order, from several threads.
+- `transpose.c` permutes the axes of arrays.
+- `look_up.c` replaces codes by words of tables, one for each block.
+
+They are compiled when wherry is installed, if a C compiler is there (`wherry.kernels.compile`), and loaded with ctypes,
+which lets other threads run meanwhile. Without them wherry does the same with numpy and the `blake3` package, slower:
+`kernels()` says which of both it is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from wherry.kernels.compile import library_file
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_LANES = {16: "AVX-512", 8: "AVX2", 4: "portable"}
+_HASH = 32  # bytes of a hash
+LEAF = 4 << 20  # bytes; the kernels know no other size
+
+
+@cache
+def load() -> ctypes.CDLL | None:
+    """The compiled library; None if wherry was installed without a compiler, or the C files were changed since."""
+    file = library_file()
+    if not file.exists():
+        return None
+    try:
+        found = ctypes.CDLL(str(file))
+    except OSError:  # of another processor or C library
+        return None
+    size, signed, unsigned, place = ctypes.c_size_t, ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p
+    found.wherry_leaves_new.restype, found.wherry_leaves_new.argtypes = place, [unsigned]
+    found.wherry_leaves_free.restype, found.wherry_leaves_free.argtypes = None, [place]
+    found.wherry_leaves_skip.restype, found.wherry_leaves_skip.argtypes = None, [place, size]
+    found.wherry_leaves_add.restype = signed
+    found.wherry_leaves_add.argtypes = [place, place, signed, *[unsigned] * 4, place, place]
+    found.wherry_look_up.argtypes = [place, size, size, place, ctypes.c_int, *[size] * 5, place, place]
+    found.wherry_permute.argtypes = [place, place, place, place, place, ctypes.c_int, ctypes.c_int]
+    return found
+
+
+def kernels() -> str:
+    """What the inner loops run on: the vectors of this processor, or `none` where nothing was compiled."""
+    library = load()
+    return "none" if library is None else _LANES[library.wherry_lanes(0)]
+
+
+class OpenLeaves:
+    """The leaves of a tensor whose bytes arrive in any order; used from several threads.
+
+    Of each leaf that has begun, 32 bytes are kept for each KiB, and the bytes of those KiB that came in part.
+    """
+
+    __slots__ = ("_count", "_library", "_state")
+
+    def __init__(self, nbytes: int) -> None:
+        """Create the leaves of a tensor with this many bytes; requires `load()`.
+
+        Raises:
+            MemoryError: there is no memory.
+        """
+        library = load()
+        assert library is not None, "the caller asks load() first"
+        self._library = library
+        self._count = -(-nbytes // LEAF)
+        self._state = library.wherry_leaves_new(nbytes)
+        if not self._state:
+            raise MemoryError
+
+    def __del__(self) -> None:
+        if getattr(self, "_state", None):
+            self._library.wherry_leaves_free(self._state)
+
+    def skip(self, leaf: int) -> None:
+        """The hash of a leaf is known from elsewhere: its bytes are not needed."""
+        self._library.wherry_leaves_skip(self._state, leaf)
+
+    def add(
+        self, data: memoryview, offset: int, *, length: int = 0, count: int = 1, apart: int = 0, step: int = 0
+    ) -> list[tuple[int, bytes]]:
+        """Take runs of bytes, in any order and again.
+
+        Args:
+            data: holds the runs.
+            offset: of the first run in the tensor's canonical bytes.
+            length: bytes of each run; all of `data` by default.
+            count: of the runs.
+            apart: bytes from a run to the next in `data`.
+            step: bytes from a run to the next in the tensor.
+
+        Returns:
+            The number and the hash of each leaf that is complete now.
+
+        Raises:
+            MemoryError: there is no memory.
+        """
+        import numpy as np
+
+        length = length or len(data)
+        assert (count - 1) * apart + length <= len(data)
+        touched = min(self._count, ((count - 1) * step + length) // LEAF + 2)
+        numbers = (ctypes.c_uint64 * touched)()
+        hashes = ctypes.create_string_buffer(touched * _HASH)
+        found = self._library.wherry_leaves_add(
+            self._state,
+            _address(np.frombuffer(data, "u1")),
+            apart,
+            count,
+            length,
+            offset,
+            step,
+            numbers,
+            hashes,
+        )
+        if found == -1:
+            raise MemoryError
+        assert found >= 0, f"{count} runs of {length} bytes at {offset} lie outside of the tensor"
+        return [(numbers[at], hashes.raw[at * _HASH : (at + 1) * _HASH]) for at in range(found)]
+
+
+def permute(view: np.ndarray, out: np.ndarray) -> bool:
+    """Copy an array of plain words into another of the same shape, with any strides.
+
+    Returns:
+        Whether it was done: not without the library, nor for elements that no kernel has.
+    """
+    library = load()
+    if library is None:
+        return False
+    axes = view.ndim
+    extents = (ctypes.c_uint64 * axes)(*view.shape)
+    source, target = (ctypes.c_int64 * axes)(*view.strides), (ctypes.c_int64 * axes)(*out.strides)
+    return not library.wherry_permute(
+        _address(view), source, _address(out), target, extents, axes, view.itemsize
+    )
+
+
+def look_up(
+    codes: np.ndarray, tables: np.ndarray, first: tuple[int, int], block: tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Replace codes by words of tables; requires `load()`.
+
+    Args:
+        codes: uint8 [rows, columns], C order.
+        tables: words of 2 or 4 bytes [block rows, block columns, 256], C order, of all blocks that the codes touch.
+        first: row and column of the first code, counted from the corner of the first block.
+        block: rows and columns of a block.
+
+    Returns:
+        The words [rows, columns], and which words of the tables are among them.
+    """
+    import numpy as np
+
+    library = load()
+    assert library is not None, "the caller asks load() first"
+    rows, columns = codes.shape
+    out, seen = np.empty(codes.shape, tables.dtype), np.zeros(tables.shape, np.bool_)
+    assert codes.flags.c_contiguous
+    assert tables.flags.c_contiguous
+    assert not codes.size or (first[0] + rows - 1) // block[0] < tables.shape[0]
+    assert not codes.size or (first[1] + columns - 1) // block[1] < tables.shape[1]
+    done = library.wherry_look_up(
+        _address(codes), rows, columns, _address(tables), tables.itemsize, tables.shape[1],
+        *first, *block, _address(out), _address(seen),
+    )  # fmt: skip
+    assert done == 0, "words have 2 or 4 bytes"
+    return out, seen
+
+
+def _address(array: np.ndarray) -> int:
+    found: Any = array.__array_interface__["data"][0]
+    return found

@@ -1,0 +1,460 @@
+/* BLAKE3 of leaves whose bytes arrive in any order, from several threads.
+ *
+ * Written from the specification: "BLAKE3: one function, fast everywhere" (O'Connor, Aumasson, Neves, Wilcox-O'Hearn,
+ * 2021), sections 2.1 to 2.5. A chunk of 1024 bytes has a chaining value that depends on its bytes and on its index in
+ * the leaf alone, so chunks are hashed side by side, one lane of a vector for each, and 32 bytes are kept of each until
+ * all values of the leaf are there and are joined. A piece that begins or ends inside a chunk leaves its bytes in an
+ * edge, a buffer of one chunk, until the rest of the chunk has come.
+ */
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+enum { CHUNK = 1024, BLOCK = 64, VALUE = 32, ROUNDS = 7 };
+enum { CHUNK_START = 1, CHUNK_END = 2, PARENT = 4, ROOT = 8 };
+
+static const uint32_t IV[8] = {0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A,
+                               0x510E527F, 0x9B05688C, 0x1F83D9AB, 0x5BE0CD19};
+
+/* The order of the message words in each round: the permutation of section 2.2, applied again and again. */
+static const uint8_t ORDER[ROUNDS][16] = {
+    {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
+    {2, 6, 3, 10, 7, 0, 4, 13, 1, 11, 12, 5, 9, 14, 15, 8},
+    {3, 4, 10, 12, 13, 2, 7, 14, 6, 5, 9, 0, 11, 15, 8, 1},
+    {10, 7, 12, 9, 14, 3, 13, 15, 4, 0, 11, 2, 5, 8, 1, 6},
+    {12, 13, 9, 11, 15, 10, 14, 8, 7, 2, 5, 3, 0, 1, 6, 4},
+    {9, 14, 11, 5, 8, 12, 15, 1, 13, 3, 0, 10, 2, 6, 4, 7},
+    {11, 15, 5, 0, 1, 9, 8, 6, 14, 10, 2, 12, 3, 4, 7, 13}};
+
+static inline uint32_t word_at(const uint8_t *bytes) {
+    return (uint32_t)bytes[0] | (uint32_t)bytes[1] << 8 | (uint32_t)bytes[2] << 16 | (uint32_t)bytes[3] << 24;
+}
+
+static inline void put_word(uint8_t *bytes, uint32_t word) {
+    for (int i = 0; i < 4; i++) bytes[i] = (uint8_t)(word >> 8 * i);
+}
+
+/* A quarter of a mixing step in four columns (or diagonals) side by side, so that each waits for no result of its own. */
+#define STEP(v, A, B, C, D, E, F, G, H, I, J, K, L, M, N, O, P, w, x, y, z, turn, back)    \
+    do {                                                                                  \
+        v[A] += v[B] + (w); v[E] += v[F] + (x); v[I] += v[J] + (y); v[M] += v[N] + (z);   \
+        v[D] = ROTATE(v[D] ^ v[A], turn); v[H] = ROTATE(v[H] ^ v[E], turn);               \
+        v[L] = ROTATE(v[L] ^ v[I], turn); v[P] = ROTATE(v[P] ^ v[M], turn);               \
+        v[C] += v[D]; v[G] += v[H]; v[K] += v[L]; v[O] += v[P];                           \
+        v[B] = ROTATE(v[B] ^ v[C], back); v[F] = ROTATE(v[F] ^ v[G], back);               \
+        v[J] = ROTATE(v[J] ^ v[K], back); v[N] = ROTATE(v[N] ^ v[O], back);               \
+    } while (0)
+
+#define ROUND(v, m, r)                                                                                                  \
+    do {                                                                                                                \
+        STEP(v, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15, m[r[0]], m[r[2]], m[r[4]], m[r[6]], 16, 12);       \
+        STEP(v, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15, m[r[1]], m[r[3]], m[r[5]], m[r[7]], 8, 7);         \
+        STEP(v, 0, 5, 10, 15, 1, 6, 11, 12, 2, 7, 8, 13, 3, 4, 9, 14, m[r[8]], m[r[10]], m[r[12]], m[r[14]], 16, 12);    \
+        STEP(v, 0, 5, 10, 15, 1, 6, 11, 12, 2, 7, 8, 13, 3, 4, 9, 14, m[r[9]], m[r[11]], m[r[13]], m[r[15]], 8, 7);      \
+    } while (0)
+
+#define ROTATE(x, n) (((x) >> (n)) | ((x) << (32 - (n))))
+
+/* One compression: `value` becomes the chaining value. */
+static void compress(uint32_t value[8], const uint8_t block[BLOCK], uint32_t length, uint64_t index, uint32_t flags) {
+    uint32_t m[16], v[16];
+    for (int i = 0; i < 16; i++) m[i] = word_at(block + 4 * i);
+    memcpy(v, value, 32);
+    memcpy(v + 8, IV, 16);
+    v[12] = (uint32_t)index, v[13] = (uint32_t)(index >> 32), v[14] = length, v[15] = flags;
+    for (int r = 0; r < ROUNDS; r++) ROUND(v, m, ORDER[r]);
+    for (int i = 0; i < 8; i++) value[i] = v[i] ^ v[i + 8];
+}
+
+/* The chaining value of a chunk of at most 1024 bytes; with `flags` ROOT, the hash of an input of one chunk. */
+static void hash_chunk(const uint8_t *data, size_t length, uint64_t index, uint32_t flags, uint8_t out[VALUE]) {
+    uint32_t value[8];
+    memcpy(value, IV, 32);
+    size_t done = 0;
+    do {
+        uint8_t block[BLOCK] = {0};
+        size_t here = length - done < BLOCK ? length - done : BLOCK;
+        if (here) memcpy(block, data + done, here);
+        int last = done + here == length;
+        compress(value, block, (uint32_t)here, index, (done == 0) * CHUNK_START | last * (CHUNK_END | flags));
+        done += here;
+    } while (done < length);
+    for (int i = 0; i < 8; i++) put_word(out + 4 * i, value[i]);
+}
+
+/* Hashes of LANES inputs of `blocks` whole blocks each. */
+#define DEFINE_LANES(NAME, LANES, TARGET, VECTOR)                                                                     \
+    typedef uint32_t VECTOR __attribute__((vector_size(4 * LANES)));                                                  \
+    TARGET static void NAME(const uint8_t *const *data, const uint32_t *index, int blocks, uint32_t flags,            \
+                            uint32_t first, uint32_t last, uint8_t *const *out) {                                     \
+        VECTOR value[8], counter;                                                                                     \
+        for (int i = 0; i < 8; i++) value[i] = (VECTOR){0} + IV[i];                                                   \
+        for (int lane = 0; lane < LANES; lane++) counter[lane] = index[lane];                                         \
+        for (int block = 0; block < blocks; block++) {                                                                \
+            VECTOR m[16], v[16];                                                                                      \
+            const uint8_t *words[LANES];                                                                              \
+            for (int lane = 0; lane < LANES; lane++) words[lane] = data[lane] + block * BLOCK;                        \
+            TRANSPOSE_##LANES(words, m);                                                                              \
+            for (int i = 0; i < 8; i++) v[i] = value[i];                                                              \
+            for (int i = 0; i < 4; i++) v[8 + i] = (VECTOR){0} + IV[i];                                               \
+            v[12] = counter, v[13] = (VECTOR){0}, v[14] = (VECTOR){0} + (uint32_t)BLOCK;                              \
+            v[15] = (VECTOR){0} + (flags | (block == 0 ? first : 0) | (block == blocks - 1 ? last : 0));              \
+            ROUND(v, m, ORDER[0]); ROUND(v, m, ORDER[1]); ROUND(v, m, ORDER[2]); ROUND(v, m, ORDER[3]);               \
+            ROUND(v, m, ORDER[4]); ROUND(v, m, ORDER[5]); ROUND(v, m, ORDER[6]);                                      \
+            for (int i = 0; i < 8; i++) value[i] = v[i] ^ v[i + 8];                                                   \
+        }                                                                                                             \
+        for (int lane = 0; lane < LANES; lane++)                                                                      \
+            for (int i = 0; i < 8; i++) put_word(out[lane] + 4 * i, value[i][lane]);                                  \
+    }
+
+/* The words of one block of each lane: m[i] holds word i of every lane. */
+#define TRANSPOSE_4(words, m)                        \
+    for (int i = 0; i < 16; i++)                     \
+        for (int lane = 0; lane < 4; lane++) m[i][lane] = word_at(words[lane] + 4 * i)
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+/* Rows of 8 words to columns: pairs of words, then pairs of pairs, then halves change places. */
+#define TRANSPOSE_8(words, m)                                                                      \
+    for (int half = 0; half < 2; half++) {                                                         \
+        __m256i r[8], t[8];                                                                        \
+        for (int i = 0; i < 8; i++) r[i] = _mm256_loadu_si256((const __m256i *)(words[i] + 32 * half)); \
+        for (int i = 0; i < 8; i += 2) {                                                           \
+            t[i] = _mm256_unpacklo_epi32(r[i], r[i + 1]);                                          \
+            t[i + 1] = _mm256_unpackhi_epi32(r[i], r[i + 1]);                                      \
+        }                                                                                          \
+        for (int i = 0; i < 8; i += 4)                                                             \
+            for (int k = 0; k < 2; k++) {                                                          \
+                r[i + 2 * k] = _mm256_unpacklo_epi64(t[i + k], t[i + 2 + k]);                      \
+                r[i + 2 * k + 1] = _mm256_unpackhi_epi64(t[i + k], t[i + 2 + k]);                  \
+            }                                                                                      \
+        for (int i = 0; i < 4; i++) {                                                              \
+            m[8 * half + i] = (v8)_mm256_permute2x128_si256(r[i], r[4 + i], 0x20);                 \
+            m[8 * half + 4 + i] = (v8)_mm256_permute2x128_si256(r[i], r[4 + i], 0x31);             \
+        }                                                                                          \
+    }
+
+#define TRANSPOSE_16(words, m)                                                     \
+    do {                                                                           \
+        __m512i r[16], t[16];                                                      \
+        for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_si512(words[i]);           \
+        for (int i = 0; i < 16; i += 2) {                                          \
+            t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);                          \
+            t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);                      \
+        }                                                                          \
+        for (int i = 0; i < 16; i += 4)                                            \
+            for (int k = 0; k < 2; k++) {                                          \
+                r[i + 2 * k] = _mm512_unpacklo_epi64(t[i + k], t[i + 2 + k]);      \
+                r[i + 2 * k + 1] = _mm512_unpackhi_epi64(t[i + k], t[i + 2 + k]);  \
+            }                                                                      \
+        for (int i = 0; i < 4; i++) {                                              \
+            t[i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88);                     \
+            t[4 + i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xdd);                 \
+            t[8 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88);            \
+            t[12 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xdd);           \
+        }                                                                          \
+        for (int i = 0; i < 8; i++) {                                              \
+            m[i] = (v16)_mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);                \
+            m[8 + i] = (v16)_mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd);            \
+        }                                                                          \
+    } while (0)
+#endif
+
+DEFINE_LANES(lanes_4, 4, , v4)
+#if defined(__x86_64__)
+DEFINE_LANES(lanes_8, 8, __attribute__((target("avx2"))), v8)
+DEFINE_LANES(lanes_16, 16, __attribute__((target("avx512f,avx512vl,avx512bw,avx512dq"))), v16)
+#endif
+
+/* How many chunks are hashed side by side: what this processor can, or less if a test asks for it. */
+static int lanes;
+
+static int lanes_of_this_machine(void) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq"))
+        return 16;
+    if (__builtin_cpu_supports("avx2")) return 8;
+#endif
+    return 4;
+}
+
+/* Choose the number of lanes: at most `wanted`, or as many as this processor has for 0. Returns what was chosen. */
+EXPORT int wherry_lanes(int wanted) {
+    int have = lanes_of_this_machine();
+    lanes = wanted && wanted < have ? wanted : have;
+    return lanes;
+}
+
+/* Inputs of equal length that wait to be hashed together. */
+enum { WIDEST = 16 };
+typedef struct {
+    int count, blocks;
+    uint32_t flags, first, last;
+    const uint8_t *data[WIDEST];
+    uint32_t index[WIDEST];
+    uint8_t *out[WIDEST];
+} Queue;
+
+static void hash_queue(Queue *q) {
+    int done = 0;
+#if defined(__x86_64__)
+    for (; lanes >= 16 && q->count - done >= 16; done += 16)
+        lanes_16(q->data + done, q->index + done, q->blocks, q->flags, q->first, q->last, q->out + done);
+    for (; lanes >= 8 && q->count - done >= 8; done += 8)
+        lanes_8(q->data + done, q->index + done, q->blocks, q->flags, q->first, q->last, q->out + done);
+#endif
+    for (; lanes >= 4 && q->count - done >= 4; done += 4)
+        lanes_4(q->data + done, q->index + done, q->blocks, q->flags, q->first, q->last, q->out + done);
+    for (; done < q->count; done++) {
+        uint32_t value[8];
+        memcpy(value, IV, 32);
+        for (int block = 0; block < q->blocks; block++)
+            compress(value, q->data[done] + block * BLOCK, BLOCK, q->index[done],
+                     q->flags | (block == 0 ? q->first : 0) | (block == q->blocks - 1 ? q->last : 0));
+        for (int i = 0; i < 8; i++) put_word(q->out[done] + 4 * i, value[i]);
+    }
+    q->count = 0;
+}
+
+static inline void put(Queue *q, const uint8_t *data, uint32_t index, uint8_t *out) {
+    q->data[q->count] = data, q->index[q->count] = index, q->out[q->count] = out;
+    if (++q->count == WIDEST) hash_queue(q);
+}
+
+/* The hash of a leaf from the values of its chunks (two or more), which are overwritten. */
+static void join(uint8_t *values, size_t count, uint8_t *out) {
+    while (count > 2) {
+        size_t pairs = count / 2;
+        /* A parent may be written where a pair was read that is in the same queue: all of a queue is read first. */
+        Queue parents = {.blocks = 1, .flags = PARENT};
+        for (size_t i = 0; i < pairs; i++) put(&parents, values + i * BLOCK, 0, values + i * VALUE);
+        hash_queue(&parents);
+        if (count % 2) memmove(values + pairs * VALUE, values + (count - 1) * VALUE, VALUE);
+        count = pairs + count % 2;
+    }
+    Queue root = {.blocks = 1, .flags = PARENT | ROOT};
+    put(&root, values, 0, out);
+    hash_queue(&root);
+}
+
+enum { LEAF = 4 << 20, CHUNKS = LEAF / CHUNK, WORDS = CHUNK / 64 };
+
+/* The bytes of a chunk that came in several pieces. */
+typedef struct {
+    uint64_t have[WORDS]; /* one bit for each byte */
+    uint8_t bytes[CHUNK];
+} Edge;
+
+/* A leaf of which some bytes have come. */
+typedef struct {
+    uint8_t *values;           /* of each chunk; NULL before the first byte and after the last */
+    uint64_t have[CHUNKS / 64]; /* one bit for each chunk that is hashed */
+    Edge **edges;              /* of each chunk, or NULL; NULL without edges */
+    uint32_t left;             /* chunks that are not hashed */
+    int users;                 /* calls that write values at this moment */
+} Leaf;
+
+typedef struct {
+    uint64_t nbytes;
+    size_t count;
+    Leaf **leaves; /* NULL for one that has not begun, or is over */
+    uint8_t *over; /* whether the hash of each leaf is known */
+    pthread_mutex_t lock;
+} Leaves;
+
+static uint64_t bytes_of(const Leaves *all, size_t leaf) {
+    uint64_t start = (uint64_t)leaf * LEAF;
+    return all->nbytes - start < LEAF ? all->nbytes - start : LEAF;
+}
+
+static uint32_t chunks_of(const Leaves *all, size_t leaf) {
+    return (uint32_t)((bytes_of(all, leaf) + CHUNK - 1) / CHUNK);
+}
+
+static void drop(Leaf *leaf) {
+    if (!leaf) return;
+    if (leaf->edges) {
+        for (size_t i = 0; i < CHUNKS; i++) free(leaf->edges[i]);
+        free(leaf->edges);
+    }
+    free(leaf->values);
+    free(leaf);
+}
+
+/* Nothing is known of any leaf of a tensor with this many bytes. NULL if there is no memory. */
+EXPORT Leaves *wherry_leaves_new(uint64_t nbytes) {
+    if (!lanes) wherry_lanes(0);
+    Leaves *all = calloc(1, sizeof *all);
+    if (!all) return NULL;
+    all->nbytes = nbytes, all->count = (size_t)((nbytes + LEAF - 1) / LEAF);
+    all->leaves = calloc(all->count + 1, sizeof *all->leaves);
+    all->over = calloc(all->count + 1, 1);
+    if (!all->leaves || !all->over || pthread_mutex_init(&all->lock, NULL)) {
+        free(all->leaves), free(all->over), free(all);
+        return NULL;
+    }
+    return all;
+}
+
+EXPORT void wherry_leaves_free(Leaves *all) {
+    if (!all) return;
+    for (size_t i = 0; i < all->count; i++) drop(all->leaves[i]);
+    pthread_mutex_destroy(&all->lock);
+    free(all->leaves), free(all->over), free(all);
+}
+
+/* A leaf's hash is known from elsewhere: its bytes are not needed. */
+EXPORT void wherry_leaves_skip(Leaves *all, size_t leaf) {
+    pthread_mutex_lock(&all->lock);
+    if (leaf < all->count) all->over[leaf] = 1;
+    pthread_mutex_unlock(&all->lock);
+}
+
+static Leaf *begin(const Leaves *all, size_t number) {
+    Leaf *leaf = calloc(1, sizeof *leaf);
+    if (!leaf) return NULL;
+    leaf->left = chunks_of(all, number);
+    leaf->values = malloc((size_t)leaf->left * VALUE);
+    if (leaf->values) return leaf;
+    free(leaf);
+    return NULL;
+}
+
+/* Copy bytes into the edge of a chunk. Returns the edge once it is whole; sets `failed` without memory. */
+static Edge *fill(Leaf *leaf, uint32_t chunk, uint32_t from, uint32_t to, uint32_t size, const uint8_t *data, int *failed) {
+    if (!leaf->edges && !(leaf->edges = calloc(CHUNKS, sizeof *leaf->edges))) return *failed = 1, NULL;
+    Edge *edge = leaf->edges[chunk];
+    if (!edge && !(edge = leaf->edges[chunk] = calloc(1, sizeof *edge))) return *failed = 1, NULL;
+    memcpy(edge->bytes + from, data, to - from);
+    for (uint32_t at = from; at < to;) {
+        uint32_t stop = (at / 64 + 1) * 64 < to ? (at / 64 + 1) * 64 : to, width = stop - at;
+        edge->have[at / 64] |= (width == 64 ? ~0ULL : ((1ULL << width) - 1)) << at % 64;
+        at = stop;
+    }
+    for (uint32_t at = 0; at < size; at += 64) {
+        uint32_t width = size - at < 64 ? size - at : 64;
+        if (edge->have[at / 64] != (width == 64 ? ~0ULL : (1ULL << width) - 1)) return NULL;
+    }
+    return edge;
+}
+
+static int is_marked(const Leaf *leaf, uint32_t chunk) { return leaf->have[chunk / 64] >> chunk % 64 & 1; }
+
+/* Count a chunk whose value is written; once only. */
+static void mark(Leaf *leaf, uint32_t chunk) {
+    if (is_marked(leaf, chunk)) return;
+    leaf->have[chunk / 64] |= 1ULL << chunk % 64;
+    leaf->left--;
+}
+
+/* Take `count` runs of `length` bytes: run i lies at data + i * data_step, and in the tensor at offset + i * step.
+ *
+ * Bytes may come in any order and again. Hashes of the leaves that this call completes go to `hashes`, 32 bytes each,
+ * and their numbers to `numbers`; both have room for every leaf that the runs touch. Returns how many they are, -1 if
+ * there is no memory (then the leaves that were touched are never completed), -2 if a run lies outside of the tensor. */
+EXPORT int64_t wherry_leaves_add(Leaves *all, const uint8_t *data, int64_t data_step, uint64_t count, uint64_t length,
+                                 uint64_t offset, uint64_t step, uint64_t *numbers, uint8_t *hashes) {
+    if (!count || !length) return 0;
+    if (length > all->nbytes || offset > all->nbytes - length) return -2;
+    if (count > 1 && (step > all->nbytes || (count - 1) > (all->nbytes - length - offset) / (step ? step : 1))) return -2;
+    int failed = 0;
+    size_t low = (size_t)(offset / LEAF), high = (size_t)((offset + (count - 1) * step + length - 1) / LEAF);
+
+    /* Leaves that the runs touch begin, and stay until this call is over. */
+    size_t wide = high - low + 1;
+    uint8_t *held = calloc(wide, 1); /* whether this call uses each of them */
+    if (!held) return -1;
+    pthread_mutex_lock(&all->lock);
+    for (uint64_t run = 0; run < count && !failed; run++) {
+        uint64_t start = offset + run * step;
+        for (size_t leaf = (size_t)(start / LEAF); leaf <= (size_t)((start + length - 1) / LEAF); leaf++) {
+            if (held[leaf - low] || all->over[leaf]) continue;
+            if (!all->leaves[leaf] && !(all->leaves[leaf] = begin(all, leaf))) {
+                failed = 1;
+                break;
+            }
+            held[leaf - low] = 1, all->leaves[leaf]->users++;
+        }
+    }
+    pthread_mutex_unlock(&all->lock);
+
+    /* Whole chunks, without the lock: each has a place of its own for its value. */
+    Queue chunks = {.blocks = CHUNK / BLOCK, .first = CHUNK_START, .last = CHUNK_END};
+    for (uint64_t run = 0; run < count && !failed; run++) {
+        uint64_t start = offset + run * step;
+        const uint8_t *bytes = data + (int64_t)run * data_step;
+        for (uint64_t at = (start + CHUNK - 1) / CHUNK * CHUNK; at + CHUNK <= start + length; at += CHUNK) {
+            size_t leaf = (size_t)(at / LEAF);
+            if (!held[leaf - low]) continue;
+            uint8_t *values = all->leaves[leaf]->values;
+            if (bytes_of(all, leaf) == CHUNK)
+                hash_chunk(bytes + (at - start), CHUNK, 0, ROOT, values);
+            else
+                put(&chunks, bytes + (at - start), (uint32_t)(at % LEAF / CHUNK), values + at % LEAF / CHUNK * VALUE);
+        }
+    }
+    hash_queue(&chunks);
+
+    /* Count them, and collect the edges. */
+    int64_t complete = 0;
+    pthread_mutex_lock(&all->lock);
+    for (uint64_t run = 0; run < count && !failed; run++) {
+        uint64_t start = offset + run * step, stop = start + length;
+        const uint8_t *bytes = data + (int64_t)run * data_step;
+        for (uint64_t at = start; at < stop && !failed;) {
+            uint64_t first = at / CHUNK * CHUNK, end = first + CHUNK < stop ? first + CHUNK : stop;
+            size_t number = (size_t)(at / LEAF);
+            if (held[number - low]) {
+                Leaf *leaf = all->leaves[number];
+                uint32_t chunk = (uint32_t)(at % LEAF / CHUNK);
+                if (end - at == CHUNK) {
+                    mark(leaf, chunk);
+                } else if (!is_marked(leaf, chunk)) {
+                    uint64_t left = all->nbytes - first;
+                    uint32_t size = left < CHUNK ? (uint32_t)left : CHUNK;
+                    Edge *edge = fill(leaf, chunk, (uint32_t)(at - first), (uint32_t)(end - first), size,
+                                      bytes + (at - start), &failed);
+                    if (edge) {
+                        hash_chunk(edge->bytes, size, chunk, bytes_of(all, number) <= CHUNK ? ROOT : 0,
+                                   leaf->values + (size_t)chunk * VALUE);
+                        mark(leaf, chunk);
+                        free(edge), leaf->edges[chunk] = NULL;
+                    }
+                }
+            }
+            at = end;
+        }
+    }
+    for (size_t i = 0; i < wide; i++) {
+        if (!held[i]) continue;
+        Leaf *leaf = all->leaves[low + i];
+        leaf->users--;
+        if (!failed && !leaf->left && !leaf->users && !all->over[low + i]) {
+            all->over[low + i] = 1;
+            numbers[complete++] = low + i;
+        }
+    }
+    pthread_mutex_unlock(&all->lock);
+
+    /* Join what is complete: nobody else uses it any more. */
+    for (int64_t i = 0; i < complete; i++) {
+        size_t number = (size_t)numbers[i];
+        Leaf *leaf = all->leaves[number];
+        uint32_t chunks_here = chunks_of(all, number);
+        if (chunks_here == 1)
+            memcpy(hashes + i * VALUE, leaf->values, VALUE);
+        else
+            join(leaf->values, chunks_here, hashes + i * VALUE);
+        drop(leaf);
+        all->leaves[number] = NULL;
+    }
+    free(held);
+    return failed ? -1 : complete;
+}
