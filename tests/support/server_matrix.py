@@ -20,6 +20,7 @@ import tempfile
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -450,13 +451,18 @@ def _write(out: Path, cells: Sequence[Cell], rest: Sequence[str] | None = None) 
     before = json.loads(out.read_text())["cells"] if out.exists() else []
     mine = {(one.flow, one.part, one.moment) for one in cells}
     kept = [row for row in before if (row["flow"], row["part"], row["moment"]) not in mine]
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()
-    now = {"commit": commit, "date": time.strftime("%Y-%m-%d")}
+    now = {"commit": _commit(), "date": time.strftime("%Y-%m-%d")}
     rows = [*kept, *({**asdict(one), **now} for one in cells)]
     data = {"machine": f"{os.cpu_count()} processors, {platform.system()} {platform.release()}", "at_the_end": rest, "cells": rows}
     out.write_text(json.dumps(data, indent=1) + "\n")
+
+
+@cache
+def _commit() -> str:
+    """The commit of the checkout when the matrix began; `WHERRY_COMMIT` where a copy of it is run."""
+    command = ["git", "describe", "--always", "--dirty"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return os.environ.get("WHERRY_COMMIT") or done.stdout.strip()
 
 
 def main() -> None:
