@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -37,7 +38,7 @@ from tests.support.postgres import PostgresServer, new_database, postgres_proces
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tests.support.e2e import Site
+    from tests.support.e2e import Child, Site
 
 PARTS = ("worker", "run", "server", "mlflow", "postgresql", "all")
 MOMENTS = ("scheduled", "pending", "before the first beat", "running", "registering", "committing")
@@ -48,6 +49,7 @@ DEPLOYMENTS = {
     "audit": "audit/audit",
 }
 FLOWS = tuple(DEPLOYMENTS)
+_CHILDREN = {"worker": "worker", "server": "prefect", "mlflow": "mlflow"}
 _ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 _CONVERTING = {
     "running": "wherry.converter.job:complete",
@@ -126,6 +128,14 @@ class Cell:
         return self.following == "Completed" and not self.open
 
 
+@dataclass(frozen=True)
+class Away:
+    """How a server is away: for how many seconds, and whether its processes are stopped, so that it does not answer."""
+
+    seconds: float
+    stopped: bool
+
+
 @dataclass
 class Servers:
     """A site with all parts of the matrix.
@@ -156,7 +166,9 @@ class Servers:
         """The output of a command of wherry."""
         return self.place.run(sys.executable, "-m", "wherry.cli", *words)
 
-    def submit(self, flow: str, parameters: dict[str, Any], hold: str | None = None, delay: float = 0.0) -> str:
+    def submit(
+        self, flow: str, parameters: dict[str, Any], hold: str | None = None, delay: float = 0.0
+    ) -> str:
         """A run as a schedule makes it, which will stop at a function."""
         deployment = get(f"{self.api}/deployments/name/{DEPLOYMENTS[flow]}")["id"]
         state: dict[str, Any] = {"type": "SCHEDULED"}
@@ -186,7 +198,10 @@ class Servers:
 
     def beat(self, run: str) -> bool:
         """Whether the server has a heartbeat of a run."""
-        wanted = {"event": {"name": ["prefect.flow-run.heartbeat"]}, "any_resource": {"id": [f"prefect.flow-run.{run}"]}}
+        wanted = {
+            "event": {"name": ["prefect.flow-run.heartbeat"]},
+            "any_resource": {"id": [f"prefect.flow-run.{run}"]},
+        }
         return bool(post(f"{self.api}/events/filter", {"filter": wanted, "limit": 1})["events"])
 
 
@@ -222,7 +237,8 @@ def _begin_worker(found: Servers) -> None:
 def _automations(folder: Path) -> Path:
     """The shipped automations with shorter times."""
     text = (ROOT / "infra" / "automations.yaml").read_text()
-    short = text.replace("within: 120\n", f"within: {BEAT_SECONDS}\n").replace("within: 600\n", f"within: {PENDING_SECONDS}\n")
+    short = text.replace("within: 120\n", f"within: {BEAT_SECONDS}\n")
+    short = short.replace("within: 600\n", f"within: {PENDING_SECONDS}\n")
     assert short.count(f"within: {BEAT_SECONDS}\n") == short.count(f"within: {PENDING_SECONDS}\n") == 1
     path = folder / "automations.yaml"
     path.write_text(short)
@@ -256,8 +272,7 @@ def parameters(found: Servers, flow: str, number: int) -> dict[str, Any]:
         source = checkpoint(found, "export", f"export-{number}", 2000 + number)
         return {"spec": {"source": str(source), "routes": ["export"]}}
     if flow == "promote":
-        return {"spec": {"subject": f"models:/base-{1 + number % 2}@candidate" if number < 2 else
-                         f"models:/base-{1 + number % 2}/1", "alias": f"champion-{number}"}}  # fmt: skip
+        return {"spec": {"subject": f"models:/base-{1 + number % 2}/1", "alias": f"champion-{number}"}}
     return {"spec": {"scope": "all"}}
 
 
@@ -272,25 +287,67 @@ def drill(found: Servers, part: str, moment: str, flows: Sequence[str], number: 
     """Bring runs of the flows to a moment, kill a part, start it again, and look at the next runs."""
     cells = [Cell(flow, part, moment) for flow in flows]
     chosen = {flow: parameters(found, flow, number) for flow in flows}
-    holds = {flow: _EVERY_FLOW.get(moment) or _HOLDS[flow].get(moment) for flow in flows}
     delay = 8.0 if moment == "scheduled" else 1.0
-    runs = {flow: found.submit(flow, chosen[flow], holds[flow], delay) for flow in flows}
+    runs = {flow: found.submit(flow, chosen[flow], _hold_of(flow, moment), delay) for flow in flows}
     if moment != "scheduled":
         for flow, run in runs.items():
             _await_held(found, flow, run, moment)
     _kill(found, part, runs.values())
     _start(found, part)
-    for held in (found.held / "wanted").iterdir():
-        held.unlink()
+    _release(found)
+    begun = time.monotonic()
+    following = {flow: found.submit(flow, chosen[flow]) for flow in flows}
     for cell in cells:
-        begun = time.monotonic()
-        following = found.submit(cell.flow, chosen[cell.flow])
-        done = found.ended(following, 240)
+        done = found.ended(following[cell.flow], 240)
         cell.seconds = round(time.monotonic() - begun, 1)
-        cell.following = done["name"] if done else found.state(following)["name"] + " after 240 s"
+        cell.following = done["name"] if done else found.state(following[cell.flow])["name"] + " after 240 s"
         if done and done["type"] != "COMPLETED":
             cell.open.append(f"message: {done.get('message')}")
     return _look(found, cells, runs)
+
+
+def absence(
+    found: Servers, part: str, moment: str, flows: Sequence[str], number: int, away: Away
+) -> list[Cell]:
+    """Bring runs of the flows to a moment, take a server away for a while as they go on, and look how they end."""
+    cells = [Cell(flow, part, moment) for flow in flows]
+    chosen = {flow: parameters(found, flow, number) for flow in flows}
+    runs = {flow: found.submit(flow, chosen[flow], _hold_of(flow, moment)) for flow in flows}
+    for flow, run in runs.items():
+        _await_held(found, flow, run, moment)
+    begun = time.monotonic()
+    _leave(found, part, stopped=away.stopped)
+    _release(found)
+    time.sleep(away.seconds)
+    _return(found, part, stopped=away.stopped)
+    for cell in cells:
+        done = found.ended(runs[cell.flow], 240)
+        cell.seconds = round(time.monotonic() - begun, 1)
+        cell.killed = cell.following = done["name"] if done else found.state(runs[cell.flow])["name"]
+        if cell.following != "Completed":
+            cell.open.append(f"message: {done.get('message') if done else None}")
+    for what in still_open(found):
+        cells[0].open.append(what)
+    return cells
+
+
+def _leave(found: Servers, part: str, *, stopped: bool) -> None:
+    if not stopped:
+        _kill(found, part, ())
+        return
+    if part == "postgresql":
+        found.postgres.signal(signal.SIGSTOP)
+    else:
+        _signal_tree(found.place.children[_CHILDREN[part]], signal.SIGSTOP)
+
+
+def _return(found: Servers, part: str, *, stopped: bool) -> None:
+    if not stopped:
+        _start(found, part)
+    elif part == "postgresql":
+        found.postgres.signal(signal.SIGCONT)
+    else:
+        _signal_tree(found.place.children[_CHILDREN[part]], signal.SIGCONT)
 
 
 def _look(found: Servers, cells: list[Cell], runs: dict[str, str]) -> list[Cell]:
@@ -305,6 +362,15 @@ def _look(found: Servers, cells: list[Cell], runs: dict[str, str]) -> list[Cell]
         for cell in cells:
             cell.open.append(what)
     return cells
+
+
+def _hold_of(flow: str, moment: str) -> str | None:
+    return _EVERY_FLOW.get(moment) or _HOLDS[flow].get(moment)
+
+
+def _release(found: Servers) -> None:
+    for held in (found.held / "wanted").iterdir():
+        held.unlink()
 
 
 def _await_held(found: Servers, flow: str, run: str, moment: str) -> None:
@@ -322,18 +388,13 @@ def _await_held(found: Servers, flow: str, run: str, moment: str) -> None:
 
 
 def _kill(found: Servers, part: str, runs: Any) -> None:
-    children = found.place.children
     if part in ("run", "worker", "all"):
         _kill_runs(found, runs)
-    if part in ("worker", "all"):
-        _kill_tree(children["worker"].process.pid)
-        children["worker"].kill()
-    if part in ("server", "all"):
-        _kill_tree(children["prefect"].process.pid)
-        children["prefect"].kill()
-    if part in ("mlflow", "all"):
-        _kill_tree(children["mlflow"].process.pid)
-        children["mlflow"].kill()
+    for one, name in _CHILDREN.items():
+        if part in (one, "all"):
+            child = found.place.children[name]
+            _signal_tree(child, signal.SIGKILL)
+            child.kill()
     if part in ("postgresql", "all"):
         found.postgres.kill()
 
@@ -348,22 +409,25 @@ def _kill_runs(found: Servers, runs: Any) -> None:
                 process.kill()
 
 
-def _kill_tree(pid: int) -> None:
+def _signal_tree(child: Child, number: int) -> None:
+    """Send a signal to a process and to all that it started, whichever sessions they made."""
+    assert child.process is not None
     with suppress(psutil.NoSuchProcess):
-        root = psutil.Process(pid)
+        root = psutil.Process(child.process.pid)
         for process in [root, *root.children(recursive=True)]:
             with suppress(psutil.NoSuchProcess):
-                process.kill()
+                process.send_signal(number)
 
 
 def _start(found: Servers, part: str) -> None:
     children = found.place.children
     if part in ("postgresql", "all"):
         found.postgres.start()
-    for name, url in (("mlflow", f"{found.mlflow}/health"), ("prefect", f"{found.api}/health")):
-        if part in ({"mlflow": "mlflow", "prefect": "server"}[name], "all"):
-            children[name].start()
-            found.place.await_url(children[name], url)
+    for one, url in (("mlflow", f"{found.mlflow}/health"), ("server", f"{found.api}/health")):
+        if part in (one, "all"):
+            child = children[_CHILDREN[one]]
+            child.start()
+            found.place.await_url(child, url)
     if part in ("worker", "all") or not children["worker"].running:
         children["worker"].start()
 
@@ -373,7 +437,9 @@ def still_open(found: Servers) -> list[str]:
     import psycopg
 
     rows: list[str] = []
-    experiments = post(f"{found.mlflow}/api/2.0/mlflow/experiments/search", {"max_results": 100})["experiments"]
+    experiments = post(f"{found.mlflow}/api/2.0/mlflow/experiments/search", {"max_results": 100})[
+        "experiments"
+    ]
     wanted = {"experiment_ids": [row["experiment_id"] for row in experiments],
               "filter": "attributes.status = 'RUNNING'"}  # fmt: skip
     running = post(f"{found.mlflow}/api/2.0/mlflow/runs/search", wanted).get("runs", [])
@@ -381,8 +447,8 @@ def still_open(found: Servers) -> list[str]:
     with psycopg.connect(found.ledger) as connection:
         claims = connection.execute("SELECT name FROM wherry.registration WHERE state = 'pending'").fetchall()
         rows += [f"ledger: claim of {name}" for (name,) in claims]
-        idle = "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%' AND pid <> pg_backend_pid()"
-        count = connection.execute(idle).fetchone()
+        idle = "state LIKE 'idle in transaction%' AND pid <> pg_backend_pid()"
+        count = connection.execute(f"SELECT count(*) FROM pg_stat_activity WHERE {idle}").fetchone()
         rows += [f"PostgreSQL: {count[0]} open transactions"] if count and count[0] else []
     folder = found.place.folder
     left = [
@@ -402,7 +468,14 @@ def slots(found: Servers) -> list[str]:
                    post(f"{found.api}/flow_runs/filter", states)]  # fmt: skip
 
 
-def run_matrix(folder: Path, flows: Sequence[str], parts: Sequence[str], moments: Sequence[str], out: Path | None) -> list[Cell]:
+def run_matrix(
+    folder: Path,
+    flows: Sequence[str],
+    parts: Sequence[str],
+    moments: Sequence[str],
+    out: Path | None = None,
+    away: Away | None = None,
+) -> list[Cell]:
     """All drills, one after the other; the cells are written after each."""
     cells: list[Cell] = []
     with servers(folder) as found:
@@ -411,9 +484,16 @@ def run_matrix(folder: Path, flows: Sequence[str], parts: Sequence[str], moments
             if makes_no_sense(part, moment):
                 continue
             try:
-                made = drill(found, part, moment, flows, number)
+                made = (
+                    absence(found, part, moment, flows, number, away)
+                    if away
+                    else drill(found, part, moment, flows, number)
+                )
             except AssertionError as error:
-                made = [Cell(flow, part, moment, following="not reached", open=[str(error)[:3000]]) for flow in flows]
+                made = [
+                    Cell(flow, part, moment, following="not reached", open=[str(error)[:3000]])
+                    for flow in flows
+                ]
                 _clear(found)
             cells += made
             taken = slots(found)
@@ -430,8 +510,7 @@ def run_matrix(folder: Path, flows: Sequence[str], parts: Sequence[str], moments
 
 
 def _clear(found: Servers) -> None:
-    for held in (found.held / "wanted").iterdir():
-        held.unlink()
+    _release(found)
     for name, child in found.place.children.items():
         if not child.running:
             print("started again:", name)
@@ -453,7 +532,8 @@ def _write(out: Path, cells: Sequence[Cell], rest: Sequence[str] | None = None) 
     kept = [row for row in before if (row["flow"], row["part"], row["moment"]) not in mine]
     now = {"commit": _commit(), "date": time.strftime("%Y-%m-%d")}
     rows = [*kept, *({**asdict(one), **now} for one in cells)]
-    data = {"machine": f"{os.cpu_count()} processors, {platform.system()} {platform.release()}", "at_the_end": rest, "cells": rows}
+    machine = f"{os.cpu_count()} processors, {platform.system()} {platform.release()}"
+    data = {"machine": machine, "at_the_end": rest, "cells": rows}
     out.write_text(json.dumps(data, indent=1) + "\n")
 
 
@@ -470,10 +550,20 @@ def main() -> None:
     for name, every in (("flows", FLOWS), ("parts", PARTS), ("moments", MOMENTS)):
         parser.add_argument(f"--{name}", default=",".join(every))
     parser.add_argument("--out", type=Path)
+    parser.add_argument(
+        "--away", type=float, help="Seconds that a server is away for, instead of being killed."
+    )
+    parser.add_argument("--stopped", action="store_true", help="Stop its processes for that time.")
     chosen = parser.parse_args()
+    away = Away(chosen.away, chosen.stopped) if chosen.away else None
     with tempfile.TemporaryDirectory(prefix="wherry-servers-") as folder:
         cells = run_matrix(
-            Path(folder), chosen.flows.split(","), chosen.parts.split(","), chosen.moments.split(","), chosen.out
+            Path(folder),
+            chosen.flows.split(","),
+            chosen.parts.split(","),
+            chosen.moments.split(","),
+            chosen.out,
+            away,
         )
     raise SystemExit(0 if all(one.holds for one in cells) else 1)
 
