@@ -2,10 +2,13 @@
 
     python -m tests.support.server_matrix --out FILE [--flows nightly,export] [--parts ...] [--moments ...]
 
-The rule: the next run of the deployment ends Completed, and after the time of the automations nothing is open in Prefect,
-MLflow, ledger and storage. All flows of one drill are brought to the moment together, and the part is killed once. What
-the rule gives 15 minutes is shortened by configuration: the automations wait less. Prefect sends no heartbeat more
-often than each 30 s.
+The rule: the next run of the deployment ends Completed, and after the time of the automations nothing is open in
+Prefect, MLflow, ledger and storage. All flows of one drill are brought to the moment together, and the part is killed
+once. What the rule gives 15 minutes is shortened by configuration: the automations wait less. Prefect sends heartbeats
+no more often than each 30 s.
+
+With `--away SECONDS` a server is away for that time while the runs go on (with `--stopped` it is there, but does not
+answer), and the rule is that they end Completed themselves.
 """
 
 from __future__ import annotations
@@ -28,7 +31,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
-import yaml
 from safetensors.numpy import save_file
 
 from tests.support import held_runs
