@@ -13,6 +13,17 @@ from typing import Any
 
 from prefect import flow
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    TaskRunFilter,
+    TaskRunFilterName,
+    TaskRunFilterState,
+    TaskRunFilterStateType,
+)
+from prefect.client.schemas.objects import StateType
 from prefect.concurrency.sync import concurrency
 from prefect.context import FlowRunContext, TaskRunContext
 from prefect.exceptions import ObjectAlreadyExists
@@ -27,7 +38,7 @@ from wherry.remote.waits import waiting
 from wherry.storage.stores import limits_of
 from wherry.tasks.artifacts import show_link, show_table
 from wherry.tasks.assets import asset_events
-from wherry.tasks.common import show_failure
+from wherry.tasks.common import run_logger, show_failure
 from wherry.tasks.convert import convert
 from wherry.tasks.detect import detect
 from wherry.tasks.ending import ending
@@ -40,6 +51,13 @@ from wherry.verifier.workflow import comparison
 __all__ = ["ConvertSpec", "TargetSpec", "chain", "convert_checkpoint", "summary"]
 
 LIMIT = "wherry-io-"  # prefix of the names of global concurrency limits, before the store
+_PATIENCE_SECONDS = 330.0  # longer than the lease of a slot lasts that nobody renews
+_OPEN = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING]  # a task that is tried again is scheduled
+_AT_WORK = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.RUNNING])))
+_CONVERTING = TaskRunFilter(
+    name=TaskRunFilterName(like_="convert "),
+    state=TaskRunFilterState(type=TaskRunFilterStateType(any_=_OPEN)),
+)
 
 
 @flow(name="convert-checkpoint", flow_run_name="{spec.source} to {spec.to}", result_serializer="json")
@@ -110,8 +128,41 @@ def _turn(uris: Iterable[str]) -> Generator[None]:
     _make_limits(limits)
     with ExitStack() as slots:
         with waiting(", ".join(limits), what="a free slot of the concurrency limit"):
-            slots.enter_context(concurrency(list(limits), occupy=1))
+            _occupy(limits, slots)
         yield
+
+
+def _occupy(limits: Mapping[str, int], slots: ExitStack) -> None:
+    """Wait for a slot of each limit; after the time of a lease in which none came free, free those that are lost."""
+    while True:
+        try:
+            slots.enter_context(concurrency(list(limits), occupy=1, timeout_seconds=_PATIENCE_SECONDS))
+        except TimeoutError:
+            _free_lost_slots(limits)
+        else:
+            return
+
+
+def _free_lost_slots(limits: Iterable[str]) -> None:
+    """Free the slots of limits that no conversion holds.
+
+    A server that keeps the leases of slots in memory, as Prefect's does by default, forgets them when it ends, and
+    their slots stay taken for ever. Each slot is held by a task that converts; where fewer of them run than slots are
+    taken, the rest is lost.
+    """
+    with get_client(sync_client=True) as client:
+        runs = client.read_task_runs(flow_run_filter=_AT_WORK, task_run_filter=_CONVERTING)
+        at_work = sum(one.name.startswith("convert ") for one in runs)
+        for name in limits:
+            found = client.read_global_concurrency_limit_by_name(name)
+            if found.active_slots > at_work:
+                run_logger().warning(
+                    "%s: %d of %d slots are taken and %d conversions run: the others are free again",
+                    name, found.active_slots, found.limit, at_work,
+                )  # fmt: skip
+                client.update_global_concurrency_limit(
+                    name, GlobalConcurrencyLimitUpdate(active_slots=at_work)
+                )
 
 
 def _make_limits(limits: Mapping[str, int]) -> None:
