@@ -33,18 +33,20 @@ from wherry.core.request import SourceRequest
 from wherry.core.units import plural, show_seconds, show_size
 from wherry.errors import NotRecordedError, WherryError
 from wherry.flows.convert_spec import ConvertSpec, TargetSpec
+from wherry.integrations.prefect.server import answering_server
 from wherry.ledger.outcomes import registration_of, verification_of
 from wherry.remote.waits import waiting
 from wherry.storage.stores import limits_of
 from wherry.tasks.artifacts import show_link, show_table
 from wherry.tasks.assets import asset_events
-from wherry.tasks.common import run_logger, show_failure
+from wherry.tasks.common import show_failure
 from wherry.tasks.convert import convert
 from wherry.tasks.detect import detect
 from wherry.tasks.ending import ending
 from wherry.tasks.lineage import lineage
 from wherry.tasks.plan import plan
 from wherry.tasks.register import register
+from wherry.tasks.run_log import run_logger
 from wherry.tasks.verify import verify
 from wherry.verifier.workflow import comparison
 
@@ -125,11 +127,13 @@ def _turn(uris: Iterable[str]) -> Generator[None]:
     if not limits or (FlowRunContext.get() is None and TaskRunContext.get() is None):
         yield
         return
+    answering_server()
     _make_limits(limits)
     with ExitStack() as slots:
         with waiting(", ".join(limits), what="a free slot of the concurrency limit"):
             _occupy(limits, slots)
         yield
+        answering_server()  # to which the slots are given back
 
 
 def _occupy(limits: Mapping[str, int], slots: ExitStack) -> None:

@@ -18,8 +18,8 @@ from prefect.runtime import flow_run
 
 from wherry.integrations.prefect.lost_runs import end_lost_runs
 from wherry.remote.waits import told_to
-from wherry.tasks.common import run_logger
 from wherry.tasks.credentials import credentials_in
+from wherry.tasks.run_log import reporting, run_logger
 from wherry.watch import ending as engine
 from wherry.watch.preflight import refuse_here
 
@@ -62,11 +62,10 @@ def ending(flow: str, title: str, *, only_failures: bool = False) -> Generator[e
 
 def _end_lost_runs() -> None:
     """Mark runs that have lost their worker as crashed; a server that does not take that keeps nobody from working."""
-    try:
+
+    def end() -> list[str]:
         with get_client(sync_client=True) as client:
-            for name in end_lost_runs(client, flow_run.id):
-                run_logger().warning(
-                    "the run %s had lost its worker and was still open; it is crashed now", name
-                )
-    except Exception as error:  # noqa: BLE001  of any kind: the run itself does not need this
-        run_logger().debug("could not look for runs that have lost their worker: %s", error)
+            return end_lost_runs(client, flow_run.id)
+
+    for name in reporting("which runs have lost their worker", end) or ():
+        run_logger().warning("the run %s had lost its worker and was still open; it is crashed now", name)
