@@ -571,6 +571,52 @@ def _write(out: Path, cells: Sequence[Cell], rest: Sequence[str] | None = None) 
     machine = f"{os.cpu_count()} processors, {platform.system()} {platform.release()}"
     data = {"machine": machine, "at_the_end": rest, "cells": rows}
     out.write_text(json.dumps(data, indent=1) + "\n")
+    out.with_suffix(".md").write_text(table(data))
+
+
+_HEAD = f"""# What is killed, and when
+
+`python -m tests.support.server_matrix` kills each part of a site with SIGKILL at each moment of a flow, starts it again
+and looks at the next run of its deployment: on a Prefect server, a process worker, an MLflow server and a ledger in
+PostgreSQL. The worker is killed with its runs, as if its machine had lost its power.
+
+**ok**: the next run ended Completed; then nothing was open in Prefect, MLflow, ledger and storage. In brackets:
+how the run ended that was hit; `later`: the automations missed it, as the killed server had lost its last events, and
+the next run that began after their time ended it. The times of the automations were shortened to {BEAT_SECONDS} s
+(heartbeats) and {PENDING_SECONDS} s (pending). `–`: a scheduled run has no process.
+"""
+
+
+def table(data: dict[str, Any]) -> str:
+    """The Markdown page of a file of results: for each flow a row of parts and a column of moments."""
+    cells = {(row["flow"], row["part"], row["moment"]): row for row in data["cells"]}
+    commits = ", ".join(sorted({row["commit"] for row in data["cells"]}))
+    lines = [f"{_HEAD}\nMachine: {data['machine']}. Commits: {commits}."]
+    for flow in FLOWS:
+        lines += [
+            "",
+            f"## {flow}",
+            "",
+            "| killed | " + " | ".join(MOMENTS) + " |",
+            "|---" * (1 + len(MOMENTS)) + "|",
+        ]
+        for part in PARTS:
+            words = [_words(cells.get((flow, part, moment)), part, moment) for moment in MOMENTS]
+            lines.append(f"| {part} | " + " | ".join(words) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _words(row: dict[str, Any] | None, part: str, moment: str) -> str:
+    if makes_no_sense(part, moment):
+        return "–"
+    if row is None:
+        return "not run"
+    came = row["killed"] + (", later" if row["missed"] else "")
+    if row["following"] == "Completed" and not row["open"]:
+        return f"ok ({came})"
+    return f"**{row['following']}** ({came}): {'; '.join(row['open'])[:200]}".replace("|", "\\|").replace(
+        "\n", " "
+    )
 
 
 @cache
