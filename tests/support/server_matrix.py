@@ -8,7 +8,7 @@ once. What the rule gives 15 minutes is shortened by configuration: the automati
 no more often than each 30 s.
 
 With `--away SECONDS` a server is away for that time while the runs go on (with `--stopped` it is there, but does not
-answer), and the rule is that they end Completed themselves.
+answer), and the rule is that they end Completed themselves; the automations are the shipped ones.
 """
 
 from __future__ import annotations
@@ -210,8 +210,13 @@ class Servers:
 
 
 @contextmanager
-def servers(folder: Path) -> Iterator[Servers]:
-    """All parts, deployed: a Prefect server, a worker, MLflow, and PostgreSQL with a ledger."""
+def servers(folder: Path, *, shortened: bool = True) -> Iterator[Servers]:
+    """All parts, deployed: a Prefect server, a worker, MLflow, and PostgreSQL with a ledger.
+
+    Args:
+        folder: everything lies below it.
+        shortened: whether the automations wait less than the shipped ones.
+    """
     place = site(folder)
     with ExitStack() as stack:
         postgres = stack.enter_context(postgres_process())
@@ -228,8 +233,9 @@ def servers(folder: Path) -> Iterator[Servers]:
         (folder / "wherry.toml").write_text(_CONFIG.format(ledger=ledger, mlflow=mlflow))
         found = Servers(place, postgres, ledger, mlflow)
         infra = ROOT / "infra"
+        automations = _automations(folder) if shortened else infra / "automations.yaml"
         found.wherry("deploy", str(infra / "prefect.yaml"), "--pools", str(infra / "pools"),
-                     "--automations", str(_automations(folder)))  # fmt: skip
+                     "--automations", str(automations))  # fmt: skip
         _begin_worker(found)
         yield found
 
@@ -514,7 +520,7 @@ def run_matrix(
 ) -> list[Cell]:
     """All drills, one after the other; the cells are written after each."""
     cells: list[Cell] = []
-    with servers(folder) as found:
+    with servers(folder, shortened=away is None) as found:
         begin(found)
         for number, (part, moment) in enumerate(product(parts, moments)):
             if makes_no_sense(part, moment):
