@@ -2,12 +2,13 @@
 
 Prefect's automations see events, and events of the last seconds before its server is killed are lost: a run that such
 an event is about would stay pending or running for ever, since its worker is gone, too. So each run of wherry looks
-at the states themselves when it begins, and does what the automations would have done; their times and messages hold.
+at the states themselves when it begins, and does what the automations would have done, by their times and messages. It
+waits longer than they do, since the heartbeats of a living run are lost, too, while the server is away.
 """
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from prefect.client.schemas.filters import (
@@ -32,6 +33,8 @@ AUTOMATIONS = {
     StateType.RUNNING: "wherry zombie runs are crashed",
 }
 """State of a lost run → the automation that is about it."""
+GRACE = timedelta(minutes=3)
+"""How much longer than the automation a run is silent: time for a server to come back, and for two heartbeats."""
 
 
 def end_lost_runs(client: SyncPrefectClient, own: str | None) -> list[str]:
@@ -63,7 +66,7 @@ def _open_runs(client: SyncPrefectClient, state: StateType) -> list[FlowRun]:
 
 def _end_if_lost(client: SyncPrefectClient, run: FlowRun, automation: Automation) -> bool:
     now = _now()
-    since = now - automation.trigger.model_dump()["within"]
+    since = now - automation.trigger.model_dump()["within"] - GRACE
     if run.state is None or run.state.timestamp > since:
         return False
     lately = EventFilter(

@@ -36,6 +36,7 @@ from safetensors.numpy import save_file
 from tests.support import e2e, held_runs
 from tests.support.e2e import ROOT, site, start_mlflow, start_prefect, start_worker
 from tests.support.postgres import PostgresServer, new_database, postgres_process
+from wherry.integrations.prefect.lost_runs import GRACE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -394,6 +395,7 @@ def _look(found: Servers, cells: list[Cell], runs: dict[str, str]) -> list[Cell]
     if any(found.state(run)["type"] not in _ENDED for run in runs.values()):
         for cell in cells:
             cell.missed = found.state(runs[cell.flow])["type"] not in _ENDED
+        time.sleep(GRACE.total_seconds())
         found.ended(found.submit("audit", {"spec": {"scope": "all"}}), 240)
     for cell in cells:
         state = found.state(runs[cell.flow])
