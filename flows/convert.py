@@ -6,6 +6,7 @@ text and cure in the state's message and in a table artifact. So does a conversi
 not registered (exit code 12); then a second artifact shows what is committed.
 """
 
+import threading
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -27,6 +28,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.concurrency.sync import concurrency
 from prefect.context import FlowRunContext, TaskRunContext
 from prefect.exceptions import ObjectAlreadyExists
+from prefect.runtime import flow_run
 
 from wherry.config.config import load_config
 from wherry.core.request import SourceRequest
@@ -54,6 +56,8 @@ __all__ = ["ConvertSpec", "TargetSpec", "chain", "convert_checkpoint", "summary"
 
 LIMIT = "wherry-io-"  # prefix of the names of global concurrency limits, before the store
 _PATIENCE_SECONDS = 330.0  # longer than the lease of a slot lasts that nobody renews
+_alone_lock = threading.Lock()
+_seen = set[tuple[str | None, str]]()  # runs of this process and limits of which the slots were looked at
 _OPEN = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING]  # a task that is tried again is scheduled
 _AT_WORK = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.RUNNING])))
 _CONVERTING = TaskRunFilter(
@@ -129,6 +133,7 @@ def _turn(uris: Iterable[str]) -> Generator[None]:
         return
     answering_server()
     _make_limits(limits)
+    _free_slots_if_alone(limits)
     with ExitStack() as slots:
         with waiting(", ".join(limits), what="a free slot of the concurrency limit"):
             _occupy(limits, slots)
@@ -145,6 +150,20 @@ def _occupy(limits: Mapping[str, int], slots: ExitStack) -> None:
             _free_lost_slots(limits)
         else:
             return
+
+
+def _free_slots_if_alone(limits: Iterable[str]) -> None:
+    """Free the lost slots of limits before the first conversion of this process, if no other flow run is at work."""
+    run = flow_run.id
+    with _alone_lock:
+        fresh = [name for name in limits if (run, name) not in _seen]
+        _seen.update((run, name) for name in fresh)
+        if not fresh:
+            return
+        with get_client(sync_client=True) as client:
+            alone = all(str(one.id) == run for one in client.read_flow_runs(flow_run_filter=_AT_WORK))
+        if alone:
+            _free_lost_slots(fresh)
 
 
 def _free_lost_slots(limits: Iterable[str]) -> None:

@@ -60,6 +60,7 @@ def test_a_run_says_which_limit_it_waits_for(limited, tmp_path, monkeypatch):
 
     monkeypatch.setattr(module.FlowRunContext, "get", object)
     monkeypatch.setattr(module, "_make_limits", lambda _limits: None)
+    monkeypatch.setattr(module, "_free_slots_if_alone", lambda _limits: None)
     monkeypatch.setattr(module, "concurrency", full)
     with told_at_once(monkeypatch) as lines, module._turn([str(tmp_path / "a")]):
         held = len(lines)
@@ -69,9 +70,14 @@ def test_a_run_says_which_limit_it_waits_for(limited, tmp_path, monkeypatch):
 
 
 @pytest.mark.server
-def test_slots_that_a_server_has_forgotten_are_free_again(server, source, tmp_path, limited, monkeypatch):
+@pytest.mark.parametrize("alone", [True, False])
+def test_slots_that_a_server_has_forgotten_are_free_again(
+    server, source, tmp_path, limited, monkeypatch, alone
+):
     """A server keeps the leases of slots in memory: those of its last life stay taken."""
-    monkeypatch.setattr(module, "_PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(module, "_PATIENCE_SECONDS", 60.0 if alone else 1.0)
+    if not alone:
+        monkeypatch.setattr(module, "_free_slots_if_alone", lambda _limits: None)
     module._make_limits({"wherry-io-file": 1})
     with get_client(sync_client=True) as client:
         client.increment_concurrency_slots(["wherry-io-file"], 1, "concurrency")

@@ -61,6 +61,7 @@ def test_lost_runs_are_crashed_by_the_next_run(client, later):
     states = [client.read_flow_run(run.id).state for run in (*lost, other)]
     assert [state.type.value for state in states] == ["CRASHED", "CRASHED", "RUNNING"]
     assert "the worker has died" in states[0].message
+    client.delete_flow_run(other.id)
 
 
 def test_the_run_that_looks_and_one_that_has_told_of_itself_stay(client, monkeypatch):
