@@ -14,7 +14,7 @@ pytest.importorskip("mlflow")
 pytest.importorskip("psycopg")
 
 from tests.support import held_runs, server_matrix
-from tests.support.server_matrix import FLOWS, MOMENTS, PARTS, Away, run_matrix
+from tests.support.server_matrix import AT_WORK, FLOWS, MOMENTS, PARTS, SERVERS, Away, run_matrix
 
 HELD = """
 import textwrap

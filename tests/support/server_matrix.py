@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 PARTS = ("worker", "run", "server", "mlflow", "postgresql", "all")
 MOMENTS = ("scheduled", "pending", "before the first beat", "running", "registering", "committing")
+SERVERS, AT_WORK = ("server", "mlflow", "postgresql"), ("running", "registering", "committing")
+"""What can be away for a while, and when."""
 DEPLOYMENTS = {
     "nightly": "nightly-convert/nightly-convert",
     "export": "post-training-export/post-training-export",
@@ -545,11 +547,11 @@ def run_matrix(
                 print(json.dumps(asdict(cell))[:1500], flush=True)
             print(time.strftime("%H:%M:%S"), "slots:", taken, flush=True)
             if out:
-                _write(out, cells)
+                _write(out, cells, away)
         rest = _at_the_end(found)
         print("at the end:", rest, flush=True)
         if out:
-            _write(out, cells, rest)
+            _write(out, cells, away, rest)
     return cells
 
 
@@ -569,7 +571,7 @@ def _at_the_end(found: Servers, seconds: float = 420.0) -> list[str]:
     return [*slots(found), *still_open(found)]
 
 
-def _write(out: Path, cells: Sequence[Cell], rest: Sequence[str] | None = None) -> None:
+def _write(out: Path, cells: Sequence[Cell], away: Away | None, rest: Sequence[str] | None = None) -> None:
     """Cells of this call replace those that the file has."""
     before = json.loads(out.read_text())["cells"] if out.exists() else []
     mine = {(one.flow, one.part, one.moment) for one in cells}
@@ -577,7 +579,7 @@ def _write(out: Path, cells: Sequence[Cell], rest: Sequence[str] | None = None) 
     now = {"commit": _commit(), "date": time.strftime("%Y-%m-%d")}
     rows = [*kept, *({**asdict(one), **now} for one in cells)]
     machine = f"{os.cpu_count()} processors, {platform.system()} {platform.release()}"
-    data = {"machine": machine, "at_the_end": rest, "cells": rows}
+    data = {"machine": machine, "away": away and asdict(away), "at_the_end": rest, "cells": rows}
     out.write_text(json.dumps(data, indent=1) + "\n")
     out.with_suffix(".md").write_text(table(data))
 
@@ -595,22 +597,33 @@ the next run that began after their time ended it. The times of the automations 
 """
 
 
+_HEAD_AWAY = """# What is away for a minute, and when
+
+`python -m tests.support.server_matrix --away 60` takes a server away for 60 s while a flow goes on: its processes are
+killed and started again, or, with `--stopped`, stopped and continued. The automations are the shipped ones.
+
+**ok**: the run ended Completed, and afterwards nothing was open in MLflow, ledger and storage.
+"""
+
+
 def table(data: dict[str, Any]) -> str:
     """The Markdown page of a file of results: for each flow a row of parts and a column of moments."""
+    away = data.get("away")
+    parts, moments = (SERVERS, AT_WORK) if away else (PARTS, MOMENTS)
     cells = {(row["flow"], row["part"], row["moment"]): row for row in data["cells"]}
     commits = ", ".join(sorted({row["commit"] for row in data["cells"]}))
-    lines = [f"{_HEAD}\nMachine: {data['machine']}. Commits: {commits}."]
+    lines = [f"{_HEAD_AWAY if away else _HEAD}\nMachine: {data['machine']}. Commits: {commits}."]
     for flow in FLOWS:
         lines += [
             "",
             f"## {flow}",
             "",
-            "| killed | " + " | ".join(MOMENTS) + " |",
-            "|---" * (1 + len(MOMENTS)) + "|",
+            f"| part | {' | '.join(moments)} |",
+            "|---" * (1 + len(moments)) + "|",
         ]
-        for part in PARTS:
-            words = [_words(cells.get((flow, part, moment)), part, moment) for moment in MOMENTS]
-            lines.append(f"| {part} | " + " | ".join(words) + " |")
+        for part in parts:
+            words = [_words(cells.get((flow, part, moment)), part, moment) for moment in moments]
+            lines.append(f"| {part} | {' | '.join(words)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -622,9 +635,8 @@ def _words(row: dict[str, Any] | None, part: str, moment: str) -> str:
     came = row["killed"] + (", later" if row["missed"] else "")
     if row["following"] == "Completed" and not row["open"]:
         return f"ok ({came})"
-    return f"**{row['following']}** ({came}): {'; '.join(row['open'])[:200]}".replace("|", "\\|").replace(
-        "\n", " "
-    )
+    text = f"**{row['following']}** ({came}): {'; '.join(row['open'])[:200]}"
+    return text.replace("|", "\\|").replace("\n", " ")
 
 
 @cache
