@@ -9,7 +9,7 @@ waits longer than they do, since the heartbeats of a living run are lost, too, w
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prefect.client.schemas.filters import (
     FlowRunFilter,
@@ -17,10 +17,9 @@ from prefect.client.schemas.filters import (
     FlowRunFilterStateType,
     FlowRunFilterTags,
 )
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.objects import State, StateType
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.filters import EventFilter, EventOccurredFilter, EventResourceFilter
-from prefect.states import State
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -65,7 +64,7 @@ def _open_runs(client: SyncPrefectClient, state: StateType) -> list[FlowRun]:
 
 
 def _end_if_lost(client: SyncPrefectClient, run: FlowRun, automation: Automation) -> bool:
-    now = _now()
+    now: Any = _now()  # Prefect's own type of a time is another one
     since = now - automation.trigger.model_dump()["within"] - GRACE
     if run.state is None or run.state.timestamp > since:
         return False

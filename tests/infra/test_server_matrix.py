@@ -35,14 +35,7 @@ def test_the_next_run_completes_whatever_is_killed_whenever(flow, tmp_path):
 @pytest.mark.timeout(2 * 3600)
 @pytest.mark.parametrize("stopped", [False, True], ids=["killed", "stopped"])
 def test_a_server_that_is_away_for_a_minute_changes_no_end(stopped, tmp_path):
-    moments = ("running", "registering", "committing")
-    cells = run_matrix(
-        tmp_path,
-        ("nightly", "promote"),
-        ("server", "mlflow", "postgresql"),
-        moments,
-        away=Away(60.0, stopped),
-    )
+    cells = run_matrix(tmp_path, ("nightly", "promote"), SERVERS, AT_WORK, away=Away(60.0, stopped))
     assert [one for one in cells if not one.holds] == []
     assert len(cells) == 18
 
