@@ -62,6 +62,8 @@ def ending(flow: str, title: str, *, only_failures: bool = False) -> Generator[e
 
 def _end_lost_runs() -> None:
     """Mark runs that have lost their worker as crashed; a server that does not take that keeps nobody from working."""
+    if not flow_run.id:
+        return  # outside of a run there is no server
 
     def end() -> list[str]:
         with get_client(sync_client=True) as client:
