@@ -613,7 +613,10 @@ def table(data: dict[str, Any]) -> str:
     cells = {(row["flow"], row["part"], row["moment"]): row for row in data["cells"]}
     commits = ", ".join(sorted({row["commit"] for row in data["cells"]}))
     lines = [f"{_HEAD_AWAY if away else _HEAD}\nMachine: {data['machine']}. Commits: {commits}."]
-    for flow in FLOWS:
+    flows = {row["flow"] for row in data["cells"]}
+    rest = [flow for flow in FLOWS if flow not in flows]
+    lines += ["", f"Not run yet: {', '.join(rest)}."] if rest else []
+    for flow in sorted(flows, key=FLOWS.index):
         lines += [
             "",
             f"## {flow}",
