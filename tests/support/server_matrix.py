@@ -103,7 +103,7 @@ model = "export-{{run}}"
 alias = "candidate"
 [[routes.export.targets]]
 format = "dcp"
-uri = "out/export/{{run}}/{{step}}"
+uri = "out/export/{{run}}/{{step|final}}"
 """
 
 
