@@ -239,6 +239,9 @@ def servers(folder: Path, *, shortened: bool = True) -> Iterator[Servers]:
         automations = _automations(folder) if shortened else infra / "automations.yaml"
         found.wherry("deploy", str(infra / "prefect.yaml"), "--pools", str(infra / "pools"),
                      "--automations", str(automations))  # fmt: skip
+        e2e.patch(
+            f"{found.api}/work_pools/wherry-process", {"concurrency_limit": None}
+        )  # all flows are held at once
         _begin_worker(found)
         yield found
 
