@@ -6,6 +6,7 @@ text and cure in the state's message and in a table artifact. So does a conversi
 not registered (exit code 12); then a second artifact shows what is committed.
 """
 
+import threading
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -13,15 +14,28 @@ from typing import Any
 
 from prefect import flow
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    TaskRunFilter,
+    TaskRunFilterName,
+    TaskRunFilterState,
+    TaskRunFilterStateType,
+)
+from prefect.client.schemas.objects import StateType
 from prefect.concurrency.sync import concurrency
 from prefect.context import FlowRunContext, TaskRunContext
 from prefect.exceptions import ObjectAlreadyExists
+from prefect.runtime import flow_run
 
 from wherry.config.config import load_config
 from wherry.core.request import SourceRequest
 from wherry.core.units import plural, show_seconds, show_size
 from wherry.errors import NotRecordedError, WherryError
 from wherry.flows.convert_spec import ConvertSpec, TargetSpec
+from wherry.integrations.prefect.server import answering_server
 from wherry.ledger.outcomes import registration_of, verification_of
 from wherry.remote.waits import waiting
 from wherry.storage.stores import limits_of
@@ -34,12 +48,22 @@ from wherry.tasks.ending import ending
 from wherry.tasks.lineage import lineage
 from wherry.tasks.plan import plan
 from wherry.tasks.register import register
+from wherry.tasks.run_log import run_logger
 from wherry.tasks.verify import verify
 from wherry.verifier.workflow import comparison
 
 __all__ = ["ConvertSpec", "TargetSpec", "chain", "convert_checkpoint", "summary"]
 
 LIMIT = "wherry-io-"  # prefix of the names of global concurrency limits, before the store
+_PATIENCE_SECONDS = 330.0  # longer than the lease of a slot lasts that nobody renews
+_alone_lock = threading.Lock()
+_seen = set[tuple[str | None, str]]()  # runs of this process and limits of which the slots were looked at
+_OPEN = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING]  # a task that is tried again is scheduled
+_AT_WORK = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.RUNNING])))
+_CONVERTING = TaskRunFilter(
+    name=TaskRunFilterName(like_="convert "),
+    state=TaskRunFilterState(type=TaskRunFilterStateType(any_=_OPEN)),
+)
 
 
 @flow(name="convert-checkpoint", flow_run_name="{spec.source} to {spec.to}", result_serializer="json")
@@ -107,11 +131,61 @@ def _turn(uris: Iterable[str]) -> Generator[None]:
     if not limits or (FlowRunContext.get() is None and TaskRunContext.get() is None):
         yield
         return
+    answering_server()
     _make_limits(limits)
+    _free_slots_if_alone(limits)
     with ExitStack() as slots:
         with waiting(", ".join(limits), what="a free slot of the concurrency limit"):
-            slots.enter_context(concurrency(list(limits), occupy=1))
+            _occupy(limits, slots)
         yield
+        answering_server()  # to which the slots are given back
+
+
+def _occupy(limits: Mapping[str, int], slots: ExitStack) -> None:
+    """Wait for a slot of each limit; after the time of a lease in which none came free, free those that are lost."""
+    while True:
+        try:
+            slots.enter_context(concurrency(list(limits), occupy=1, timeout_seconds=_PATIENCE_SECONDS))
+        except TimeoutError:
+            _free_lost_slots(limits)
+        else:
+            return
+
+
+def _free_slots_if_alone(limits: Iterable[str]) -> None:
+    """Free the lost slots of limits before the first conversion of this process, if no other flow run is at work."""
+    run = flow_run.id
+    with _alone_lock:
+        fresh = [name for name in limits if (run, name) not in _seen]
+        _seen.update((run, name) for name in fresh)
+        if not fresh:
+            return
+        with get_client(sync_client=True) as client:
+            alone = all(str(one.id) == run for one in client.read_flow_runs(flow_run_filter=_AT_WORK))
+        if alone:
+            _free_lost_slots(fresh)
+
+
+def _free_lost_slots(limits: Iterable[str]) -> None:
+    """Free the slots of limits that no conversion holds.
+
+    A server that keeps the leases of slots in memory, as Prefect's does by default, forgets them when it ends, and
+    their slots stay taken for ever. Each slot is held by a task that converts; where fewer of them run than slots are
+    taken, the rest is lost.
+    """
+    with get_client(sync_client=True) as client:
+        runs = client.read_task_runs(flow_run_filter=_AT_WORK, task_run_filter=_CONVERTING)
+        at_work = sum(one.name.startswith("convert ") for one in runs)
+        for name in limits:
+            found = client.read_global_concurrency_limit_by_name(name)
+            if found.active_slots > at_work:
+                run_logger().warning(
+                    "%s: %d of %d slots are taken and %d conversions run: the others are free again",
+                    name, found.active_slots, found.limit, at_work,
+                )  # fmt: skip
+                client.update_global_concurrency_limit(
+                    name, GlobalConcurrencyLimitUpdate(active_slots=at_work)
+                )
 
 
 def _make_limits(limits: Mapping[str, int]) -> None:

@@ -23,10 +23,10 @@ from wherry.flows.form import FormModel
 from wherry.ledger.resolve import checkpoint_uri
 from wherry.routes.night import note_made
 from wherry.tasks.artifacts import show_table
-from wherry.tasks.common import run_logger
 from wherry.tasks.ending import ending
 from wherry.tasks.export import route_targets
 from wherry.tasks.register import register
+from wherry.tasks.run_log import run_logger
 from wherry.tasks.verify import verify
 
 

@@ -30,8 +30,8 @@ from wherry.routes.reconcile import Work
 from wherry.routes.report import NightPlan, failure, markdown, warning
 from wherry.routes.routes import Config, RouteTarget, chosen_routes, spec_of
 from wherry.tasks.artifacts import show_markdown
-from wherry.tasks.common import run_logger
 from wherry.tasks.ending import ending
+from wherry.tasks.run_log import run_logger
 
 
 class NightlySpec(FormModel):

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from prefect.deployments.runner import RunnerDeployment
 
 _TRIGGERS: TypeAdapter[list[Any]] = TypeAdapter(list[DeploymentTriggerTypes])
-_HEARTBEAT = ("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", "30")  # as in `infra/pools`
+# As in `infra/pools`: a heartbeat each 30 s, and tries of a server that is away for two minutes.
+_ENVIRONMENT = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30", "PREFECT_CLIENT_MAX_RETRIES": "6"}
 _KNOWN = {
     "name",
     "description",
@@ -66,7 +67,8 @@ def serve(file: Path, *, limit: int = 2) -> None:
         StorageError: the file cannot be read, or the configured server does not answer.
     """
     answering_server()
-    os.environ.setdefault(*_HEARTBEAT)  # for the runs: a run without heartbeats counts as crashed
+    for name, value in _ENVIRONMENT.items():  # for the runs: a run without heartbeats counts as crashed
+        os.environ.setdefault(name, value)
     carry_out(*deployments(file), limit=limit)
 
 

@@ -1,4 +1,7 @@
-"""Artifacts on the page of a run; names from checkpoints are shown escaped and without credentials."""
+"""Artifacts on the page of a run; names from checkpoints are shown escaped and without credentials.
+
+An artifact that cannot be made is logged, and fails nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact, cr
 
 from wherry.credentials import redact
 from wherry.errors import printable
+from wherry.tasks.run_log import reporting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,14 +33,19 @@ def show_table(rows: Sequence[Mapping[str, Any]], key: str, description: str) ->
         {name: show_text(value) if isinstance(value, str) else value for name, value in row.items()}
         for row in rows
     ]
-    create_table_artifact(table, key=key, description=show_text(description))
+    shown = show_text(description)
+    reporting(f"the table {key}", lambda: create_table_artifact(table, key=key, description=shown))
 
 
 def show_link(page: str, text: str, key: str, description: str) -> None:
     """Create a link artifact."""
-    create_link_artifact(page, link_text=show_text(text), key=key, description=show_text(description))
+    words, shown = show_text(text), show_text(description)
+    reporting(
+        f"the link {key}", lambda: create_link_artifact(page, link_text=words, key=key, description=shown)
+    )
 
 
 def show_markdown(text: str, key: str, description: str) -> None:
     """Create a Markdown artifact from a report whose cells are escaped for Markdown."""
-    create_markdown_artifact(show_text(text, lines=True), key=key, description=show_text(description))
+    page, shown = show_text(text, lines=True), show_text(description)
+    reporting(f"the page {key}", lambda: create_markdown_artifact(page, key=key, description=shown))

@@ -17,7 +17,7 @@ from prefect.assets import Asset, AssetProperties, add_asset_metadata, materiali
 
 from wherry.core.units import plural
 from wherry.storage.home import without_secrets
-from wherry.tasks.common import run_logger
+from wherry.tasks.run_log import run_logger
 
 _LONGEST = 512  # characters of a key
 _KEPT = (

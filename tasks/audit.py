@@ -8,7 +8,8 @@ from prefect import task
 
 from wherry.auditor.audit import audit as look
 from wherry.auditor.markdown import markdown
-from wherry.tasks.common import STEP, progress_artifact, run_logger
+from wherry.tasks.common import STEP, progress_artifact
+from wherry.tasks.run_log import run_logger
 
 
 @task(name="audit", task_run_name="audit {scope}", **STEP)

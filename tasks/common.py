@@ -1,4 +1,4 @@
-"""Code that all tasks share: when to retry, how results are stored, the run's logger and the progress artifact."""
+"""Code that all tasks share: when to retry, how results are stored, and the progress artifact."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
-from prefect.exceptions import MissingContextError
-from prefect.logging import get_run_logger
 
-from wherry.core.progress import LineLogger, logger
 from wherry.core.units import plural, show_seconds, show_size
 from wherry.errors import WherryError
 from wherry.tasks.artifacts import show_table, show_text
+from wherry.tasks.run_log import reporting, run_logger
 
 if TYPE_CHECKING:
     from wherry.core.progress import OnProgress, Progress, UnitCounts
@@ -43,14 +41,6 @@ Results of earlier attempts of the same run are not reused: each step is idempot
 """
 
 
-def run_logger() -> Any:
-    """The logger of the running task; wherry's own logger if a task's function is called outside a run."""
-    try:
-        return LineLogger(get_run_logger(), {})
-    except MissingContextError:
-        return logger("wherry")
-
-
 def show_failure(error: WherryError, description: str) -> None:
     """Show the error of a flow, field by field, as a table on the run's page."""
     rows = [
@@ -62,20 +52,23 @@ def show_failure(error: WherryError, description: str) -> None:
 def progress_artifact(verb: str, subject: str) -> OnProgress:
     """A progress bar on the run's page: updated at most once a second, and at the end.
 
-    A failed update does not stop the conversion: it is logged once, and the bar is no longer updated.
+    A bar that cannot be made or updated does not stop the conversion: it is logged once, and left as it is.
 
     Args:
         verb: the step; it becomes part of the artifact's key.
         subject: what the step works on, for the description.
     """
     log = run_logger()
-    artifact = create_progress_artifact(0.0, key=f"wherry-{verb}", description=show_text(f"{verb} {subject}"))
+    description = show_text(f"{verb} {subject}")
+    artifact = reporting(
+        "the progress", lambda: create_progress_artifact(0.0, key=f"wherry-{verb}", description=description)
+    )
     context = (
         contextvars.copy_context()
     )  # the engine reports from its own threads, which have no settings of the run
     busy = threading.Lock()
     last = time.monotonic()
-    broken = False
+    broken = artifact is None
     units: UnitCounts | None = None  # those of workers are shown to the end
 
     def report(progress: Progress) -> None:

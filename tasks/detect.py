@@ -9,7 +9,8 @@ from prefect import task
 from wherry.core.request import SourceRequest
 from wherry.formats.detect import detect_source
 from wherry.ledger.open import resolve_named
-from wherry.tasks.common import STEP, run_logger
+from wherry.tasks.common import STEP
+from wherry.tasks.run_log import run_logger
 
 
 @task(name="detect", task_run_name="detect {uri}", **STEP)

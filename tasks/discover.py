@@ -8,7 +8,8 @@ from prefect import task
 
 from wherry.formats.discover import SkippedPath
 from wherry.formats.discover import discover as find
-from wherry.tasks.common import STEP, run_logger
+from wherry.tasks.common import STEP
+from wherry.tasks.run_log import run_logger
 
 
 @task(name="discover", task_run_name="discover {root}", **STEP)

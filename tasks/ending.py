@@ -2,9 +2,9 @@
 
 Long waits for remote stores are written to that log too.
 
-Every flow runs inside it, so it also checks at the start of a run that a container does not keep the ledger or the
-registry inside itself; then nothing is read or written, and the failure is reported like any other. It warns of
-credentials in the run's parameters, too.
+Every flow runs inside it, so it also ends runs that have lost their worker, and checks at the start of a run that a
+container does not keep the ledger or the registry inside itself; then nothing is read or written, and the failure is
+reported like any other. It warns of credentials in the run's parameters, too.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import contextvars
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
 
+from wherry.integrations.prefect.lost_runs import end_lost_runs
 from wherry.remote.waits import told_to
-from wherry.tasks.common import run_logger
 from wherry.tasks.credentials import credentials_in
+from wherry.tasks.run_log import reporting, run_logger
 from wherry.watch import ending as engine
 from wherry.watch.preflight import refuse_here
 
@@ -51,7 +53,21 @@ def ending(flow: str, title: str, *, only_failures: bool = False) -> Generator[e
     context = (
         contextvars.copy_context()
     )  # the waits are told from another thread, which has no settings of the run
+    _end_lost_runs()
     told = engine.ending(flow, title, page=flow_run.ui_url, only_failures=only_failures, log=log)
     with told as end, told_to(lambda line: context.run(log.warning, line)):
         refuse_here()
         yield end
+
+
+def _end_lost_runs() -> None:
+    """Mark runs that have lost their worker as crashed; a server that does not take that keeps nobody from working."""
+    if not flow_run.id:
+        return  # outside of a run there is no server
+
+    def end() -> list[str]:
+        with get_client(sync_client=True) as client:
+            return end_lost_runs(client, flow_run.id)
+
+    for name in reporting("which runs have lost their worker", end) or ():
+        run_logger().warning("the run %s had lost its worker and was still open; it is crashed now", name)

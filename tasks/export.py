@@ -11,7 +11,8 @@ from wherry.errors import WherryError
 from wherry.routes.night import made_notes
 from wherry.routes.routes import chosen_routes, explain, load_config, spec_of
 from wherry.routes.scores import score
-from wherry.tasks.common import STEP, run_logger
+from wherry.tasks.common import STEP
+from wherry.tasks.run_log import run_logger
 
 if TYPE_CHECKING:
     from wherry.config.schema import Route, Settings

@@ -10,7 +10,8 @@ from wherry.core.receipt import from_json
 from wherry.errors import NotRecordedError
 from wherry.ledger.outcomes import record
 from wherry.lineage.lineage import show
-from wherry.tasks.common import STEP, run_logger
+from wherry.tasks.common import STEP
+from wherry.tasks.run_log import run_logger
 
 
 @task(name="lineage", task_run_name="lineage {receipt[target][uri]}", **STEP)

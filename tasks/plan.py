@@ -9,7 +9,8 @@ from prefect import task
 from wherry.converter.plan import plan_request
 from wherry.core.request import ConvertRequest
 from wherry.core.units import short, show_size
-from wherry.tasks.common import STEP, run_logger
+from wherry.tasks.common import STEP
+from wherry.tasks.run_log import run_logger
 from wherry.watch.preflight import refuse_here
 
 # The other fields of a plan name every tensor, which is too large for the result of a task.

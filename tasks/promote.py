@@ -8,7 +8,8 @@ from prefect import task
 
 from wherry.models.promote import promote as carry_out
 from wherry.models.promote import rollback as go_back
-from wherry.tasks.common import STEP, progress_artifact, run_logger
+from wherry.tasks.common import STEP, progress_artifact
+from wherry.tasks.run_log import run_logger
 
 
 @task(name="promote", task_run_name="promote {subject}", **STEP)

@@ -10,7 +10,8 @@ from prefect.runtime import flow_run
 
 from wherry.core.request import SourceRequest
 from wherry.models.register import register as enter
-from wherry.tasks.common import STEP, run_logger
+from wherry.tasks.common import STEP
+from wherry.tasks.run_log import run_logger
 
 
 @task(name="register", task_run_name="register {uri}", **STEP)

@@ -6,7 +6,8 @@ from typing import Any
 
 from prefect import task
 
-from wherry.tasks.common import STEP, progress_artifact, run_logger
+from wherry.tasks.common import STEP, progress_artifact
+from wherry.tasks.run_log import run_logger
 from wherry.verifier.workflow import verify_and_record
 
 

@@ -11,7 +11,8 @@ from wherry.errors import NotFoundError, NotRecordedError, TargetInUseError
 from wherry.records.records import target_of
 from wherry.storage.stores import locate
 from wherry.tasks.artifacts import show_table
-from wherry.tasks.common import STEP, progress_artifact, run_logger
+from wherry.tasks.common import STEP, progress_artifact
+from wherry.tasks.run_log import run_logger
 from wherry.units.commit import commit as commit_job
 from wherry.units.work import work as make_units
 

@@ -36,12 +36,13 @@ from wherry.integrations.mlflow.read import (
     unmark_deleted,
     unregister,
 )
+from wherry.integrations.mlflow.runs import end_abandoned
 from wherry.integrations.mlflow.versions import Version, registering
 from wherry.integrations.mlflow_version import RegisteredVersion
 
 __all__ = [
-    "ATTEMPT_TAG", "CANDIDATE", "CHAMPION", "EXPERIMENT", "AliasMove", "RegisteredVersion", "Version",
-    "find_digest", "identity", "look_up", "mark_deleted", "mark_version", "page", "previous_of", "projection",
-    "promoting", "registered_versions", "registering", "rollback_target", "rolling_back", "unmark_deleted",
-    "unregister",
+    "ATTEMPT_TAG", "CANDIDATE", "CHAMPION", "EXPERIMENT", "AliasMove", "RegisteredVersion",
+    "Version", "end_abandoned", "find_digest", "identity", "look_up", "mark_deleted",
+    "mark_version", "page", "previous_of", "projection", "promoting", "registered_versions",
+    "registering", "rollback_target", "rolling_back", "unmark_deleted", "unregister",
 ]  # fmt: skip

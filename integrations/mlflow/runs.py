@@ -20,20 +20,23 @@ from mlflow.entities import LoggedModelInput, LoggedModelOutput
 from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
+from wherry.config.settings import mlflow_tracking_uri
 from wherry.core.algorithms import spellings
 from wherry.core.progress import logger
 from wherry.integrations.mlflow.client import (
     ATTEMPT_TAG,
     EXISTS,
     EXPERIMENT,
+    Stores,
     absent_is_fine,
     colliding,
+    open_client,
     quote_value,
 )
 from wherry.integrations.mlflow.figures import description, metrics_of, params_of, source_dataset
 from wherry.ledger.resolve import DIGEST_TAG, URI_TAG, WEIGHTS_TAG
-from wherry.staging.janitor import owner_text, text_has_ended
-from wherry.storage.home import ensure_home, mlflow_artifacts, sqlite_file
+from wherry.staging.janitor import forget_runs, left_runs, noting_run, owner_text, text_has_ended
+from wherry.storage.home import ensure_home, mlflow_artifacts, sqlite_file, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -88,10 +91,25 @@ def record_run(
         facts: what else is known about it.
     """
     experiment = _experiment(client)
+    store = without_secrets(client.tracking_uri)
+    left = [one for one in left_runs() if one.store == store]
     try:
         end_abandoned_runs(client, experiment)
+        forget_runs(left)
     except MlflowException as error:
         _log.warning("runs of processes that have ended could not be closed: %s", error)
+    with noting_run(store):
+        return _record(client, experiment, name, tags, sidecar, facts)
+
+
+def _record(
+    client: MlflowClient,
+    experiment: str,
+    name: str,
+    tags: Mapping[str, str],
+    sidecar: Sidecar,
+    facts: VersionFacts,
+) -> RunRecord:
     noted = {**tags, MLFLOW_RUN_NOTE: description(tags), OWNER_TAG: owner_text()}
     run = client.create_run(experiment, run_name=f"register {name}", tags=noted)
     run_id: str = run.info.run_id
@@ -108,6 +126,23 @@ def record_run(
         recorded.take_back()
         raise
     return RunRecord(run_id, links, recorded.undo)
+
+
+def end_abandoned(store: str) -> None:
+    """End the runs in a tracking store whose processes have ended in the middle of a registration.
+
+    Args:
+        store: the URI of the store, without secrets; those of the store that is configured are used with it.
+
+    Raises:
+        StorageError: the store does not answer, or cannot be written.
+    """
+    configured = mlflow_tracking_uri()
+    uri = configured if without_secrets(configured) == store else store
+    with open_client(Stores(uri, uri)) as client:
+        found = client.get_experiment_by_name(EXPERIMENT)
+        if found is not None:
+            end_abandoned_runs(client, str(found.experiment_id))
 
 
 def end_abandoned_runs(client: MlflowClient, experiment: str) -> list[str]:

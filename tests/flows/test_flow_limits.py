@@ -13,7 +13,8 @@ from safetensors.numpy import save_file
 
 pytest.importorskip("prefect")
 
-from prefect import flow
+from prefect import flow, task
+from prefect.client.orchestration import get_client
 from prefect.exceptions import ObjectAlreadyExists
 from prefect.settings import PREFECT_RESULTS_LOCAL_STORAGE_PATH, temporary_settings
 
@@ -59,12 +60,57 @@ def test_a_run_says_which_limit_it_waits_for(limited, tmp_path, monkeypatch):
 
     monkeypatch.setattr(module.FlowRunContext, "get", object)
     monkeypatch.setattr(module, "_make_limits", lambda _limits: None)
+    monkeypatch.setattr(module, "_free_slots_if_alone", lambda _limits: None)
     monkeypatch.setattr(module, "concurrency", full)
     with told_at_once(monkeypatch) as lines, module._turn([str(tmp_path / "a")]):
         held = len(lines)
         time.sleep(0.1)
     assert lines == ["wherry-io-file: waiting for a free slot of the concurrency limit"]
     assert held == 1, "the slot is waited for, and then held"
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("alone", [True, False])
+def test_slots_that_a_server_has_forgotten_are_free_again(
+    server, source, tmp_path, limited, monkeypatch, alone
+):
+    """A server keeps the leases of slots in memory: those of its last life stay taken."""
+    monkeypatch.setattr(module, "_PATIENCE_SECONDS", 60.0 if alone else 1.0)
+    if not alone:
+        monkeypatch.setattr(module, "_free_slots_if_alone", lambda _limits: None)
+    module._make_limits({"wherry-io-file": 1})
+    with get_client(sync_client=True) as client:
+        client.increment_concurrency_slots(["wherry-io-file"], 1, "concurrency")
+    assert occupied() == (1, 1)
+    spec = ConvertSpec(source=str(source), target=str(tmp_path / "a.npz"), to="npz")
+    state = convert_checkpoint(spec, return_state=True)
+    assert state.is_completed(), state.message
+    assert occupied() == (0, 1)
+
+
+@pytest.mark.server
+def test_the_slot_of_a_conversion_that_runs_is_not_free(server):
+    @task(name="convert", task_run_name="convert x")
+    def convert():
+        with get_client(sync_client=True) as client:
+            while not client.read_task_runs(
+                flow_run_filter=module._AT_WORK, task_run_filter=module._CONVERTING
+            ):
+                time.sleep(0.1)  # the server records a task somewhat later
+        module._free_lost_slots(["wherry-io-file"])
+        return occupied()
+
+    @flow
+    def at_work():
+        return convert()
+
+    module._make_limits({"wherry-io-file": 3})
+    with get_client(sync_client=True) as client:
+        client.increment_concurrency_slots(["wherry-io-file"], 2, "concurrency")
+    assert at_work() == (1, 3)
+    with get_client(sync_client=True) as client:
+        client.release_concurrency_slots(["wherry-io-file"], 1, 1.0)
+    assert occupied() == (0, 3)
 
 
 def test_another_run_may_make_a_limit_at_the_same_moment(monkeypatch):

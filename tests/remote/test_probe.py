@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import socket
+import ssl
 import threading
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib import import_module
+from urllib.error import URLError
 
 import pytest
 from click import Command
@@ -224,3 +226,12 @@ def test_what_is_away_is_waited_for_by_one_rule_with_one_line(waited_for, monkey
     lines = {record.getMessage() for record in caplog.records if "has not answered" in record.getMessage()}
     assert all(re.fullmatch(r"\S+ has not answered for \d+ s(; attempt \d+ of 60)?", line) for line in lines)
     assert any("of 60" in line for line in lines)
+
+
+def test_a_server_whose_certificate_only_its_client_knows_has_answered(monkeypatch):
+    class Opener:
+        def open(self, *_positional, **_named):
+            raise URLError(ssl.SSLCertVerificationError(1, "unable to get local issuer certificate"))
+
+    monkeypatch.setattr(probe, "opener", Opener)
+    assert probe.silence_of("https://prefect.example/api", "https://prefect.example/api") is None

@@ -24,7 +24,7 @@ from importlib import import_module
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from wherry.core.algorithms import SHA256, with_algorithm
 from wherry.core.digest import canonical_json, sha256_of, sha256_text
@@ -78,12 +78,25 @@ def append(connection: Connection, kind: str, body: Mapping[str, Any]) -> int:
     return row["seq"]
 
 
-def same_statement(connection: Connection, kind: str, body: Mapping[str, Any]) -> int | None:
-    """The number of an existing statement with the same kind and body, in any schema; None if there is none."""
+def last_number(connection: Connection) -> int:
+    """The number of the last statement; 0 if there is none."""
+    return connection.scalar(select(func.max(tables.statement.c.seq))) or 0
+
+
+def same_statement(connection: Connection, kind: str, body: Mapping[str, Any], after: int = 0) -> int | None:
+    """The number of an existing statement with the same kind and body, in any schema; None if there is none.
+
+    Args:
+        connection: a transaction.
+        kind: its kind.
+        body: its body.
+        after: the number of a statement that it comes after.
+    """
     table = tables.statement.c
     texts = (canonical_json(one).decode() for one in (body, _as_before(body)))
     contents = {content_of(kind, text) for text in texts}
-    return connection.scalar(select(table.seq).where(table.content.in_(contents)).limit(1))
+    query = select(table.seq).where(table.content.in_(contents), table.seq > after)
+    return connection.scalar(query.limit(1))
 
 
 def _as_before(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ import time
 from collections import Counter
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
@@ -40,8 +40,9 @@ from wherry.storage.home import ensure_home, irregular_sqlite_file, sqlite_file,
 from wherry.text.limits import scale_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
+_T = TypeVar("_T")
 _PAUSE_SECONDS = 0.05  # the longest wait before another attempt
 BEGIN = "wherry_begin"  # execution option that chooses the kind of transaction
 _FORBIDDEN = "42501"  # SQLSTATE of a missing permission
@@ -116,6 +117,31 @@ class Ledger:
         """A transaction that sees a consistent snapshot of the ledger."""
         with self._transaction(READ) as connection:
             yield connection
+
+    def change(self, do: Callable[[Connection], _T]) -> _T:
+        """What a function returns in a transaction that holds the write lock; made again if its connection is lost.
+
+        A commit whose answer is lost may have been made: the function finds what it has written itself, and then
+        writes nothing.
+
+        Raises:
+            StorageError: the connection was lost each time, or as for `write`.
+        """
+        for left in reversed(range(_TRANSACTIONS)):
+            begun = False
+            try:
+                with self.write() as connection:
+                    begun = True
+                    return do(connection)
+            except StorageError as error:
+                if not (begun and left and self._is_lost(error.__cause__)):
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+    def _is_lost(self, error: BaseException | None) -> bool:
+        """Whether an error of the database is that its server has ended the connection, or is away."""
+        lost = isinstance(error, DBAPIError) and (error.connection_invalidated or self.backend.away(error))
+        return bool(lost)
 
     @contextmanager
     def _transaction(self, kind: str) -> Generator[Connection]:
@@ -410,6 +436,7 @@ def _permission_error(uri: str, reason: str) -> StorageError:
     )
 
 
+_TRANSACTIONS = 3  # that are begun before one whose connection is lost is an error
 _answered: set[str] = set()  # URIs of databases whose servers have answered
 # URI of a database whose server did not answer → when that was found out, and the error.
 _silent: dict[str, tuple[float, StorageError]] = {}

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, RowMapping, func, select
 
 from wherry.errors import UsageError
 from wherry.ledger import schema as tables
-from wherry.ledger.append import EVENTS, PENDING, REGISTERED, append, same_statement
+from wherry.ledger.append import EVENTS, PENDING, REGISTERED, append, last_number, same_statement
 from wherry.ledger.check import Anchor, Chain, check_chain
 from wherry.ledger.database import Ledger, open_ledger
 from wherry.ledger.schema import GENESIS
@@ -92,8 +92,7 @@ def record_conversion(ledger: Ledger, receipt: Receipt) -> int:
     Returns:
         The number of its statement.
     """
-    with ledger.write() as connection:
-        return add_conversion(connection, receipt)
+    return ledger.change(lambda connection: add_conversion(connection, receipt))
 
 
 def add_conversion(connection: Connection, receipt: Receipt) -> int:
@@ -128,8 +127,7 @@ def conversions_to(ledger: Ledger, digest: str) -> list[Statement]:
 
 def record_verification(ledger: Ledger, subject: CheckpointRef, verification: Mapping[str, Any]) -> int:
     """Append the outcome of a verification (its JSON form); returns the number of the statement."""
-    with ledger.write() as connection:
-        return append(connection, "verification", {**_about(subject), "verification": dict(verification)})
+    return _append_once(ledger, "verification", {**_about(subject), "verification": dict(verification)})
 
 
 def record_sighting(ledger: Ledger, subject: CheckpointRef) -> int | None:
@@ -138,8 +136,7 @@ def record_sighting(ledger: Ledger, subject: CheckpointRef) -> int | None:
     Returns:
         The number of the statement; None if nothing was new.
     """
-    with ledger.write() as connection:
-        return add_sighting(connection, subject)
+    return ledger.change(lambda connection: add_sighting(connection, subject))
 
 
 def add_sighting(connection: Connection, subject: CheckpointRef) -> int | None:
@@ -187,8 +184,19 @@ def record_event(ledger: Ledger, kind: str, subject: CheckpointRef | None, body:
         raise UsageError(
             "a deletion must name the deleted checkpoint", cure="pass a subject, or checkpoint_digest and uri"
         )
-    with ledger.write() as connection:
-        return append(connection, kind, full)
+    return _append_once(ledger, kind, full)
+
+
+def _append_once(ledger: Ledger, kind: str, body: Mapping[str, Any]) -> int:
+    """Append a statement, also one that the ledger has already, and only once if its transaction is made again."""
+    before: list[int] = []
+
+    def add(connection: Connection) -> int:
+        made = same_statement(connection, kind, body, after=before[0]) if before else None
+        before[:] = before or [last_number(connection)]
+        return append(connection, kind, body) if made is None else made
+
+    return ledger.change(add)
 
 
 def claim_registration(ledger: Ledger, subject: CheckpointRef, registry: str, name: str) -> None:
@@ -196,18 +204,24 @@ def claim_registration(ledger: Ledger, subject: CheckpointRef, registry: str, na
 
     Nothing is added if it is already claimed or registered there.
     """
-    with ledger.write() as connection:
+
+    def claim(connection: Connection) -> None:
         held = _registration(connection, subject, registry, name)
         if held is None or held["state"] not in (PENDING, REGISTERED):
             append(connection, "claim", {**_about(subject), "registry": registry, "name": name})
 
+    ledger.change(claim)
+
 
 def drop_claim(ledger: Ledger, subject: CheckpointRef, registry: str, name: str) -> None:
     """Release a claim after a failure that left nothing in the registry; a registration is kept."""
-    with ledger.write() as connection:
+
+    def drop(connection: Connection) -> None:
         held = _registration(connection, subject, registry, name)
         if held is not None and held["state"] == PENDING:
             append(connection, "release", {**_about(subject), "registry": registry, "name": name})
+
+    ledger.change(drop)
 
 
 def record_registration(
@@ -218,8 +232,7 @@ def record_registration(
     Returns:
         The number of its statement.
     """
-    with ledger.write() as connection:
-        return add_registration(connection, subject, registry, name, version)
+    return ledger.change(lambda connection: add_registration(connection, subject, registry, name, version))
 
 
 def add_registration(

@@ -8,6 +8,7 @@ Any answer will do, even a refusal: what it means is for the client to find out.
 from __future__ import annotations
 
 import socket
+import ssl
 import urllib.request
 from http.client import HTTPException
 from typing import TYPE_CHECKING
@@ -99,7 +100,8 @@ def _silence_of_server(uri: str) -> str | None:
     except AddressError:
         raise
     except (OSError, HTTPException) as error:
-        return reason_of(error)
+        refused = isinstance(error, URLError) and isinstance(error.reason, ssl.SSLError)
+        return None if refused else reason_of(error)
 
 
 def _silence_of_port(host: str, port: int) -> str | None:

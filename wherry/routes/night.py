@@ -36,6 +36,7 @@ from wherry.routes.report import Came, NightPlan, NightReport, WorkOutcome
 from wherry.routes.survey import Omission, survey
 from wherry.runtime import threads
 from wherry.runtime.child import NoAnswerError
+from wherry.staging.janitor import end_runs
 from wherry.staging.janitor import tidy as tidy_left_behind
 from wherry.staging.lease import Lease
 from wherry.storage.home import ensure_home
@@ -102,6 +103,7 @@ def run_night(
     asked, chosen = tuple(routes), runner or partial(_on_threads, config)
     if not dry_run:
         tidy_left_behind()
+        end_runs()
     with ExitStack() as stack:
         free = [route for route in asked if dry_run or stack.enter_context(holding(route))]
         plans = plan_night(free, retry_failed=retry_failed, go=go)

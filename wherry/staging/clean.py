@@ -21,7 +21,7 @@ from wherry.errors import NotFoundError, StorageError, TargetInUseError, UsageEr
 from wherry.objects.stores import object_store
 from wherry.staging.area import set_aside
 from wherry.staging.hub_repository import clean_repository
-from wherry.staging.janitor import left_behind, tidy
+from wherry.staging.janitor import end_runs, left_behind, left_runs, tidy
 from wherry.staging.lease import Lease
 from wherry.staging.lease_watch import Verdict, judge, see
 from wherry.staging.object_clean import clean_one, leftovers
@@ -51,7 +51,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class CleanReport(NamedTuple):
-    """A staging area: where it is, its bytes, and whether it was removed (or why not)."""
+    """A staging area: where it is, its bytes, and whether it was removed (or why not); or the store of an open run."""
 
     uri: str
     nbytes: int
@@ -63,6 +63,8 @@ def clean(
     root: str | os.PathLike[str], *, dry_run: bool = False, min_age: float = _QUIET_SECONDS
 ) -> list[CleanReport]:
     """Remove stale staging areas below a root, and what processes of this machine left elsewhere that have ended.
+
+    The runs that their registrations left open in MLflow are ended.
 
     Args:
         root: a local folder, one in a store of objects, or a repository of the Hub.
@@ -81,7 +83,13 @@ def _clean_left_behind(*, dry_run: bool) -> list[CleanReport]:
     reason = "dry run" if dry_run else "its process has ended"
     rows = [(left, _nbytes(left.path)) for left in left_behind()]
     removed = set() if dry_run else set(tidy())
-    return [CleanReport(str(left.path), nbytes, left in removed, reason) for left, nbytes in rows]
+    files = [CleanReport(str(left.path), nbytes, left in removed, reason) for left, nbytes in rows]
+    runs = left_runs()
+    ended = set() if dry_run else set(end_runs())
+    return files + [
+        CleanReport(left.store, 0, left in ended, reason if dry_run or left in ended else "it does not answer")
+        for left in runs
+    ]
 
 
 def _nbytes(path: Path) -> int:

@@ -4,7 +4,8 @@ A mark next to a source, a temporary folder and the spool of an export are not f
 them is made, an owner's file in `WHERRY_HOME/made` says where it will be, and which process makes it: its host, number
 and start, and the boot of the machine. The file goes when the work ends. What belongs to a process of this machine
 that has ended is removed by the next conversion or export, by `wherry clean` and each night, whatever its age; what
-belongs to a process of another machine is left to that machine.
+belongs to a process of another machine is left to that machine. A registration has such a file too, for the run that it
+opens in MLflow: the next registration, `wherry clean` and each night end the run.
 
 If the home cannot be written, only this is lost: the work goes on.
 """
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core.digest import sha256_of
 from wherry.core.progress import logger
+from wherry.core.services import service
 from wherry.errors import WherryError
 from wherry.staging.lease_watch import (
     Owner,
@@ -37,9 +39,10 @@ from wherry.storage.home import ensure_home, home
 from wherry.text.json_values import json_value
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator, Iterable, Iterator
 
 _FOLDER = "made"
+_PATH, _STORE = "path", "tracking_store"  # what an owner's file names
 _MOST_BYTES = 16384  # of an owner's file
 _NAMES = (PREFIX, "wherry-")  # with which the names begin of all that wherry makes outside of targets
 _log = logger(__name__)
@@ -51,6 +54,14 @@ class LeftBehind:
 
     record: Path
     path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class LeftRun:
+    """What a process had open in a tracking store that has ended: the owner's file, and the store without secrets."""
+
+    record: Path
+    store: str
 
 
 @contextmanager
@@ -65,14 +76,17 @@ def owning(path: Path) -> Generator[None]:
 
 def note(path: Path) -> None:
     """Name this process as the owner of what will be at a path; `forget` takes that back."""
-    data = {**_owner_table(secrets.token_hex(8)), "path": str(path.absolute())}
+    _write(_record_of(path), {_PATH: str(path.absolute())})
+
+
+def _write(record: Path, what: dict[str, str]) -> None:
+    data = {**_owner_table(secrets.token_hex(8)), **what}
     try:
         ensure_home()
-        record = _record_of(path)
         record.parent.mkdir(mode=0o700, exist_ok=True)
         record.write_text(json.dumps(data))
     except (WherryError, OSError) as error:
-        _log.debug("%s has no owner's file: %s", path, error)
+        _log.debug("%s has no owner's file: %s", next(iter(what.values())), error)
 
 
 def forget(path: Path) -> None:
@@ -130,6 +144,53 @@ def tidy() -> list[LeftBehind]:
     return done
 
 
+@contextmanager
+def noting_run(store: str) -> Generator[None]:
+    """Name this process as the owner of a run that the block opens in a tracking store, and ends again.
+
+    The owner's file stays if the block fails: then the run may still be open.
+
+    Args:
+        store: the URI of the store, without secrets.
+    """
+    record = home() / _FOLDER / f"{secrets.token_hex(16)}.json"
+    _write(record, {_STORE: store})
+    yield
+    with suppress(OSError):
+        record.unlink(missing_ok=True)
+
+
+def left_runs() -> list[LeftRun]:
+    """The runs in tracking stores that processes of this machine may have left open that have ended."""
+    return [LeftRun(record, data[_STORE]) for record, data in _of_ended(_STORE)]
+
+
+def end_runs() -> list[LeftRun]:
+    """End the runs that processes of this machine left open; what cannot be reached stays for the next time.
+
+    Returns:
+        What is open no more.
+    """
+    done: list[LeftRun] = []
+    left = left_runs()
+    for store in sorted({one.store for one in left}):
+        try:
+            service("mlflow").end_abandoned(store)
+        except WherryError as error:
+            _log.warning("runs in %s, left open by processes that have ended, cannot be ended: %s", store, error)
+        else:
+            done += [one for one in left if one.store == store]
+    forget_runs(done)
+    return done
+
+
+def forget_runs(ended: Iterable[LeftRun]) -> None:
+    """Remove the owner's files of runs that are open no more."""
+    for one in ended:
+        with suppress(OSError):
+            one.record.unlink(missing_ok=True)
+
+
 def owner_text() -> str:
     """This process as the owner of something that is not a file; see `text_has_ended`."""
     return json.dumps(_owner_table(secrets.token_hex(8)))
@@ -150,14 +211,20 @@ def _owner_table(token: str) -> dict[str, Any]:
 
 
 def _records() -> Iterator[LeftBehind]:
-    """The owner's files of processes of this machine that have ended."""
+    """What processes of this machine made that have ended."""
+    for record, data in _of_ended(_PATH):
+        path = Path(data[_PATH])
+        if path.is_absolute() and path.name.startswith(_NAMES):
+            yield LeftBehind(record, path)
+
+
+def _of_ended(key: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The owner's files with a key, of processes of this machine that have ended."""
     with suppress(OSError):
         for record in sorted((home() / _FOLDER).glob("*.json")):
             found = _read(record)
-            if found is not None and _has_ended(*found):
-                path = Path(found[1]["path"])
-                if path.is_absolute() and path.name.startswith(_NAMES):
-                    yield LeftBehind(record, path)
+            if found is not None and isinstance(found[1].get(key), str) and _has_ended(*found):
+                yield record, found[1]
 
 
 def _read(record: Path) -> tuple[Owner, dict[str, Any]] | None:
@@ -167,7 +234,7 @@ def _read(record: Path) -> tuple[Owner, dict[str, Any]] | None:
     except (OSError, ValueError):
         return None
     owner = owner_from(data)
-    return (owner, data) if owner is not None and isinstance(data.get("path"), str) else None
+    return None if owner is None else (owner, data)
 
 
 def _has_ended(owner: Owner, data: dict[str, Any]) -> bool:

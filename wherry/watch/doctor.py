@@ -293,6 +293,11 @@ def _left_behind() -> Iterator[Diagnosis]:
         command = f"`wherry clean {shlex.quote(str(found[0].path.parent))}`"
         cure = f"run {command}; each conversion and each night removes them, too"
         yield Diagnosis("left behind", "ok", detail, cure)
+    runs = service("janitor").left_runs()
+    if runs:
+        detail = f"{plural(len(runs), 'registration')} of processes that have ended may have left a run open in {runs[0].store}"
+        command = f"`wherry clean {shlex.quote(str(home()))}`"
+        yield Diagnosis("left behind", "ok", detail, f"run {command}; each registration and each night ends it, too")
 
 
 def _sandbox() -> Diagnosis:
