@@ -44,6 +44,7 @@ def edited(folder, label, edit):
         ("gptneox", "penzai", {"tie_word_embeddings": True}, "it has an output layer of its own"),
         ("gptneox", "penzai", {"hidden_act": "silu"}, "it has no activation silu"),
         ("llama", "penzai", {"hidden_act": "gelu"}, "Penzai's feed-forward layers have no activation gelu"),
+        ("t5", "t5x-orbax", {"relative_attention_num_buckets": 16}, "32 buckets of .* positions, this model has 16"),
         ("gptneox", "megatron", {}, "use_parallel_residual is True .* always uses False"),
         ("gptneox", "maxtext", {}, "maxtext has no layout for family gpt-neox"),
         ("gptneoxserial", "penzai", {}, "use_parallel_residual is False .* always uses True"),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SIZES = {
     "vocab": 20, "layer": 3, "embed": 12, "group": 2, "qhead": 2, "half": 2, "pair": 4, "ffn": 10, "expert": 3,
-    "expert_ffn": 5, "head": 3, "dim": 4, "position": 7, "qkv": 3, "bucket": 6, "elayer": 2, "dlayer": 3, "block": 2,
+    "expert_ffn": 5, "head": 3, "dim": 4, "position": 7, "qkv": 3, "bucket": 32, "elayer": 2, "dlayer": 3, "block": 2,
     "side": 2, "cycle": 6, "rest": 2, "dense": 1, "moe": 2, "query_rank": 7, "query_dim": 9, "kv_rank": 8,
     "kv_down": 11, "kv_dim": 13, "value_dim": 5, "shared_ffn": 14, "segment": 2, "sentence": 2, "label": 4,
     "index_head": 3, "index_dim": 6, "rank": 3, "queries": 8, "keys": 4, "turn": 3, "step": 2, "early": 1,

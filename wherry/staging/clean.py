@@ -87,7 +87,9 @@ def _clean_left_behind(*, dry_run: bool) -> list[CleanReport]:
     runs = left_runs()
     ended = set() if dry_run else set(end_runs())
     return files + [
-        CleanReport(left.store, 0, left in ended, reason if dry_run or left in ended else "it does not answer")
+        CleanReport(
+            left.store, 0, left in ended, reason if dry_run or left in ended else "it does not answer"
+        )
         for left in runs
     ]
 

@@ -177,7 +177,9 @@ def end_runs() -> list[LeftRun]:
         try:
             service("mlflow").end_abandoned(store)
         except WherryError as error:
-            _log.warning("runs in %s, left open by processes that have ended, cannot be ended: %s", store, error)
+            _log.warning(
+                "runs in %s, left open by processes that have ended, cannot be ended: %s", store, error
+            )
         else:
             done += [one for one in left if one.store == store]
     forget_runs(done)

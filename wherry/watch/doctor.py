@@ -295,9 +295,12 @@ def _left_behind() -> Iterator[Diagnosis]:
         yield Diagnosis("left behind", "ok", detail, cure)
     runs = service("janitor").left_runs()
     if runs:
-        detail = f"{plural(len(runs), 'registration')} of processes that have ended may have left a run open in {runs[0].store}"
+        ended = plural(len(runs), "registration")
+        detail = f"{ended} of processes that have ended may have left a run open in {runs[0].store}"
         command = f"`wherry clean {shlex.quote(str(home()))}`"
-        yield Diagnosis("left behind", "ok", detail, f"run {command}; each registration and each night ends it, too")
+        yield Diagnosis(
+            "left behind", "ok", detail, f"run {command}; each registration and each night ends it, too"
+        )
 
 
 def _sandbox() -> Diagnosis:

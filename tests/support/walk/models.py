@@ -225,8 +225,9 @@ def logits(
     own: bool = True,
     change: Callable[[Any], None] | None = None,
     given: np.ndarray | None = None,
+    dtype: str = DTYPE,
 ) -> np.ndarray:
-    """What the model in a folder computes, in float64; nothing may be missing or left over.
+    """What the model in a folder computes; nothing may be missing or left over.
 
     Args:
         folder: the model.
@@ -234,6 +235,7 @@ def logits(
         own: whether it is the class of the label, rather than the one that `config.json` names.
         change: what another system rounds, done to the loaded model.
         given: tokens [batch, position]; None are those of every model.
+        dtype: the data type that it computes in.
 
     Raises:
         ValueError: a weight is missing, left over or of another shape.
@@ -245,7 +247,7 @@ def logits(
     kind = model_class(label) if own or not named else named[0]
     # Experts compute in float64 by `eager` alone.
     model, report = getattr(transformers, kind).from_pretrained(
-        folder, output_loading_info=True, dtype=torch.float64, attn_implementation="eager",
+        folder, output_loading_info=True, dtype=getattr(torch, dtype), attn_implementation="eager",
         experts_implementation="eager",
     )  # fmt: skip
     wrong = {name: sorted(report[name])[:2] for name in _FAULTS if report[name]}
