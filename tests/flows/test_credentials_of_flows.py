@@ -38,7 +38,7 @@ def test_the_parameter_is_named(parameters, names):
 
 @pytest.mark.parametrize(("host", "said"), [("me:hunter2@store", True), ("store", False)])
 def test_the_log_of_the_run_names_it_and_the_cure(caplog, monkeypatch, host, said):
-    run = SimpleNamespace(parameters={"spec": {"source": f"s3://{host}/runs"}}, ui_url=None)
+    run = SimpleNamespace(parameters={"spec": {"source": f"s3://{host}/runs"}}, ui_url=None, id=None)
     monkeypatch.setattr("wherry.tasks.ending.flow_run", run)
     caplog.set_level(logging.WARNING)
     with ending("convert-checkpoint", "Conversion", only_failures=True):

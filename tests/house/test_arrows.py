@@ -44,8 +44,8 @@ ROOMS: Mapping[str, str] = {
     "view": "errors text core runtime storage formats tree layout families mover quantized",
     "config": "errors text core storage formats",
     "ledger": "credentials errors version text core remote storage formats config",
-    "converter": "credentials errors text version core runtime storage objects upload staging formats tree mover view"
-    " config ledger",
+    "converter": "credentials errors text version kernels core runtime storage objects upload staging formats tree"
+    " mover view config ledger",
     "merger": "errors core storage formats tree layout families mover view converter",
     "records": "errors text core runtime storage objects staging mover",
     "readings": "errors version core storage upload formats mover view converter records",

@@ -155,7 +155,7 @@ def test_the_statement_binds_the_digests(source, tmp_path, keys):
     assert signing.verify(uri, keys[1]).identity["checkpoint_digest"] == known.checkpoint_digest
     assert re.fullmatch(r"\d+ files match the signature of key [0-9a-f]{12}", signing.require(uri, keys[1]))
     sidecar = tmp_path / "orbax" / "wherry.json"
-    sidecar.write_text(sidecar.read_text().replace(known.checkpoint_digest, "0" * 64))
+    sidecar.write_text(sidecar.read_text().replace(known.checkpoint_digest, f"blake3:{'0' * 64}"))
     reasons = dict(signing.verify(uri, keys[1]).failed)
     assert reasons["wherry.json"] == "was altered"
     assert "the sidecar" in reasons

@@ -229,9 +229,8 @@ def test_what_is_away_is_waited_for_by_one_rule_with_one_line(waited_for, monkey
 
 
 def test_a_server_whose_certificate_only_its_client_knows_has_answered(monkeypatch):
-    class Opener:
-        def open(self, *_positional, **_named):
-            raise URLError(ssl.SSLCertVerificationError(1, "unable to get local issuer certificate"))
+    def fail(*_request):
+        raise URLError(ssl.SSLCertVerificationError(1, "unable to get local issuer certificate"))
 
-    monkeypatch.setattr(probe, "opener", Opener)
+    monkeypatch.setattr(probe, "open_checked", fail)
     assert probe.silence_of("https://prefect.example/api", "https://prefect.example/api") is None

@@ -128,7 +128,7 @@ def test_an_event_says_which_route_excludes_its_checkpoint(tmp_path, monkeypatch
     file.write_text(text + ROUTE.format(name="s", root=tmp_path, uri=f"{tmp_path}/more/{{run}}.pt"))
     run = checkpoint(tmp_path / "runs" / "run")
     monkeypatch.setenv("WHERRY_CONFIG", str(file))
-    monkeypatch.setattr("wherry.core.emit.emit", lambda *_place, **_more: "1")
+    monkeypatch.setattr("wherry.core.emit.post_event", lambda *_body, **_more: "1")
     done = CliRunner().invoke(cli, ["emit", str(run), "--api", "http://127.0.0.1:9/api"])
     assert done.exit_code == 0, done.output
     assert f"note: route r does not convert {run}: format" in " ".join(done.output.split()), done.output

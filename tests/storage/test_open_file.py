@@ -133,9 +133,10 @@ def made(kind, path):
 @pytest.mark.parametrize(
     "name", ["notes.txt", "wherry.json", "wherry.sig", "tokenizer.model", "generation_config.json"]
 )
-def test_further_entries(model, tmp_path, kind, name):
+def test_further_entries(model, tmp_path, kind, name, monkeypatch):
     """A sidecar is read where something asks for the record; every other file is a companion."""
     made(kind, model / name)
+    monkeypatch.setattr("wherry.converter.convert.require_room_now", lambda _plan: None)  # disks differ
     try:
         wherry.convert(model, tmp_path / "to" / "out", to="huggingface", lineage=False)
     except WherryError as error:

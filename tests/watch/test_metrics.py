@@ -32,7 +32,7 @@ def test_what_was_done_is_counted_from_the_ledger(tmp_path):
     wherry.convert(receipt.source.uri, tmp_path / "tree", to="orbax")
     support.registered(receipt)
     support.flip(Path(receipt.target.uri))
-    audit(level="digest")
+    counts = audit(level="digest").to_json()["counts"]  # the registry has versions of other tests, too
     with open_ledger() as ledger:
         record_event(ledger, "note", None, {"about": "failure", "source": "/x"})
         record_event(ledger, "note", None, {"about": "something else"})
@@ -41,7 +41,7 @@ def test_what_was_done_is_counted_from_the_ledger(tmp_path):
     assert values(found, "wherry_conversion_bytes_total")["written"] == 2 * receipt.bytes_written
     assert values(found, "wherry_failures_total") == {"conversion": 1, "verification": 1}
     assert values(found, "wherry_events_total") == {"registration": 1, "audit": 1}
-    assert values(found, "wherry_audit_findings")["error"] == 1
+    assert values(found, "wherry_audit_findings")["error"] == counts["errors"] > 0
     assert values(found, "wherry_last_run_ok") == {"audit": 0}
     assert values(found, "wherry_last_success_timestamp_seconds") == {}
     assert before - 1 < values(found, "wherry_last_conversion_timestamp_seconds")[""] <= time.time()

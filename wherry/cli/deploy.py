@@ -157,9 +157,7 @@ def emit(uri: str, event: str, step: int | None, api: str | None, json_: bool) -
     place = whole_uri(os.fspath(checkpoint_uri(uri)))
     _warn_of_nothing(place)
     server = without_secrets(api or os.environ.get("PREFECT_API_URL", ""))
-    body = event_body(
-        place, event=event, step=step
-    )  # one for all attempts: the server may have taken the first
+    body = event_body(place, event=event, step=step)  # of all attempts: the server may have taken the first
 
     def attempt(_seconds: float) -> str:
         try:

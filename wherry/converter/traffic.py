@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from wherry import kernels
 from wherry.core.units import show_size
 from wherry.errors import StorageError
 from wherry.formats.registry import find_format
@@ -272,7 +273,7 @@ def _of_source(
     place: Location, seen: Checkpoint, plan: PlannedConversion, shared: SharedTraffic
 ) -> StoreTraffic:
     original = seen.original
-    reads, egress = _reads_of_source(seen, plan)
+    reads, egress = _reads_of_source(seen, plan, alone=shared is ONE_PROCESS and kernels.load() is not None)
     reads = round(reads * shared.times) + -(-shared.again // LARGEST)
     egress = round(egress * shared.times) + shared.again
     companions, nbytes = _count(_companion_reads(plan))
@@ -287,10 +288,16 @@ def _of_source(
     )  # fmt: skip
 
 
-def _reads_of_source(seen: Checkpoint, plan: PlannedConversion) -> tuple[int, int]:
+def _reads_of_source(seen: Checkpoint, plan: PlannedConversion, *, alone: bool) -> tuple[int, int]:
     """The number of reads of the source's tensors, and their bytes.
 
     The own digests of the source of a view take reads of their own, where its tensors are not decoded anyway.
+
+    Args:
+        seen: the source.
+        plan: of the conversion.
+        alone: whether one process with kernels hashes the source on the way; what it reads again of short runs is not
+            counted.
     """
     original = seen.original
     wanted = {made for path in plan.pairs.values() for made in seen.made_of(path)}
@@ -304,7 +311,7 @@ def _reads_of_source(seen: Checkpoint, plan: PlannedConversion) -> tuple[int, in
             others.append(spec)
     reads, egress = _count(_tensor_reads(original.reader, raw))
     more, nbytes = _count(_tensor_reads(original.reader, others))
-    times = 1 + seen.is_view
+    times = 2 if seen.is_view and not alone else 1
     return reads * times + more, egress * times + nbytes
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.converter.plan import joint_moves, plan_target
-from wherry.converter.traffic import SharedTraffic, traffic_of
+from wherry.converter.traffic import ONE_PROCESS, SharedTraffic, traffic_of
 from wherry.converter.unused_options import require_used
 from wherry.core.units import parse_size, plural, show_seconds, show_size
 from wherry.errors import UsageError
@@ -157,7 +157,7 @@ def plan_for_workers(
         units, whole = units_of(seen, plan, place, unit_bytes)
         boxes = box_readings(seen, plan, units, unit_bytes)
         back = _read_back(plan, units, boxes if workers > 1 else NO_BOXES, place)
-        shared = _shared_traffic(seen, plan, units, back, workers) if units else SharedTraffic()
+        shared = _shared_traffic(seen, plan, units, back, workers) if units else ONE_PROCESS
         plan = replace(plan, traffic=traffic_of(seen, plan, shared))
     found = _shared_out(plan, units, back, workers, rate)
     return plan, replace(found, whole=whole, large=large_files(units, place))
