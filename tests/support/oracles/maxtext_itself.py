@@ -45,7 +45,8 @@ def round_embedding(model: Any) -> None:
     round_factor(model)
     config = model.config.get_text_config()
     if config.tie_word_embeddings:
-        scale = config.hidden_size**0.5 if config.model_type.startswith("gemma") else 1.0
+        gemma = config.model_type.startswith("gemma")
+        scale = config.hidden_size**0.5 if gemma else getattr(config, "embedding_multiplier", 1.0)
         stored = (model.lm_head.weight * scale).float().bfloat16()
         model.lm_head.weight = torch.nn.Parameter(stored.double() / scale)
 
