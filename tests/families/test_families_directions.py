@@ -49,11 +49,11 @@ def conventions(family, name, **more):
     }
 
 
-def _has_no_place(family, source, target, forms, without):
+def _has_no_place(family, source, target, forms, without):  # noqa: PLR0911
     """Forms of T5 whose relative bias is of the other kind, which the checkpoint would lack; tied models in Penzai's
-    GPT-NeoX, and from systems whose head is never tied; UMT5 in Flax, and models there that have a head but names without
-    a prefix; parameters that a system lacks; models with experts where Megatron's norms are part of the projections, which
-    tells that there are none."""
+    GPT-NeoX, and from systems whose head is never tied; UMT5 in Flax, and models there that have a head but names
+    without a prefix; parameters that a system lacks; models with experts where Megatron's norms are part of the
+    projections, which tells that there are none."""
     tied = "head" in without
     one_way = family.name == "lora-fused" and source != target  # see test_lora.py
     apart = family.name == "gpt-neox" and {source, target} == {"penzai", "megatron"}  # side by side, or not
@@ -71,8 +71,9 @@ def _has_no_place(family, source, target, forms, without):
         return True
     if target == "huggingface-flax" and "encoder_relpos" in without:
         return True
-    if "huggingface-flax" in (source, target) and forms.get("prefix") == "none":
-        return family.name == "bert" or (family.name == "gpt2" and not tied)
+    flax = "huggingface-flax" in (source, target) and forms.get("prefix") == "none"
+    if flax and (family.name == "bert" or (family.name == "gpt2" and not tied)):
+        return True
     return family.name == "t5" and forms.get("relpos") == (
         "shared" if "encoder_relpos" in without else "per_layer"
     )

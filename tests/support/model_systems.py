@@ -197,7 +197,7 @@ T5_SIZES = {"d_model": 12, "num_heads": 2, "d_kv": 4, "d_ff": 10, "vocab_size": 
 T5_CONFIG = {
     **T5_SIZES, "architectures": ["T5ForConditionalGeneration"], "model_type": "t5", "num_decoder_layers": 2,
     "feed_forward_proj": "gated-gelu", "is_gated_act": True, "dense_act_fn": "gelu_new", "tie_word_embeddings": False,
-    "relative_attention_num_buckets": 6, "relative_attention_max_distance": 128, "is_encoder_decoder": True,
+    "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128, "is_encoder_decoder": True,
     "layer_norm_epsilon": 1e-6, "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1,
 }  # fmt: skip
 _T5_KERNELS = {
@@ -226,7 +226,7 @@ def t5_pairs() -> dict[str, tuple[str, np.ndarray]]:
     ):  # fmt: skip
         rows[f"{stack}.final_layer_norm"] = (f"{stack}/{stack}_norm/scale", (wide,))
         bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias"
-        rows[bias] = (f"{stack}/relpos_bias/rel_embedding", (6, 2))
+        rows[bias] = (f"{stack}/relpos_bias/rel_embedding", (32, 2))
         kinds = ["SelfAttention", *(["EncDecAttention"] if stack == "decoder" else []), "DenseReluDense"]
         for at in range(T5_SIZES["num_layers"]):
             for number, (kind, norm) in enumerate(zip(kinds, norms, strict=True)):
