@@ -21,7 +21,7 @@ SINGLE = 2e-5  # MaxText computes in float32
 def round_factor(model: Any) -> None:
     """Round a factor as wherry writes it for MaxText: Gemma 3's embedding is multiplied by sqrt(width) in bfloat16.
 
-    The head keeps the embedding, which MaxText divides by sqrt(width) again: it is multiplied by what the rounding was.
+    A tied head keeps the embedding, which MaxText divides by sqrt(width) again: it is multiplied by what the rounding was.
     """
     import torch
 
@@ -29,9 +29,9 @@ def round_factor(model: Any) -> None:
         return
     embedding = model.get_input_embeddings()
     rounded = float(torch.tensor(embedding.embed_scale.item()).bfloat16())
-    model.lm_head.weight = torch.nn.Parameter(
-        embedding.weight * (rounded / model.config.get_text_config().hidden_size ** 0.5)
-    )
+    config = model.config.get_text_config()
+    if config.tie_word_embeddings:
+        model.lm_head.weight = torch.nn.Parameter(embedding.weight * (rounded / config.hidden_size**0.5))
     embedding.embed_scale.fill_(rounded)
 
 
