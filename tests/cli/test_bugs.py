@@ -249,8 +249,9 @@ def test_errors_of_storage_libraries(protocol, error, words, cure, retryable, ca
         raise error
 
     store.fs = types.SimpleNamespace(
-        info=fails, ls=fails, cat_file=fails, call=fails, call_s3=fails, invalidate_cache=str
-    )
+        info=fails, ls=fails, cat_file=fails, call=fails, call_s3=fails, invalidate_cache=str,
+        endpoint="https://huggingface.co",
+    )  # fmt: skip
     monkeypatch.setattr("wherry.remote.hub.api_of", lambda _fs: types.SimpleNamespace(repo_info=fails))
     with pytest.raises(StorageError, match=words) as caught:
         getattr(place, call)(*((0, 1) if call == "read" else ()))
