@@ -21,7 +21,7 @@ SINGLE = 2e-5  # MaxText computes in float32
 def round_factor(model: Any) -> None:
     """Round a factor as wherry writes it for MaxText: Gemma 3's embedding is multiplied by sqrt(width) in bfloat16.
 
-    A tied head keeps the embedding, which MaxText divides by sqrt(width) again: it is multiplied by what the rounding was.
+    A tied head keeps the embedding, which MaxText divides by sqrt(width) again: it is multiplied by the rounding.
     """
     import torch
 
