@@ -102,7 +102,7 @@ def test_a_folder_beside_others(server, source):
         convert(source, f"hf://{REPO}/runs/{name}")
         assert wherry.verify(f"hf://{REPO}/runs/{name}", level="digest").ok
     assert "README.md" not in files(server)
-    sent = len([path for path in server.sent("PUT") if "/upload/" in path])
+    sent = len({path for path in server.sent("PUT") if "/upload/" in path})  # a busy server is asked again
     assert sent == -(-(source / "model.safetensors").stat().st_size // PART), "the second has the same bytes"
 
 

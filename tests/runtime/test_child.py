@@ -217,7 +217,8 @@ def test_limits_are_set_by_variables_and_the_configuration(monkeypatch, tmp_path
 # The interpreter replaces this process by the same command line in UTF-8 mode, before anything is done; kernels are
 # compiled while wherry is installed, before anything else of it can be imported.
 STARTERS = {
-    "wherry/runtime/child.py", "wherry/testing/children.py", "wherry/runtime/interpreter.py", "wherry/kernels/compile.py"
+    "wherry/runtime/child.py", "wherry/testing/children.py", "wherry/runtime/interpreter.py",
+    "wherry/kernels/compile.py",
 }  # fmt: skip
 
 

@@ -163,7 +163,7 @@ OWN = {
     "wherry/auditor/bundle.py", "wherry/auditor/check.py", "wherry/tree/axes.py", "wherry/cli/ledger.py",
     "wherry/text/config_text.py", "wherry/cli/routes.py", "wherry/quantized/schemes.py", "wherry/quantized/ggml.py",
     "wherry/routes/first.py", "integrations/formats/gguf/model_config.py", "integrations/formats/gguf/tokenizer.py",
-    "wherry/merger/orientation.py",
+    "wherry/merger/orientation.py", "wherry/kernels/compile.py",
     "wherry/site/shell.py",
     "wherry/watch/doctor.py", "wherry/families/__init__.py", "wherry/staging/journal.py", "wherry/staging/lease.py",
     "wherry/lineage/page.py", "wherry/models/policy.py", "wherry/live/shares.py", "wherry/live/snapshot.py",
