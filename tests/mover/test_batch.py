@@ -93,7 +93,7 @@ def test_converted_and_back(source, tmp_path, to):
 def test_a_conversion_grows_with_the_tensors(tmp_path, to):
     """Five times the tensors of a few bytes take about five times the processor time."""
     few, many = (
-        seconds(lambda number=number: converted(tmp_path / str(number), number, to), times=2)
+        seconds(lambda number=number: converted(tmp_path / str(number), number, to), times=4)
         for number in (400, 2000)
     )
     assert many < 8 * few
