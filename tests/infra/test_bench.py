@@ -90,7 +90,7 @@ def test_layers_of_deepseek_are_dequantized_with_one_projection_plain(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     inputs = load("benchmarks.inputs_deepseek", monkeypatch)
-    small = inputs.Dimensions(2, embed=256, heads=2, dense=256, expert=128, q_rank=128, kv_rank=128)
+    small = inputs.Dimensions(4, embed=256, heads=2, dense=256, expert=128, q_rank=128, kv_rank=128)
     inputs.make_layers(tmp_path / "fp8", small, plain=True)
     with wherry.open(tmp_path / "fp8") as stored:
         names = {".".join(path): spec.dtype for path, spec in stored.manifest.tensors.items()}
