@@ -24,14 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SCHEMA = 2  # schema 1 has digests without their algorithm, which is SHA-256
-_LATER = (
-    "asked",
-    "ignored",
-    "family",
-    "parents",
-    "losses",
-    "origin",
-)  # fields that receipts did not have at first
+# Fields that receipts did not have at first.
+_LATER = ("asked", "ignored", "family", "parents", "losses", "origin")
 _JSON_TYPES: dict[str, tuple[type, ...]] = {  # by annotation; other fields are checked by their own readers
     "str": (str,),
     "str | None": (str, type(None)),
