@@ -62,6 +62,15 @@ def test_columns_of_layers_are_runs(rows, layers, width, share, seed):
 
 
 @compiled
+def test_a_byte_that_is_missing_completes_no_leaf():
+    leaves = kernels.OpenLeaves(3 * cases.KIB)
+    assert leaves.add(memoryview(bytes(1500)), 0) == []
+    assert leaves.add(memoryview(bytes(1571)), 1501) == []
+    assert leaves.add(memoryview(bytes(1499)), 0) == [], "what has come already does not count again"
+    assert leaves.add(memoryview(bytes(1)), 1500) == [(0, cases.expected(bytes(3 * cases.KIB))[0])]
+
+
+@compiled
 def test_a_run_outside_of_the_tensor_is_refused():
     leaves = kernels.OpenLeaves(5000)
     for offset, count, step in ((4001, 1, 0), (0, 3, 2001), (1 << 63, 1, 0), (0, 2, 1 << 63)):

@@ -319,7 +319,7 @@ def _boxes_before(staged: StagedJob, written: Checkpoint) -> BoxesBefore:
 
 
 def _hash_boxes(staged: StagedJob, written: Checkpoint, ours: Hashes, before: BoxesBefore) -> Hashes:
-    """The digests of tensors that were carried in boxes, which can only be hashed in the written target.
+    """The digests of tensors whose boxes were not hashed when they were carried: the written target is read.
 
     Raises:
         MismatchError: the written data differs from the source.

@@ -4,9 +4,9 @@ After a rewrite the target is opened again, and must hold every tensor of the so
 both sides is always compared. With digests, every tensor is read through the source's metadata and again through the
 target's: equal bytes in the files would not prove that the new metadata refers to them correctly.
 
-A box is a chunk that is not one run of the tensor's bytes (a layer of a stack, a shard of a mesh), so the leaves of the
-tensor cannot be hashed during the pass. So the written target is read again from storage and compared with the source:
-directly if the source has the same tensor, otherwise through the inverse layout.
+A box is a chunk that is not one run of the tensor's bytes (a layer of a stack, a shard of a mesh). Where its leaves
+could not be hashed during the pass (`LeafHasher.update_box`), the written target is read again from storage and
+compared with the source: directly if the source has the same tensor, otherwise through the inverse layout.
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ def prove(
     node = reference(
         rewriting.target, detection.format, detection.format_version, manifest, mark, expected.algorithm
     )
-    receipt = _receipt(known.reference, node, rewriting, wanted, proof if wanted.digests else None)
-    receipt = replace(receipt, origin=origin_digest(manifest.origin))
+    about = origin_digest(origin)
+    receipt = _receipt(known.reference, node, rewriting, wanted, proof if wanted.digests else None, about)
     return Sidecar(manifest, node, receipt, expected.leaves, files)
 
 
@@ -279,6 +279,7 @@ def _receipt(
     rewriting: RewritePlan,
     wanted: ProofRequest,
     verification: dict[str, Any] | None,
+    origin: str,
 ) -> Receipt:
     options: dict[str, Any] = {"rewrite": rewriting.name, "in_place": rewriting.in_place}
     options |= {"value": rewriting.value} if rewriting.value is not None else {}
@@ -297,6 +298,7 @@ def _receipt(
         verification=verification,
         asked=dict(wanted.asked),
         ignored=[row.to_json() for row in fold_entries(rewriting.ignored)],
+        origin=origin,
     )
 
 

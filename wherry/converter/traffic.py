@@ -273,7 +273,8 @@ def _of_source(
     place: Location, seen: Checkpoint, plan: PlannedConversion, shared: SharedTraffic
 ) -> StoreTraffic:
     original = seen.original
-    reads, egress = _reads_of_source(seen, plan, alone=shared is ONE_PROCESS and kernels.load() is not None)
+    once = shared is ONE_PROCESS and kernels.load() is not None
+    reads, egress = _reads_of_source(seen, plan, times=2 if seen.is_view and not once else 1)
     reads = round(reads * shared.times) + -(-shared.again // LARGEST)
     egress = round(egress * shared.times) + shared.again
     companions, nbytes = _count(_companion_reads(plan))
@@ -288,16 +289,16 @@ def _of_source(
     )  # fmt: skip
 
 
-def _reads_of_source(seen: Checkpoint, plan: PlannedConversion, *, alone: bool) -> tuple[int, int]:
+def _reads_of_source(seen: Checkpoint, plan: PlannedConversion, *, times: int) -> tuple[int, int]:
     """The number of reads of the source's tensors, and their bytes.
 
-    The own digests of the source of a view take reads of their own, where its tensors are not decoded anyway.
+    The own digests of the source of a view take reads of their own, where its tensors are not decoded anyway. One
+    process with kernels hashes them on the way; what it reads again of short runs is not counted.
 
     Args:
         seen: the source.
         plan: of the conversion.
-        alone: whether one process with kernels hashes the source on the way; what it reads again of short runs is not
-            counted.
+        times: how often tensors are read that are stored as they are.
     """
     original = seen.original
     wanted = {made for path in plan.pairs.values() for made in seen.made_of(path)}
@@ -311,7 +312,6 @@ def _reads_of_source(seen: Checkpoint, plan: PlannedConversion, *, alone: bool) 
             others.append(spec)
     reads, egress = _count(_tensor_reads(original.reader, raw))
     more, nbytes = _count(_tensor_reads(original.reader, others))
-    times = 2 if seen.is_view and not alone else 1
     return reads * times + more, egress * times + nbytes
 
 

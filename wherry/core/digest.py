@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from wherry.core.manifest import Manifest
     from wherry.core.tensorspec import Region, TensorSpec
 
-LEAF = 4 << 20
+LEAF = kernels.LEAF
 _SHORTEST_RUN = 1 << 10  # bytes; to hash shorter runs one by one costs more than to read them again in order
 _LEAST_TOGETHER = 64 << 10  # bytes of runs that are hashed in one call
-_MOST_OPEN = 256  # leaves that have begun, of a tensor that comes in boxes: 32 MiB are kept of them
+_MOST_LEAVES = 256  # that a box may touch: they stay open until others have come, and 32 MiB are kept of them
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -211,18 +211,16 @@ class LeafHasher:
 
         Returns:
             Whether they count. Where they do not, the leaves of the region are not hashed: there are no kernels, the
-            algorithm is not BLAKE3, the runs are short, or so many leaves have begun that their values take too much
-            memory.
+            algorithm is not BLAKE3, the runs are short, or the box touches so many leaves that their values take too
+            much memory.
         """
         if not all(part.start < part.stop for part in region):
             return True
         runs = _runs_of(self.spec, region)
-        if runs is None or runs.leaves > _MOST_OPEN:
-            return False
-        if runs.length < _SHORTEST_RUN and not runs.at_edge:
+        if runs is None or runs.leaves > _MOST_LEAVES:
             return False
         hashes = self._in_any_order()
-        if hashes is None:
+        if hashes is None or (runs.length < _SHORTEST_RUN and not runs.at_edge):
             return False
         for offset, start in runs.starts:
             self._note(
@@ -237,9 +235,9 @@ class LeafHasher:
             )
         return True
 
-    def takes_any_order(self) -> bool:
-        """Whether pieces may come in any order and again, and boxes are hashed too."""
-        return self._in_any_order() is not None
+    def takes_anywhere(self, nbytes: int) -> bool:
+        """Whether a piece of so many bytes may come before those that lie in front of it, at no great cost."""
+        return nbytes >= _SHORTEST_RUN and self._in_any_order() is not None
 
     def done(self) -> bool:
         """Whether every leaf has been hashed."""
@@ -270,12 +268,7 @@ class LeafHasher:
 
     def _in_any_order(self) -> kernels.OpenLeaves | None:
         """What hashes pieces of leaves in any order; None where nothing does."""
-        if (
-            self._any_order is None
-            and self.algorithms == (BLAKE3,)
-            and kernels.load()
-            and kernels.LEAF == LEAF
-        ):
+        if self._any_order is None and self.algorithms == (BLAKE3,) and kernels.load() is not None:
             with self._lock:
                 if self._any_order is None:
                     found = kernels.OpenLeaves(self.spec.nbytes)

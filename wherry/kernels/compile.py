@@ -2,18 +2,15 @@
 
     python wherry/kernels/compile.py
 
-When wherry is installed or packed, the class at the end does the same (`tool.hatch.build.hooks.custom` in
-pyproject.toml). Only the standard library is imported, since no other package is there yet.
+When wherry is installed or packed as a wheel, `infra/build_hook.py` does the same. Only the standard library is
+imported, since no other package is there yet; and what compiling needs only then, as every command loads the library.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import shutil
-import subprocess
 import sys
-import sysconfig
 from functools import cache
 from pathlib import Path
 
@@ -47,6 +44,8 @@ def library_file() -> Path:
 
 def compiler() -> str | None:
     """The C compiler: what CC names, or the first that is there; None without any."""
+    import shutil
+
     stated = os.environ.get("CC")
     return next((path for name in ([stated] if stated else _COMPILERS) if (path := shutil.which(name))), None)
 
@@ -61,6 +60,8 @@ def compile_library(*flags: str, target: Path | None = None) -> Path | None:
     Returns:
         The library; None if there is no compiler, or it failed: that is printed, and wherry works without.
     """
+    import subprocess
+
     target = target or library_file()
     if target.exists():
         return target
@@ -88,6 +89,8 @@ def compile_library(*flags: str, target: Path | None = None) -> Path | None:
 
 def wheel_tag() -> str:
     """The tag of a wheel with the library, which needs no certain Python: it is loaded with ctypes."""
+    import sysconfig
+
     return f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
 
 

@@ -263,10 +263,8 @@ class Carrier:
             nans = self.seen.see(self.specs[move.source], 0 if move.box else move.span.start, data)
             if not move.box:
                 hasher.update(move.span.start, data)
-            elif (
-                self.whole and move.region is not None
-            ):  # what is not hashed here is read again from the target
-                hasher.update_box(move.region, data)
+            elif self.whole and move.region is not None:
+                hasher.update_box(move.region, data)  # if that is not possible, the target is read again
         if nans and not losses:
             losses = Losses(nan=nans)
         for output in self.outputs:

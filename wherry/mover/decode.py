@@ -40,9 +40,6 @@ if TYPE_CHECKING:
     from wherry.storage.location import Entry, Location
 
 
-_RUN = (
-    1 << 10
-)  # bytes that are hashed out of their order; shorter runs cost more than to read the tensor again
 SMALL = 1 << 20  # bytes; decoding a smaller tensor again is cheaper than keeping it
 _MOST = 16 << 30  # bytes of files that are not in use
 _MOST_IN_MEMORY = 64 << 20  # bytes of tensors that are not read yet
@@ -152,22 +149,15 @@ class DecodedReader(ReaderOver):
 
         Leaves that a container's checksum covers are read in order, so that it is compared too.
         """
-        if spec.path not in self._gathering:
-            return
-        access = self.access(spec)
         with self._lock:
+            if spec.path not in self._gathering:
+                return
             hasher = self.gathered.setdefault(spec.path, LeafHasher(spec, self._algorithms))
-        if (
-            access.raw is None
-            or any(one.checksum for one in access.raw)
-            or not hasher.update_box(region, data)
-        ):
-            self.leave(spec.path)
-
-    def leave(self, path: KeyPath) -> None:
-        """Hash no more regions of a tensor: it is read again in order."""
-        with self._lock:
-            self._gathering.discard(path)
+        raw = self.access(spec).raw
+        if raw is None or any(one.checksum for one in raw) or not hasher.update_box(region, data):
+            with self._lock:  # it is read again in order
+                self._gathering.discard(spec.path)
+                self.gathered.pop(spec.path, None)
 
     def gathers(self, path: KeyPath) -> bool:
         """Whether the regions of a tensor are hashed while they are taken."""
@@ -281,17 +271,17 @@ class DecodedReader(ReaderOver):
 
     def _in_place(self, spec: TensorSpec, write: Write) -> None:
         """Decode a tensor, write each run of bytes to its place in the tensor, and hash it meanwhile."""
-        inorder = InOrder(spec, self._algorithms)
+        decoded = DecodedHash(spec, self._algorithms)
 
         def take(data: memoryview, offset: int) -> None:
             write(data, offset)
             if self.hashed is not None:
-                inorder.take(data, offset)
+                decoded.take(data, offset)
 
         for region, pieces in blocks_of(self._reader, spec):
             place(spec, region, pieces, take)
-        if self.hashed is not None and inorder.whole is not None:
-            self.hashed[spec.path] = inorder.whole
+        if self.hashed is not None and decoded.whole is not None:
+            self.hashed[spec.path] = decoded.whole
 
 
 def _one_by_one(blocks: Iterable[tuple[Region, Iterator[memoryview]]], write: Write) -> Iterator[StoredBox]:
@@ -324,7 +314,7 @@ def _cells(spec: TensorSpec) -> Iterator[Region]:
     return (region for region, _span in row_bands(spec, _BAND, (1,) * len(spec.shape)))
 
 
-class InOrder:
+class DecodedHash:
     """Hashes a tensor's bytes while they come one after another, or in any order where that can be done."""
 
     def __init__(self, spec: TensorSpec, algorithms: tuple[str, ...]) -> None:
@@ -335,7 +325,7 @@ class InOrder:
         """Add the bytes at an offset."""
         if self._hasher is None:
             return
-        if offset == self._position or (len(data) >= _RUN and self._hasher.takes_any_order()):
+        if offset == self._position or self._hasher.takes_anywhere(len(data)):
             self._hasher.update(offset, data)
             self._position = offset + len(data)
         else:

@@ -92,7 +92,7 @@ class Hashes:
     def of(
         cls, specs: Mapping[KeyPath, TensorSpec], hashers: Mapping[KeyPath, LeafHasher], algorithm: str
     ) -> Hashes:
-        """Collect the digests of a pass, including tensors without bytes; boxed tensors are left out."""
+        """Collect the digests of a pass, also of tensors without bytes; without those that miss a leaf."""
         full = {path: hashers.get(path) or LeafHasher(spec, (algorithm,)) for path, spec in specs.items()}
         leaves = {path: hasher.hashes(algorithm) for path, hasher in full.items() if hasher.done()}
         digests = {path: tensor_digest(specs[path], raw, algorithm) for path, raw in leaves.items()}

@@ -178,12 +178,7 @@ class ViewPass:
         self._progress = progress
         self._algorithms = algorithms
         soon = set(_alone(self._needs, self._sizes))
-        self._decoded = DecodedReader(
-            self._source.reader,
-            soon=soon,
-            algorithms=algorithms,
-            stopped=stopped,
-        )
+        self._decoded = DecodedReader(self._source.reader, soon=soon, algorithms=algorithms, stopped=stopped)
         self.reader = seen.reader_over(self._decoded)
         self._view = seen if isinstance(seen, View) else None
         self._equal: dict[KeyPath, KeyPath] = {}  # the source's tensor → the view's with the same bytes

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from serving import serve
+from serving import module_of, serve
 
 if TYPE_CHECKING:
     import numpy as np
 
-# By its path: the folder that it lies in has modules with the names of libraries.
 _FILE = Path(__file__).parents[1] / "megatron_program.py"
 
 
 def main() -> None:
-    spec = importlib.util.spec_from_file_location("megatron_program", _FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    program = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(program)
+    program = module_of(_FILE)
     torch.set_num_threads(1)
     program.start()
 

@@ -7,6 +7,7 @@ to standard error.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -17,6 +18,17 @@ import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
+
+
+def module_of(file: Path) -> Any:
+    """The module in a file, by its path: folders here have modules with the names of libraries."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def serve(compute: Callable[[dict[str, Any], np.ndarray], np.ndarray]) -> None:
