@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
-LFS_FROM = 4096  # bytes from which a file is an LFS object
+LFS_FROM = 32 << 10  # bytes from which a file is an LFS object: more than a sidecar has with any path
 PART = 64 << 10  # bytes of a part of an LFS object
 
 
