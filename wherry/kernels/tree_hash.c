@@ -347,11 +347,50 @@ static Edge *fill(Leaf *leaf, uint32_t chunk, uint32_t from, uint32_t to, uint32
 
 static int is_marked(const Leaf *leaf, uint32_t chunk) { return leaf->have[chunk / 64] >> chunk % 64 & 1; }
 
-/* Count a chunk whose value is written; once only. */
-static void mark(Leaf *leaf, uint32_t chunk) {
-    if (is_marked(leaf, chunk)) return;
-    leaf->have[chunk / 64] |= 1ULL << chunk % 64;
-    leaf->left--;
+/* Count chunks [from, to) whose values are written; each once only. */
+static void mark(Leaf *leaf, uint32_t from, uint32_t to) {
+    for (uint32_t at = from; at < to;) {
+        uint32_t stop = (at / 64 + 1) * 64 < to ? (at / 64 + 1) * 64 : to, width = stop - at;
+        uint64_t bits = (width == 64 ? ~0ULL : (1ULL << width) - 1) << at % 64, fresh = bits & ~leaf->have[at / 64];
+        leaf->have[at / 64] |= bits;
+        leaf->left -= (uint32_t)__builtin_popcountll(fresh);
+        at = stop;
+    }
+}
+
+/* Edges that are whole, and wait to be hashed side by side without the lock. */
+typedef struct {
+    Edge *edge;
+    Leaf *leaf;
+    uint32_t chunk;
+} Filled;
+
+typedef struct {
+    size_t count, room;
+    Filled *rows;
+} FilledEdges;
+
+/* Take an edge out of its leaf. Returns whether there was memory for it. */
+static int take(FilledEdges *filled, Leaf *leaf, uint32_t chunk) {
+    if (filled->count == filled->room) {
+        size_t room = filled->room ? 2 * filled->room : 64;
+        Filled *rows = realloc(filled->rows, room * sizeof *rows);
+        if (!rows) return 0;
+        filled->rows = rows, filled->room = room;
+    }
+    filled->rows[filled->count++] = (Filled){leaf->edges[chunk], leaf, chunk};
+    leaf->edges[chunk] = NULL;
+    return 1;
+}
+
+/* The values of edges of whole chunks, in leaves of more than one. */
+static void hash_edges(const FilledEdges *filled) {
+    Queue chunks = {.blocks = CHUNK / BLOCK, .first = CHUNK_START, .last = CHUNK_END};
+    for (size_t i = 0; i < filled->count; i++) {
+        const Filled *row = &filled->rows[i];
+        put(&chunks, row->edge->bytes, row->chunk, row->leaf->values + (size_t)row->chunk * VALUE);
+    }
+    hash_queue(&chunks);
 }
 
 /* Take `count` runs of `length` bytes: run i lies at data + i * data_step, and in the tensor at offset + i * step.
@@ -404,33 +443,49 @@ EXPORT int64_t wherry_leaves_add(Leaves *all, const uint8_t *data, int64_t data_
 
     /* Count them, and collect the edges. */
     int64_t complete = 0;
+    FilledEdges filled = {0};
     pthread_mutex_lock(&all->lock);
     for (uint64_t run = 0; run < count && !failed; run++) {
         uint64_t start = offset + run * step, stop = start + length;
         const uint8_t *bytes = data + (int64_t)run * data_step;
         for (uint64_t at = start; at < stop && !failed;) {
-            uint64_t first = at / CHUNK * CHUNK, end = first + CHUNK < stop ? first + CHUNK : stop;
             size_t number = (size_t)(at / LEAF);
-            if (held[number - low]) {
-                Leaf *leaf = all->leaves[number];
-                uint32_t chunk = (uint32_t)(at % LEAF / CHUNK);
-                if (end - at == CHUNK) {
-                    mark(leaf, chunk);
-                } else if (!is_marked(leaf, chunk)) {
-                    uint64_t left = all->nbytes - first;
+            uint64_t leaf_end = (uint64_t)(number + 1) * LEAF < stop ? (uint64_t)(number + 1) * LEAF : stop;
+            Leaf *leaf = held[number - low] ? all->leaves[number] : NULL;
+            uint32_t chunk = (uint32_t)(at % LEAF / CHUNK);
+            uint64_t end = at - at % CHUNK + CHUNK;
+            if (at % CHUNK == 0 && end <= leaf_end) {
+                end = leaf_end - leaf_end % CHUNK;
+                if (leaf) mark(leaf, chunk, chunk + (uint32_t)((end - at) / CHUNK));
+            } else {
+                if (end > leaf_end) end = leaf_end;
+                if (leaf && !is_marked(leaf, chunk)) {
+                    uint64_t first = at - at % CHUNK, left = all->nbytes - first;
                     uint32_t size = left < CHUNK ? (uint32_t)left : CHUNK;
                     Edge *edge = fill(leaf, chunk, (uint32_t)(at - first), (uint32_t)(end - first), size,
                                       bytes + (at - start), &failed);
-                    if (edge) {
-                        hash_chunk(edge->bytes, size, chunk, bytes_of(all, number) <= CHUNK ? ROOT : 0,
+                    if (edge && (size < CHUNK || chunks_of(all, number) == 1)) {
+                        hash_chunk(edge->bytes, size, chunk, chunks_of(all, number) == 1 ? ROOT : 0,
                                    leaf->values + (size_t)chunk * VALUE);
-                        mark(leaf, chunk);
+                        mark(leaf, chunk, chunk + 1);
                         free(edge), leaf->edges[chunk] = NULL;
+                    } else if (edge && !take(&filled, leaf, chunk)) {
+                        failed = 1;
                     }
                 }
             }
             at = end;
         }
+    }
+    if (filled.count) { /* its leaves stay, as this call uses them */
+        pthread_mutex_unlock(&all->lock);
+        if (!failed) hash_edges(&filled);
+        pthread_mutex_lock(&all->lock);
+        for (size_t i = 0; i < filled.count; i++) {
+            if (!failed) mark(filled.rows[i].leaf, filled.rows[i].chunk, filled.rows[i].chunk + 1);
+            free(filled.rows[i].edge);
+        }
+        free(filled.rows);
     }
     for (size_t i = 0; i < wide; i++) {
         if (!held[i]) continue;

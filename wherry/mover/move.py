@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 SMALL = 64 << 10  # bytes of a move; calls cost little beside the bytes of a larger one
 RAW_BYTES = 2 * LEAF
 DECODED_BYTES = 4 * LEAF
-LARGEST_COMMON_BAND = 16 * LEAF
+LARGEST_COMMON_BAND = 16 * LEAF  # rather than to decode chunks of the source twice
+LARGEST_BAND = 4 * LEAF  # rather than to move chunk by chunk
 DECODE_FACTOR = 2  # decoded data is in memory twice: in the codec and as an array
 
 
@@ -164,7 +165,7 @@ def moves_of(
     grid = common_grid(source.shape, [*decoded, *grids])
     if grids and decoded and _band_bytes(source, grid) > LARGEST_COMMON_BAND:
         grid = common_grid(source.shape, grids)  # decoding a chunk twice is better than holding the tensor
-    if grids and regions and _band_bytes(source, grid) > LARGEST_COMMON_BAND:
+    if grids and regions and _band_bytes(source, grid) > LARGEST_BAND:
         yield from _boxes(source, grids)
         return
     for region, span in row_bands(source, limit, grid):
