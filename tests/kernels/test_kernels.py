@@ -200,6 +200,12 @@ def test_a_wheel_has_the_library_where_a_compiler_is(tmp_path, has_compiler):
 
 
 @compiled
+@pytest.mark.parametrize(("rows", "columns", "width", "room"), cases.GATHERED)
+def test_rows_of_a_file_are_gathered(rows, columns, width, room):
+    cases.check_gather(rows, columns, width, room, seed=rows)
+
+
+@compiled
 @pytest.mark.full
 @pytest.mark.timeout(600)
 def test_address_and_undefined_behaviour_sanitizers_find_nothing(tmp_path):

@@ -5,7 +5,9 @@ The checks need no pytest, so that a process with a sanitizer can run them too.
 
 from __future__ import annotations
 
+import os
 import random
+import tempfile
 import threading
 from itertools import pairwise, permutations
 from typing import TYPE_CHECKING
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from blake3 import blake3
 
-from wherry.kernels import OpenLeaves, load, look_up, permute
+from wherry.kernels import OpenLeaves, gather, load, look_up, permute
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -153,6 +155,22 @@ def check_look_up(rows: int, columns: int, block: tuple[int, int], first: tuple[
     assert (seen == wanted).all()
 
 
+def check_gather(rows: int, columns: int, width: int, room: int, seed: int) -> None:
+    """Columns of rows of a file, into memory whose rows are farther apart; a file that is too short is told apart."""
+    data = random_bytes(rows * columns * width, seed)
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        grid = [(rows, columns * width, 2 * width + 3)]
+        out, held = bytearray(rows * (2 * width + 3)), memoryview(bytearray(room))
+        assert gather(file.fileno(), width, width, grid, memoryview(out), held)
+        found = np.frombuffer(out, "u1").reshape(rows, 2 * width + 3)[:, :width]
+        assert (found == np.frombuffer(data, "u1").reshape(rows, columns, width)[:, 1]).all()
+        os.ftruncate(file.fileno(), len(data) - columns * width)
+        assert not gather(file.fileno(), width, width, grid, memoryview(out), held)
+
+
+GATHERED = ((1, 2, 2, 0), (700, 3, 2, 4096), (700, 3, 2, 0), (64, 5, 1000, 1 << 16), (9, 2, 5000, 4096))
 SHAPES = ((1,), (0, 3), (5, 7), (64, 64), (33, 130), (1, 9), (3, 40, 50), (2, 3, 20, 17), (16, 2, 8, 3))
 CODES = (
     (1, 1, (1, 1), (0, 0)),
@@ -174,6 +192,8 @@ def check_all() -> None:
     for rows, columns, block, first in CODES:
         for word in ("u2", "u4"):
             check_look_up(rows, columns, block, first, word)
+    for rows, columns, width, room in GATHERED:
+        check_gather(rows, columns, width, room, seed=rows)
 
 
 if __name__ == "__main__":

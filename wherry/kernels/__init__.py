@@ -2,6 +2,7 @@
 
 - `tree_hash.c` hashes leaves with BLAKE3 from pieces that arrive in any order, from several threads.
 - `transpose.c` permutes the axes of arrays.
+- `gather.c` reads rows of a file that lie apart.
 - `look_up.c` replaces codes by words of tables, one for each block.
 
 They are compiled when wherry is installed, if a C compiler is there (`wherry.kernels.compile`), and loaded with ctypes,
@@ -12,12 +13,15 @@ which lets other threads run meanwhile. Without them wherry does the same with n
 from __future__ import annotations
 
 import ctypes
+import os
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from wherry.kernels.compile import library_file
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
 
 _LANES = {16: "AVX-512", 8: "AVX2", 4: "portable"}
@@ -43,6 +47,8 @@ def load() -> ctypes.CDLL | None:
     found.wherry_leaves_add.argtypes = [place, place, signed, *[unsigned] * 4, place, place]
     found.wherry_look_up.argtypes = [place, size, size, place, ctypes.c_int, *[size] * 5, place, place]
     found.wherry_permute.argtypes = [place, place, place, place, place, ctypes.c_int, ctypes.c_int]
+    number = ctypes.c_int
+    found.wherry_gather.argtypes = [number, unsigned, unsigned, number, *[place] * 5, unsigned]
     return found
 
 
@@ -140,6 +146,48 @@ def permute(view: np.ndarray, out: np.ndarray) -> bool:
     return not library.wherry_permute(
         _address(view), source, _address(out), target, extents, axes, view.itemsize
     )
+
+
+def gather(
+    descriptor: int,
+    offset: int,
+    length: int,
+    grid: Sequence[tuple[int, int, int]],
+    out: memoryview,
+    held: memoryview,
+) -> bool:
+    """Read bytes at each place of a grid of a file; requires `load()`.
+
+    Args:
+        descriptor: of the file.
+        offset: of the first place.
+        length: bytes at each place.
+        grid: extent, bytes from a place to the next in the file, and the same in `out`, of each axis; the last axis is
+            the one whose places are nearest to each other in the file.
+        out: receives the bytes.
+        held: memory in which places are read together with the bytes between them; empty if each is read by itself.
+
+    Returns:
+        Whether the file was long enough.
+
+    Raises:
+        OSError: the storage failed.
+    """
+    import numpy as np
+
+    library = load()
+    assert library is not None, "the caller asks load() first"
+    extents, file_strides, out_strides = zip(*grid, strict=True)
+    last = sum((extent - 1) * stride for extent, stride in zip(extents, out_strides, strict=True))
+    assert 0 in extents or last + length <= len(out), "the places lie outside of the memory"
+    words = ctypes.c_uint64 * len(grid)
+    failed = library.wherry_gather(
+        descriptor, offset, length, len(grid), words(*extents), words(*file_strides), words(*out_strides),
+        _address(np.frombuffer(out, "u1")), _address(np.frombuffer(held, "u1")) if held else None, len(held),
+    )  # fmt: skip
+    if failed < 0:
+        raise OSError(-failed, os.strerror(-failed))
+    return not failed
 
 
 def look_up(

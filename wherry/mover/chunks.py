@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wherry.core import dtypes
 from wherry.core.tensorspec import TensorSpec, region_shape, region_within
 from wherry.mover.move import cells
-from wherry.mover.regions import fill_region, raw_bytes
+from wherry.mover.regions import RawBytes, fill_region
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,10 +38,9 @@ def fill_from_chunks(
         CorruptError: a file is truncated.
         StorageError: the storage failed.
     """
-    import numpy as np
-
-    chunk = TensorSpec(spec.path, chunks, spec.dtype)
-    whole = np.frombuffer(buffer, dtypes.numpy_dtype(spec.dtype)).reshape(region_shape(region))
+    chunk, extents = TensorSpec(spec.path, chunks, spec.dtype), region_shape(region)
+    size = dtypes.canonical_size(spec.dtype, 1)
+    strides = tuple(size * math.prod(extents[axis + 1 :]) for axis in range(len(extents)))
     touched = tuple(
         slice(part.start // step * step, -(-part.stop // step) * step)
         for part, step in zip(region, chunk.shape, strict=True)
@@ -51,17 +51,13 @@ def fill_from_chunks(
             for part, own in zip(region, cell, strict=True)
         )
         known = tuple(
-            slice(own.start, min(own.stop, size)) for own, size in zip(cell, spec.shape, strict=True)
+            slice(own.start, min(own.stop, extent)) for own, extent in zip(cell, spec.shape, strict=True)
         )
-        extent = replace(place(known), length=chunk.nbytes)
+        read = RawBytes((replace(place(known), length=chunk.nbytes),), chunk)
         inside = region_within(common, cell)
         if common == region:
-            _read(chunk, extent, inside, buffer)
+            fill_region(chunk, inside, read, buffer)
             return
-        part = np.empty(region_shape(inside), whole.dtype)
-        _read(chunk, extent, inside, part.reshape(-1).view("u1").data)
-        whole[region_within(common, region)] = part
-
-
-def _read(chunk: TensorSpec, extent: Extent, region: Region, out: memoryview) -> None:
-    fill_region(chunk, region, raw_bytes((extent,), chunk), out)
+        at = region_within(common, region)
+        first = sum(part.start * step for part, step in zip(at, strides, strict=True))
+        fill_region(chunk, inside, read, buffer[first:], strides)

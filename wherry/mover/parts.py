@@ -18,7 +18,7 @@ from wherry.core import dtypes
 from wherry.core.tensorspec import Region, TensorSpec, region_shape
 from wherry.mover.decode import DecodedReader
 from wherry.mover.pool import map_memory
-from wherry.mover.regions import fill_region, raw_bytes
+from wherry.mover.regions import RawBytes, fill_region
 
 if TYPE_CHECKING:
     import mmap
@@ -62,7 +62,7 @@ class Parts:
         spec = self._specs[path]
         access = self._reader.access(spec)
         if access.raw is not None:
-            read = raw_bytes(access.raw, spec)
+            read = RawBytes(access.raw, spec)
             return self._array(spec, region, partial(fill_region, spec, region, read))
         if access.kind == "regions":
             return self._array(spec, region, partial(self._reader.fill, spec, region))

@@ -9,13 +9,16 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from operator import mul
 from typing import TYPE_CHECKING
 
+from wherry import kernels
 from wherry.core import dtypes
 from wherry.core.tensorspec import Region, Span, TensorSpec, region_shape
 from wherry.errors import CorruptError, storage_error
@@ -30,16 +33,25 @@ if TYPE_CHECKING:
     from wherry.formats.reader import Extent
     from wherry.storage.location import Location
 
+    # Fills memory from an offset in a tensor's canonical bytes.
+    Read = Callable[[int, memoryview], None]
+
 
 _SHORT = 32 << 10  # bytes; a shorter run is read together with the gap before the next one
-_WASTE = 16  # but at most this many times the requested bytes
+_WASTE = 16  # if the gap has at most this many times its bytes,
+_GAP = 32 << 10  # or this many: reading them costs less than a call
 _LONGEST = 4 << 20
 _TOGETHER = 1 << 20
+_AT_A_TIME = 256 << 10  # bytes of runs and gaps that the kernel reads at a time: they stay in the cache
 _held = threading.local()
 
 
 def fill_region(
-    spec: TensorSpec, region: Region, read: Callable[[int, memoryview], None], out: memoryview
+    spec: TensorSpec,
+    region: Region,
+    read: Read,
+    out: memoryview,
+    strides: tuple[int, ...] | None = None,
 ) -> None:
     """Read a region of a tensor whose canonical bytes are stored raw.
 
@@ -50,12 +62,78 @@ def fill_region(
         spec: the tensor.
         region: step-1 slices with explicit bounds.
         read: fills a buffer from an offset in the tensor's canonical bytes.
-        out: receives the region in C order.
+        out: receives the region.
+        strides: bytes from an element of each axis to the next in `out`; those of C order by default.
+
+    Raises:
+        CorruptError: a file is shorter than its metadata states.
+        StorageError: the storage failed.
     """
-    size = dtypes.canonical_size(spec.dtype, 1)
-    if 0 in region_shape(region):
+    extents = region_shape(region)
+    if 0 in extents:
         return
-    done = 0
+    size = dtypes.canonical_size(spec.dtype, 1)
+    apart = strides or _strides(extents, size)
+    if isinstance(read, RawBytes) and _gather(spec, region, read, out, apart):
+        return
+    if strides is None:
+        _fill_in_order(spec, region, read, out)
+        return
+    held = memoryview(bytearray(math.prod(extents) * size))
+    _fill_in_order(spec, region, read, held)
+    import numpy as np
+
+    target = np.ndarray((*extents, size), "u1", out, strides=(*strides, 1))
+    target[...] = np.frombuffer(held, "u1").reshape(target.shape)
+
+
+def _strides(extents: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """Bytes from an element of each axis to the next, in C order."""
+    return tuple(size * math.prod(extents[axis + 1 :]) for axis in range(len(extents)))
+
+
+def _gather(
+    spec: TensorSpec, region: Region, read: RawBytes, out: memoryview, apart: tuple[int, ...]
+) -> bool:
+    """Read a region by the kernel. Returns whether that was possible: the tensor lies in one local file."""
+    extent = read.extent
+    store = extent.location.store if extent is not None else None
+    if extent is None or not isinstance(store, LocalStore) or kernels.load() is None:
+        return False
+    size = dtypes.canonical_size(spec.dtype, 1)
+    strides = _strides(spec.shape, size)
+    first = extent.offset + sum(part.start * step for part, step in zip(region, strides, strict=True))
+    axes = zip(region_shape(region), strides, apart, strict=True)
+    # Axes that go on where the next one ends are one, in the file and in memory; the innermost are a run of bytes.
+    grid: list[tuple[int, int, int]] = []
+    for count, step, out_step in [*(axis for axis in axes if axis[0] > 1), (size, 1, 1)]:
+        if grid and grid[-1][1:] == (count * step, count * out_step):
+            grid[-1] = (grid[-1][0] * count, step, out_step)
+        else:
+            grid.append((count, step, out_step))
+    length = grid.pop()[0]
+    if not grid:
+        return False  # one run
+    gap = grid[-1][1] - length
+    together = length < _SHORT and gap <= max(_WASTE * length, _GAP)
+    location = extent.location
+    try:
+        with store.descriptor(location.path) as descriptor, _with_gaps(_AT_A_TIME if together else 0) as held:
+            if kernels.gather(descriptor, first, length, grid, out, held):
+                return True
+            nbytes = os.fstat(descriptor).st_size
+    except OSError as error:
+        raise storage_error(error, location.uri) from error
+    needed = first + sum((count - 1) * step for count, step, _out_step in grid) + length
+    raise CorruptError(
+        f"the file is truncated: expected {needed} bytes or more, got {nbytes}",
+        uri=location.uri,
+        path=spec.name,
+    )
+
+
+def _fill_in_order(spec: TensorSpec, region: Region, read: Read, out: memoryview) -> None:
+    size, done = dtypes.canonical_size(spec.dtype, 1), 0
     for block in _blocks(spec, region, size):
         wanted = math.prod(region_shape(block)) * size
         _fill_block(spec, block, read, out[done : done + wanted])
@@ -67,7 +145,8 @@ def _blocks(spec: TensorSpec, region: Region, size: int) -> Iterator[Region]:
     axis = _cut(spec.shape, region, size)
     run = math.prod(region_shape(region[axis:])) * size
     row = math.prod(spec.shape[axis:]) * size
-    rows = _TOGETHER // row if axis and run < _SHORT and row <= _WASTE * run else 1
+    near = row - run <= max(_WASTE * run, _GAP)
+    rows = _TOGETHER // row if axis and run < _SHORT and near else 1
     if rows <= 1:
         yield region
         return
@@ -78,9 +157,7 @@ def _blocks(spec: TensorSpec, region: Region, size: int) -> Iterator[Region]:
             yield (*outer, slice(start, min(start + rows, cut.stop)), *region[axis:])
 
 
-def _fill_block(
-    spec: TensorSpec, region: Region, read: Callable[[int, memoryview], None], out: memoryview
-) -> None:
+def _fill_block(spec: TensorSpec, region: Region, read: Read, out: memoryview) -> None:
     import numpy as np
 
     size = dtypes.canonical_size(spec.dtype, 1)
@@ -213,13 +290,26 @@ def file_offset(extents: tuple[Extent, ...], at: int) -> int:
     return 0
 
 
-def raw_bytes(extents: tuple[Extent, ...], spec: TensorSpec) -> Callable[[int, memoryview], None]:
-    """A function that fills a buffer from an offset in a tensor's canonical bytes, which are stored raw in files."""
+@dataclass(frozen=True, slots=True)
+class RawBytes:
+    """Fills buffers with a tensor's canonical bytes, which are stored raw in files.
 
-    def read(at: int, buffer: memoryview) -> None:
-        read_span(extents, Span(at, at + len(buffer)), buffer, spec)
+    Attributes:
+        extents: the byte ranges of the tensor in files.
+        spec: the tensor.
+    """
 
-    return read
+    extents: tuple[Extent, ...]
+    spec: TensorSpec
+
+    def __call__(self, at: int, buffer: memoryview) -> None:
+        """Fill a buffer from an offset in the tensor's canonical bytes; see `read_span`."""
+        read_span(self.extents, Span(at, at + len(buffer)), buffer, self.spec)
+
+    @property
+    def extent(self) -> Extent | None:
+        """The only byte range; None if there are several."""
+        return self.extents[0] if len(self.extents) == 1 else None
 
 
 def read_span(

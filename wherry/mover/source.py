@@ -24,7 +24,7 @@ from wherry.mover.checksums import ContainerChecksums
 from wherry.mover.move import DECODE_FACTOR, Way, cells, common_grid, on_grid
 from wherry.mover.output import as_bytes
 from wherry.mover.parts import drop_free_parts
-from wherry.mover.regions import band_at, file_offset, fill_region, place, raw_bytes, read_span
+from wherry.mover.regions import RawBytes, band_at, file_offset, fill_region, place, read_span
 from wherry.mover.spill import Spill
 from wherry.runtime.memory import return_freed_memory
 from wherry.storage.stores import locate
@@ -174,7 +174,7 @@ class Source:
         if extents is None:
             self.reader.fill(spec, region, buffer)
         else:
-            fill_region(spec, region, raw_bytes(extents, spec), buffer)
+            fill_region(spec, region, RawBytes(extents, spec), buffer)
 
     @contextmanager
     def at(self, spec: TensorSpec, span: Span) -> Generator[tuple[Extent, ...] | None]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from wherry.core import dtypes
 from wherry.core.tensorspec import Span, TensorSpec, region_shape
 from wherry.errors import UnrepresentableError
-from wherry.mover.regions import fill_region, raw_bytes, read_span
+from wherry.mover.regions import RawBytes, fill_region, read_span
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +49,7 @@ def read_region(spec: TensorSpec, region: Region, extents: tuple[Extent, ...]) -
     import numpy as np
 
     result = np.empty(region_shape(region), dtypes.numpy_dtype(spec.dtype))
-    read = _unpacker(spec, extents) if spec.dtype == PACKED else raw_bytes(extents, spec)
+    read = _unpacker(spec, extents) if spec.dtype == PACKED else RawBytes(extents, spec)
     fill_region(spec, region, read, result.reshape(-1).view("u1").data)
     return result
 
