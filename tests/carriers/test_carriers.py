@@ -14,7 +14,8 @@ from tests.support.jobs import by_two, changed, proofs, receipts
 from tests.support.object_stores import left_beside
 from tests.support.processes import gone
 from tests.support.worker_pools import job_of, request_of, same_tensors
-from wherry.carriers.carrier import CARRIERS, THREADS, carrier_of
+from wherry.carriers import THREADS
+from wherry.carriers.carrier import CARRIERS, carrier_of
 from wherry.carriers.convert_on import convert_on
 from wherry.carriers.processes import carry_with_processes
 from wherry.carriers.worker_pool import Workplace

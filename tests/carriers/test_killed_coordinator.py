@@ -21,7 +21,7 @@ from tests.support.object_stores import Killed, left_beside, release, uploads_be
 from tests.support.processes import gone
 from tests.support.warm import Warm
 from tests.support.worker_pools import ImaginaryPool, carried, request_of, same_tensors
-from wherry.carriers import convert_on as module
+from wherry.carriers import convert_units as module
 from wherry.carriers.convert_on import convert_on
 from wherry.converter.convert import convert_all
 from wherry.errors import TargetExistsError

@@ -31,7 +31,7 @@ from wherry.auditor.places import PlaceAudit, look_at
 from wherry.auditor.registrations import RegistryContents, ask, compare_registry
 from wherry.auditor.report import AuditReport, ChainProof, Finding, gravity
 from wherry.auditor.roots import findings_of, normalise_roots, survey_roots
-from wherry.carriers.carrier import THREADS, carrier_of
+from wherry.carriers import THREADS
 from wherry.config.settings import audits_are_recorded
 from wherry.core.receipt import utc_now
 from wherry.core.units import DEFAULT_MEMORY, DEFAULT_UNIT, parse_budget, parse_size
@@ -151,6 +151,8 @@ def _require_sensible(level: str, on: str, given: Mapping[str, bool]) -> None:
         if is_given and level != "digest":
             raise UsageError(f"{name} requires level digest", cure="add --level digest")
     if on != THREADS:
+        from wherry.carriers.carrier import carrier_of
+
         carrier_of(on)
 
 

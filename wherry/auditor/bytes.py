@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.auditor.places import PlaceAudit, about, error_finding
 from wherry.auditor.report import UNCHANGED, Finding
-from wherry.carriers.carrier import THREADS
+from wherry.carriers import THREADS
 from wherry.config.settings import configured_value
 from wherry.converter.references import digest_companion, reference
 from wherry.core.algorithms import algorithm_of

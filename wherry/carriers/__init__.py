@@ -10,3 +10,5 @@
 The plan is the queue and the store is the memory: receipts are records beside the target, so a carrier that dies leaves
 a job that the same command, another carrier or `wherry work` takes up.
 """
+
+THREADS = "threads"  # the name for this process, which needs none of what follows

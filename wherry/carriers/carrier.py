@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     # Raises StorageError if units are left, and UsageError or MissingExtraError at once.
     Carry = Callable[[SplitJob, Workplace, UnitCounts], Generator[str]]
 
-THREADS, PROCESSES = "threads", "processes"
+PROCESSES = "processes"
 CHOICES = "threads, processes:N, dask:N, dask://HOST:PORT, ray:N, ray://HOST:PORT"
 
 

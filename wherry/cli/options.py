@@ -175,9 +175,9 @@ def matched_targets(
     taken = {name: {*find_target_format(name).options, *TREE_OPTIONS} for name in formats}
     further = set(options) - set[str]().union(*taken.values())
     if further:
-        from wherry.view.system import layout_options
+        from wherry.view.system import layout_options_among
 
-        known = further & layout_options()
+        known = layout_options_among(further)
         taken = {name: names | known for name, names in taken.items()}
     unknown = sorted(further - set[str]().union(*taken.values()))
     if unknown:

@@ -16,7 +16,7 @@ from wherry.families import families, load_family_file
 from wherry.formats.registry import checked_options, find_format
 from wherry.storage.stores import locate, store_of
 from wherry.tree.mapping import TREE_OPTIONS
-from wherry.view.system import layout_options
+from wherry.view.system import layout_options_among
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -234,11 +234,11 @@ def _require_writer(name: str) -> None:
 
 def _require_options(rule: TargetRule) -> None:
     row = find_format(rule.format)
-    layout = layout_options()
     own = {name: value for name, value in rule.options.items() if name in row.options}
     checked_options(row, own)
     asked = rule.at(rule.uri)
-    unknown = [name for name in asked.settings if name not in {*row.options, *TREE_OPTIONS, *layout}]
+    further = set(asked.settings) - {*row.options, *TREE_OPTIONS}
+    unknown = sorted(further - layout_options_among(further))
     if unknown and asked.layout.family_file is None:
         raise UsageError(
             f"unknown option {', '.join(map(repr, unknown))} for format {row.name}",

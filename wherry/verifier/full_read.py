@@ -10,7 +10,7 @@ import shlex
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from wherry.carriers.carrier import THREADS
+from wherry.carriers import THREADS
 from wherry.carriers.hash_on import ReadOrder, hash_on, source_of
 from wherry.config.digests import digest_choice
 from wherry.converter.references import reference

@@ -39,7 +39,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from wherry.carriers.carrier import THREADS, carrier_of
+from wherry.carriers import THREADS
 from wherry.core.keypath import render
 from wherry.core.request import SourceRequest
 from wherry.core.units import DEFAULT_MEMORY, DEFAULT_UNIT, parse_budget, parse_size, plural
@@ -286,6 +286,8 @@ def _require_sensible(source: SourceRequest, level: str, against: object) -> Non
 
 def _require_one_reading(level: str, against: object, on: str) -> None:
     """Refuse an engine where it would have nothing to do, or only half of the reading."""
+    from wherry.carriers.carrier import carrier_of
+
     carrier_of(on)
     if level != "digest" or against is not None:
         raise UsageError(

@@ -51,7 +51,7 @@ from wherry.view.stated_config import compared_config
 from wherry.view.view import LayoutView
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from wherry.core.request import LayoutRequest
     from wherry.families import Projection
@@ -63,20 +63,26 @@ if TYPE_CHECKING:
 
 def layout_options() -> frozenset[str]:
     """All names that `--set` accepts for layouts: forms and conventions of all systems, facts, and those of values."""
-    known = [load_family(name) for name in families()]
-    systems = [system for family in known for system in family.systems.values()]
-    facts = (name for family in known for name in family.facts)
-    return frozenset(
-        [
-            SCAN,
-            DEQUANTIZE,
-            QUANTIZE,
-            SCALES,
-            ALPHA,
-            *facts,
-            *(name for one in systems for name in (*one.forms, *one.conventions, *one.write.token_ids)),
-        ]
-    )
+    return frozenset[str]().union(*_options_by_family())
+
+
+def layout_options_among(names: Collection[str]) -> frozenset[str]:
+    """Those of some names that `--set` accepts for layouts; families are read until all are found."""
+    found = set[str]()
+    for known in _options_by_family():
+        found |= known.intersection(names)
+        if len(found) == len(set(names)):
+            break
+    return frozenset(found)
+
+
+def _options_by_family() -> Iterator[frozenset[str]]:
+    """The names that are of no family, then those of each; the family of most models comes first."""
+    yield frozenset((SCAN, DEQUANTIZE, QUANTIZE, SCALES, ALPHA))
+    for name in sorted(families(), key=lambda name: (name != "llama", name)):
+        family = load_family(name)
+        systems = [(*one.forms, *one.conventions, *one.write.token_ids) for one in family.systems.values()]
+        yield frozenset(family.facts).union(*systems)
 
 
 def table(family: str | None = None, family_file: str | None = None) -> dict[str, Any]:
@@ -422,7 +428,7 @@ def _model_family(
     if model_named(config):
         if not asked and (named.renames or (row.names_needed and is_copy_of(checkpoint, row))):
             return None
-        checked_options(row, {name: asked[name] for name in asked if name not in layout_options()})
+        checked_options(row, {name: asked[name] for name in set(asked) - layout_options_among(asked)})
         raise no_layout(checkpoint, row, wish)
     return _fitting(named, row, wish, asked=bool(asked))
 
