@@ -9,7 +9,7 @@ import math
 import threading
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from wherry import kernels
 from wherry.core.tensorspec import Region, TensorSpec, region_shape
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from wherry.quantized.tensors import QuantizedTensor
 
 _BAND = 1 << 18  # elements that are made at a time; with their scales they fit in the second-level cache
+_LOOKED_UP = 4 * _BAND  # elements that are looked up at a time, each in three bytes
 _WORKING = 20  # bytes of memory for each of them: code, value, scale, rounded value
 _BYTE = 8  # bits of the codes that have tables
 _LEAST_BLOCK = 2048  # elements of a block: for fewer, a table of 256 products costs more than it saves
@@ -107,53 +108,52 @@ class DequantizedReader(ComputedReader):
         zeros = self._zeros(tensor, of_codes) if tensor.zeros is not None else None
         words = out.view(_WORDS[out.dtype.itemsize])
         words = words.swapaxes(-1, -2) if tensor.transposed else words
+        wanted = _Wanted(tensor, of_codes, scales, zeros, corner, words, out.dtype)
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            for band in _bands(of_codes):
-                at = tuple(part.start - first.start for part, first in zip(band, of_codes, strict=True))
-                places = tuple(part.start - start for part, start in zip(band, corner, strict=True))
-                matrix = tuple(place // size for place, size in zip(places, tensor.block, strict=True))[:-2]
-                first, block = (places[-2], places[-1]), (tensor.block[-2], tensor.block[-1])
-                rows = slice(at[-2], at[-2] + band[-2].stop - band[-2].start)
-                made = (
-                    self._looked_up(tensor, band, scales[matrix], first, out.dtype) if zeros is None else None
-                )
-                if made is not None:
-                    permute(made.view(words.dtype), words[(*at[:-2], rows)])
+            for wide in _bands(of_codes, _LOOKED_UP if wanted.has_tables else _BAND):
+                if wanted.has_tables and self._look_up(wanted, wide):
                     continue
-                values = self._values(tensor, band)
-                if zeros is not None:
-                    subtract(values, zeros[matrix], first, block)
-                multiply(values, scales[matrix], first, block)
-                made = np.ascontiguousarray(values.astype(out.dtype))
-                note(values, made)
-                permute(made.view(words.dtype), words[(*at[:-2], rows)])
+                for band in _bands(wide, _BAND):
+                    self._multiply(wanted, band)
 
-    def _looked_up(
-        self,
-        tensor: QuantizedTensor,
-        band: Region,
-        scales: np.ndarray,
-        first: tuple[int, int],
-        dtype: np.dtype,
-    ) -> np.ndarray | None:
-        """A band whose blocks have one table of products each; None where that is no faster, or where values are lost.
+    def _multiply(self, wanted: _Wanted, band: Region) -> None:
+        """Make a band: each code, less its zero point, times the scale of its block."""
+        import numpy as np
+
+        matrix, first, into = wanted.place(band)
+        values = self._values(wanted.tensor, band)
+        if wanted.zeros is not None:
+            subtract(values, wanted.zeros[matrix], first, wanted.block)
+        multiply(values, wanted.scales[matrix], first, wanted.block)
+        made = np.ascontiguousarray(values.astype(wanted.dtype))
+        note(values, made)
+        permute(made.view(into.dtype), into)
+
+    def _look_up(self, wanted: _Wanted, band: Region) -> bool:
+        """Make a band whose blocks have one table of products each.
 
         A product of a code of one byte and the scale of its block is computed once for each code, not for each element.
+
+        Returns:
+            Whether that was done: not where values are lost, each of which is counted.
         """
-        block = (tensor.block[-2], tensor.block[-1])
-        if code_bits(tensor.code) != _BYTE or tensor.unit != 1 or block[0] * block[1] < _LEAST_BLOCK:
-            return None
-        if dtype.itemsize not in (2, 4) or not kernels.load():
-            return None
-        rows, columns = region_shape(band)[-2:]
-        top = first[0] // block[0]
-        taken = scales[top : -(-(first[0] + rows) // block[0])]
-        values = code_table(tensor.code) * taken[..., None]
-        made = values.astype(dtype)
-        tables, corner = made.view(_WORDS[dtype.itemsize]), (first[0] - top * block[0], first[1])
-        stored = self._parts.read(tensor.codes.path, band).reshape(rows, columns).view("u1")
-        words, seen = kernels.look_up(stored, tables, corner, block)
-        return words.view(dtype) if note_distinct(values[seen], made[seen]) else None
+        import numpy as np
+
+        matrix, first, into = wanted.place(band)
+        rows, columns = into.shape
+        top = first[0] // wanted.block[0]
+        taken = wanted.scales[matrix][top : -(-(first[0] + rows) // wanted.block[0])]
+        values = code_table(wanted.tensor.code) * taken[..., None]
+        made = values.astype(wanted.dtype)
+        corner = (first[0] - top * wanted.block[0], first[1])
+        stored = self._parts.read(wanted.tensor.codes.path, band).reshape(rows, columns).view("u1")
+        plain = into if into.strides[-1] == into.itemsize else np.empty(into.shape, into.dtype)
+        seen = kernels.look_up(stored, made.view(into.dtype), corner, wanted.block, plain)
+        if not note_distinct(values[seen], made[seen]):
+            return False
+        if plain is not into:
+            permute(plain, into)
+        return True
 
     def _values(self, tensor: QuantizedTensor, band: Region) -> np.ndarray:
         """The codes of a band of one matrix as float32 [rows, columns], without zero points and scales."""
@@ -206,6 +206,49 @@ class DequantizedReader(ComputedReader):
             self._checked.add(tensor.plain.path)
 
 
+class _Wanted(NamedTuple):
+    """A region of a tensor that is being made.
+
+    Attributes:
+        tensor: the tensor.
+        region: of its codes.
+        scales: of the region, with the rank of the codes.
+        zeros: its zero points, of the shape of the scales; None without.
+        corner: the element at which the first scale begins.
+        words: receives the elements of the region, as plain words.
+        dtype: of the elements.
+    """
+
+    tensor: QuantizedTensor
+    region: Region
+    scales: np.ndarray
+    zeros: np.ndarray | None
+    corner: tuple[int, ...]
+    words: np.ndarray
+    dtype: np.dtype
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Rows and columns of a block."""
+        return self.tensor.block[-2], self.tensor.block[-1]
+
+    @property
+    def has_tables(self) -> bool:
+        """Whether the products of a block are looked up: not where that is no faster."""
+        tensor = self.tensor
+        is_byte = code_bits(tensor.code) == _BYTE and tensor.unit == 1 and self.zeros is None
+        is_large = math.prod(self.block) >= _LEAST_BLOCK
+        return is_byte and is_large and self.dtype.itemsize in (2, 4) and kernels.load() is not None
+
+    def place(self, band: Region) -> tuple[tuple[int, ...], tuple[int, int], np.ndarray]:
+        """The matrix of a band of rows, its first code counted from the matrix's first scale, and its words."""
+        at = tuple(part.start - first.start for part, first in zip(band, self.region, strict=True))
+        places = tuple(part.start - start for part, start in zip(band, self.corner, strict=True))
+        matrix = tuple(place // size for place, size in zip(places, self.tensor.block, strict=True))[:-2]
+        rows = slice(at[-2], at[-2] + band[-2].stop - band[-2].start)
+        return matrix, (places[-2], places[-1]), self.words[(*at[:-2], rows)]
+
+
 def _of_codes(tensor: QuantizedTensor, region: Region) -> Region:
     """A region of the dequantised tensor, as a region of the codes."""
     return (*region[:-2], region[-1], region[-2]) if tensor.transposed else region
@@ -219,9 +262,9 @@ def _grid_region(tensor: QuantizedTensor, region: Region) -> Region:
     )
 
 
-def _bands(region: Region) -> Iterator[Region]:
-    """Bands of rows of one matrix each."""
-    step = max(_BAND // max(region_shape(region)[-1], 1), 1)
+def _bands(region: Region, most: int) -> Iterator[Region]:
+    """Bands of rows of one matrix each, of so many elements at most where a row has no more."""
+    step = max(most // max(region_shape(region)[-1], 1), 1)
     for place in product(*(range(part.start, part.stop) for part in region[:-2])):
         outer = tuple(slice(index, index + 1) for index in place)
         for start in range(region[-2].start, region[-2].stop, step):
