@@ -63,10 +63,11 @@ def test_images_are_pinned_by_the_digest_that_docker_says(checkout, monkeypatch)
     ("reference", "file", "line"),
     [
         (
-            "python:3.11-slim",
+            "python:3.11",
             "docker/Dockerfile",
-            "ARG PYTHON={}\nARG BASE=${{PYTHON}}\nFROM ${{PYTHON}} AS build",
+            "ARG BUILD={}\nARG BASE=python:3.11-slim\nFROM ${{BUILD}} AS build",
         ),
+        ("python:3.11-slim", "docker/Dockerfile", "ARG BUILD=python:3.11\nARG BASE={}\n"),
         ("wherry:gpu", "prefect.devices.yaml", "image: {}, gpu_count"),
         ("wherry:tpu", "prefect.devices.yaml", "image: {}, "),
         ("postgres:16", "docker/compose.yaml", "    image: {}\n"),
@@ -84,8 +85,8 @@ def test_an_image_that_no_file_refers_to_is_an_error(checkout, monkeypatch):
     done = pinned(checkout, monkeypatch, f"sha256:{'ab' * 32}", word="wherry:latst=registry.example/wherry:1")
     assert done.returncode == 1
     assert done.stderr == (
-        "no file refers to the image wherry:latst; they refer to postgres:16, python:3.11-slim, wherry:gpu, "
-        "wherry:latest, wherry:tpu\n"
+        "no file refers to the image wherry:latst; they refer to postgres:16, python:3.11, python:3.11-slim, "
+        "wherry:gpu, wherry:latest, wherry:tpu\n"
     )
     assert {file: file.read_bytes() for file in before} == before
 

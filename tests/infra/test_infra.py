@@ -53,7 +53,7 @@ def test_images_are_built_as_the_dockerfile_says() -> None:
     told = set(re.findall(r"--build-arg (\w+)=", text))
     assert told == {"BASE", "EXTRAS", "DEVICES"}
     assert told <= set(re.findall(r"^ARG (\w+)", text, re.MULTILINE))
-    assert re.findall(r"^FROM (\S+)", text, re.MULTILINE) == ["${PYTHON}", "${BASE}"]
+    assert re.findall(r"^FROM (\S+)", text, re.MULTILINE) == ["${BUILD}", "${BASE}"]
     assert "ARG PYTHON=python:3.11-slim\nARG BASE=${PYTHON}\n" in text
     extras = {name for some in re.findall(r"EXTRAS=([\w,]+)", text) for name in some.split(",")}
     assert extras <= set(PROJECT["optional-dependencies"])
