@@ -87,10 +87,11 @@ def test_axes_are_permuted_as_numpy_does(word, shape):
 
 
 @compiled
+@pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("word", ["u2", "u4"])
 @pytest.mark.parametrize(("rows", "columns", "block", "first"), cases.CODES)
-def test_codes_are_looked_up_in_the_tables_of_their_blocks(rows, columns, block, first, word):
-    cases.check_look_up(rows, columns, block, first, word)
+def test_codes_are_looked_up_in_the_tables_of_their_blocks(rows, columns, block, first, word, bits):
+    cases.check_look_up(rows, columns, block, first, word, bits)
 
 
 @compiled

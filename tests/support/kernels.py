@@ -9,7 +9,7 @@ import os
 import random
 import tempfile
 import threading
-from itertools import pairwise, permutations
+from itertools import pairwise, permutations, product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -137,25 +137,32 @@ def check_permute(word: str, shape: tuple[int, ...], seed: int) -> None:
         assert np.count_nonzero(gaps) == np.count_nonzero(apart), "nothing is written between the elements"
 
 
-def check_look_up(rows: int, columns: int, block: tuple[int, int], first: tuple[int, int], word: str) -> None:
-    """Codes of a matrix that begins inside of a block."""
+def check_look_up(
+    rows: int, columns: int, block: tuple[int, int], first: tuple[int, int], word: str, bits: int
+) -> None:
+    """Codes of a matrix that begins inside of a block, and of a byte."""
     draw = np.random.default_rng(rows * columns)
     grid = tuple(
         -(-(start + extent) // size)
         for start, extent, size in zip(first, (rows, columns), block, strict=True)
     )
-    tables = draw.integers(0, 60_000, (*grid, 256)).astype(word)
-    codes = draw.integers(0, 256, (rows, columns)).astype("u1")
+    tables = draw.integers(0, 60_000, (*grid, 1 << bits)).astype(word)
+    skip = columns % 3
+    codes = draw.integers(0, 256, (rows, -(-(skip + columns) * bits // 8))).astype("u1")
+    every = (
+        codes if bits == 8 else np.stack([codes & 15, codes >> 4], axis=2).reshape(rows, 2 * codes.shape[1])
+    )
+    wanted = every[:, skip : skip + columns]
     down = (first[0] + np.arange(rows))[:, None] // block[0]
     across = (first[1] + np.arange(columns))[None] // block[1]
     memory = np.zeros((rows, columns + 3), word)
     words = memory[:, :columns]
-    seen = look_up(codes, tables, first, block, words)
+    found = look_up(codes, tables, first, block, words, skip)
     assert not memory[:, columns:].any()
-    wanted = np.zeros(tables.shape, bool)
-    wanted[down, across, codes] = True
-    assert (words == tables[down, across, codes]).all()
-    assert (seen == wanted).all()
+    seen = np.zeros(tables.shape, bool)
+    seen[down, across, wanted] = True
+    assert (words == tables[down, across, wanted]).all()
+    assert (found == seen).all()
 
 
 def check_gather(rows: int, columns: int, width: int, room: int, seed: int) -> None:
@@ -180,6 +187,8 @@ CODES = (
     (300, 200, (128, 128), (0, 0)),
     (77, 130, (128, 64), (100, 63)),
     (5, 4096, (1, 4096), (0, 0)),
+    (7, 96, (1, 32), (0, 0)),
+    (6, 77, (1, 32), (2, 5)),
     (0, 9, (4, 4), (0, 0)),
 )
 WORDS = ("u1", "u2", "u4", "u8")
@@ -193,8 +202,8 @@ def check_all() -> None:
         for shape in SHAPES:
             check_permute(word, shape, seed=len(shape))
     for rows, columns, block, first in CODES:
-        for word in ("u2", "u4"):
-            check_look_up(rows, columns, block, first, word)
+        for word, bits in product(("u2", "u4"), (8, 4)):
+            check_look_up(rows, columns, block, first, word, bits)
     for rows, columns, width, room in GATHERED:
         check_gather(rows, columns, width, room, seed=rows)
 

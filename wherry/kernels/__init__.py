@@ -45,7 +45,9 @@ def load() -> ctypes.CDLL | None:
     found.wherry_leaves_skip.restype, found.wherry_leaves_skip.argtypes = None, [place, size]
     found.wherry_leaves_add.restype = signed
     found.wherry_leaves_add.argtypes = [place, place, signed, *[unsigned] * 4, place, place]
-    found.wherry_look_up.argtypes = [place, size, size, place, ctypes.c_int, *[size] * 5, place, size, place]
+    found.wherry_look_up.argtypes = [
+        place, size, size, ctypes.c_int, size, size, place, ctypes.c_int, *[size] * 5, place, size, place,
+    ]  # fmt: skip
     found.wherry_permute.argtypes = [place, place, place, place, place, ctypes.c_int, ctypes.c_int]
     number = ctypes.c_int
     found.wherry_gather.argtypes = [number, unsigned, unsigned, number, *[place] * 5, unsigned]
@@ -191,16 +193,22 @@ def gather(
 
 
 def look_up(
-    codes: np.ndarray, tables: np.ndarray, first: tuple[int, int], block: tuple[int, int], out: np.ndarray
+    codes: np.ndarray,
+    tables: np.ndarray,
+    first: tuple[int, int],
+    block: tuple[int, int],
+    out: np.ndarray,
+    skip: int = 0,
 ) -> np.ndarray:
     """Replace codes by words of tables; requires `load()`.
 
     Args:
-        codes: uint8 [rows, columns], C order.
-        tables: words of 2 or 4 bytes [block rows, block columns, 256], C order, of all blocks that the codes touch.
+        codes: uint8 [rows, bytes], C order: codes of 8 bits, or of 4, of which the lower half of a byte is the first.
+        tables: words of 2 or 4 bytes [block rows, block columns, 256 or 16], C order, of all blocks that codes touch.
         first: row and column of the first code, counted from the corner of the first block.
         block: rows and columns of a block.
         out: receives the words [rows, columns]; each row is contiguous.
+        skip: codes at the beginning of each row that are not wanted.
 
     Returns:
         Which words of the tables are among them.
@@ -209,18 +217,21 @@ def look_up(
 
     library = load()
     assert library is not None, "the caller asks load() first"
-    rows, columns = codes.shape
+    rows, columns = out.shape
+    bits = {256: 8, 16: 4}[tables.shape[-1]]
     seen = np.zeros(tables.shape, np.bool_)
     assert codes.flags.c_contiguous
     assert tables.flags.c_contiguous
-    assert out.shape == codes.shape
+    assert len(codes) == rows
+    assert not rows or skip + columns <= codes.shape[1] * 8 // bits
     assert not out.size or out.strides[1] == out.itemsize == tables.itemsize
     assert out.strides[0] >= 0
-    assert not codes.size or (first[0] + rows - 1) // block[0] < tables.shape[0]
-    assert not codes.size or (first[1] + columns - 1) // block[1] < tables.shape[1]
+    assert not out.size or (first[0] + rows - 1) // block[0] < tables.shape[0]
+    assert not out.size or (first[1] + columns - 1) // block[1] < tables.shape[1]
     done = library.wherry_look_up(
-        _address(codes), rows, columns, _address(tables), tables.itemsize, tables.shape[1],
-        *first, *block, _address(out), out.strides[0], _address(seen),
+        _address(codes), codes.shape[1], skip, bits, rows, columns,
+        _address(tables), tables.itemsize, tables.shape[1], *first, *block,
+        _address(out), out.strides[0], _address(seen),
     )  # fmt: skip
     assert done == 0, "words have 2 or 4 bytes"
     return seen

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 _BAND = 1 << 18  # elements that are made at a time; with their scales they fit in the second-level cache
 _LOOKED_UP = 4 * _BAND  # elements that are looked up at a time, each in three bytes
 _WORKING = 20  # bytes of memory for each of them: code, value, scale, rounded value
-_BYTE = 8  # bits of the codes that have tables
-_LEAST_BLOCK = 2048  # elements of a block: for fewer, a table of 256 products costs more than it saves
+# Bits of a code → elements of a block for which a table of all products costs less than it saves.
+_LEAST_BLOCK = {8: 2048, 4: 32}
 _WORDS = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}
 
 
@@ -140,15 +140,18 @@ class DequantizedReader(ComputedReader):
         import numpy as np
 
         matrix, first, into = wanted.place(band)
-        rows, columns = into.shape
+        rows = len(into)
         top = first[0] // wanted.block[0]
         taken = wanted.scales[matrix][top : -(-(first[0] + rows) // wanted.block[0])]
-        values = code_table(wanted.tensor.code) * taken[..., None]
+        table = code_table(wanted.tensor.code)
+        if wanted.zeros is not None:
+            table = table - wanted.zeros[matrix][top : top + len(taken)][..., None]
+        values = table * taken[..., None]
         made = values.astype(wanted.dtype)
         corner = (first[0] - top * wanted.block[0], first[1])
-        stored = self._parts.read(wanted.tensor.codes.path, band).reshape(rows, columns).view("u1")
+        stored, skip = self._codes(wanted.tensor, band)
         plain = into if into.strides[-1] == into.itemsize else np.empty(into.shape, into.dtype)
-        seen = kernels.look_up(stored, made.view(into.dtype), corner, wanted.block, plain)
+        seen = kernels.look_up(stored, made.view(into.dtype), corner, wanted.block, plain, skip)
         if not note_distinct(values[seen], made[seen]):
             return False
         if plain is not into:
@@ -157,14 +160,17 @@ class DequantizedReader(ComputedReader):
 
     def _values(self, tensor: QuantizedTensor, band: Region) -> np.ndarray:
         """The codes of a band of one matrix as float32 [rows, columns], without zero points and scales."""
-        rows, columns = region_shape(band)[-2:]
+        stored, skip = self._codes(tensor, band)
+        return decode(stored, tensor.code)[:, skip : skip + region_shape(band)[-1]]
+
+    def _codes(self, tensor: QuantizedTensor, band: Region) -> tuple[np.ndarray, int]:
+        """The bytes of a band's codes, uint8 [rows, bytes], and how many codes come before them in each row."""
         unit = tensor.unit
         steps = slice(band[-1].start // unit, -(-band[-1].stop // unit))
         inner = tensor.codes.whole[len(tensor.shape) :]
         stored = self._parts.read(tensor.codes.path, (*band[:-1], steps, *inner))
-        values = decode(stored.reshape(rows, -1).view("u1"), tensor.code)
-        first = band[-1].start - steps.start * unit
-        return values[:, first : first + columns]
+        rows = region_shape(band)[-2]
+        return stored.reshape(rows, -1).view("u1"), band[-1].start - steps.start * unit
 
     def _scales(self, tensor: QuantizedTensor, region: Region) -> tuple[np.ndarray, tuple[int, ...]]:
         """The scales of a region with the rank of the codes, and the element at which the first of them begins."""
@@ -235,10 +241,8 @@ class _Wanted(NamedTuple):
     @property
     def has_tables(self) -> bool:
         """Whether the products of a block are looked up: not where that is no faster."""
-        tensor = self.tensor
-        is_byte = code_bits(tensor.code) == _BYTE and tensor.unit == 1 and self.zeros is None
-        is_large = math.prod(self.block) >= _LEAST_BLOCK
-        return is_byte and is_large and self.dtype.itemsize in (2, 4) and kernels.load() is not None
+        is_large = math.prod(self.block) >= _LEAST_BLOCK[code_bits(self.tensor.code)]
+        return is_large and self.dtype.itemsize in (2, 4) and kernels.load() is not None
 
     def place(self, band: Region) -> tuple[tuple[int, ...], tuple[int, int], np.ndarray]:
         """The matrix of a band of rows, its first code counted from the matrix's first scale, and its words."""
