@@ -61,13 +61,14 @@ def waiting_parts(nbytes=32 << 10):
 
 
 @contextmanager
-def watched(fatal=0, error=Killed, only=CALLS):
+def watched(fatal=0, error=Killed, only=CALLS, at=lambda _path: True):
     """Count the calls of the store of memory://; at one of them, and at every later one, it fails.
 
     Args:
         fatal: number of the first call that fails; none does if it is 0.
         error: what it raises.
         only: the calls that are counted.
+        at: of which paths.
     """
     calls = []
     with pytest.MonkeyPatch.context() as patch:
@@ -75,7 +76,7 @@ def watched(fatal=0, error=Killed, only=CALLS):
             real = getattr(MemoryObjects, name)
 
             def call(self, *args, real=real, name=name, **kwargs):
-                if name in only:
+                if name in only and at(args[0]):
                     calls.append((name, args))
                 if fatal and len(calls) >= fatal:
                     raise error(f"{name} is call {len(calls)}")

@@ -42,7 +42,7 @@ MB = 1_000_000
 @pytest.fixture(autouse=True)
 def boxes(monkeypatch):
     """Tensors above 16 KiB go in boxes."""
-    monkeypatch.setattr("wherry.mover.move.LARGEST_COMMON_BAND", 1 << 14)
+    monkeypatch.setattr("wherry.mover.move.LARGEST_BAND", 1 << 14)
     monkeypatch.setattr("wherry.view.view._BAND", 1 << 13)
 
 

@@ -25,7 +25,7 @@ from wherry.view import groups
 @pytest.fixture
 def boxes(monkeypatch):
     """Tensors that went in boxes, where those above 16 KiB do."""
-    monkeypatch.setattr("wherry.mover.move.LARGEST_COMMON_BAND", 1 << 14)
+    monkeypatch.setattr("wherry.mover.move.LARGEST_BAND", 1 << 14)
     monkeypatch.setattr("wherry.view.view._BAND", 1 << 13)
     found, cut = [], move._boxes
 
