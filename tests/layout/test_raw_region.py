@@ -82,8 +82,13 @@ def test_a_file_that_ends_inside_of_a_region_is_truncated(tmp_path):
     file = tmp_path / "short"
     file.write_bytes(bytes(60 * 64))
     read = RawBytes((Extent(locate(str(file)), 0, spec.nbytes),), spec)
+    region, out = (slice(0, 64), slice(8, 56)), memoryview(bytearray(64 * 48))
     with pytest.raises(CorruptError, match="expected 4088 bytes or more, got 3840"):
-        fill_region(spec, (slice(0, 64), slice(8, 56)), read, memoryview(bytearray(64 * 48)))
+        fill_region(spec, region, read, out)
+    file.write_bytes(bytes(64 * 64))
+    beyond = RawBytes((Extent(locate(str(file)), 0, 60 * 64),), spec)
+    with pytest.raises(CorruptError, match="the tensor is truncated"):
+        fill_region(spec, region, beyond, out)
 
 
 def test_short_runs_are_read_together():

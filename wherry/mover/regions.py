@@ -114,6 +114,9 @@ def _gather(
     length = grid.pop()[0]
     if not grid:
         return False  # one run
+    needed = first + sum((count - 1) * step for count, step, _out_step in grid) + length
+    if needed > extent.offset + extent.length:
+        return False  # the tensor is truncated: reading it in order says so
     gap = grid[-1][1] - length
     together = length < _SHORT and gap <= max(_WASTE * length, _GAP)
     location = extent.location
@@ -124,7 +127,6 @@ def _gather(
             nbytes = os.fstat(descriptor).st_size
     except OSError as error:
         raise storage_error(error, location.uri) from error
-    needed = first + sum((count - 1) * step for count, step, _out_step in grid) + length
     raise CorruptError(
         f"the file is truncated: expected {needed} bytes or more, got {nbytes}",
         uri=location.uri,
