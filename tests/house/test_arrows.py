@@ -39,7 +39,7 @@ ROOMS: Mapping[str, str] = {
     "tree": "errors text core formats",
     "layout": "errors kernels core formats",
     "families": "errors text core storage formats tree layout",
-    "mover": "errors core runtime storage objects staging formats",
+    "mover": "errors kernels core runtime storage objects staging formats",
     "quantized": "errors text kernels core storage formats layout mover",
     "view": "errors text core runtime storage formats tree layout families mover quantized",
     "config": "errors text core storage formats",

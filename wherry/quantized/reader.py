@@ -108,7 +108,7 @@ class DequantizedReader(ComputedReader):
         zeros = self._zeros(tensor, of_codes) if tensor.zeros is not None else None
         words = out.view(_WORDS[out.dtype.itemsize])
         words = words.swapaxes(-1, -2) if tensor.transposed else words
-        wanted = _Wanted(tensor, of_codes, scales, zeros, corner, words, out.dtype)
+        wanted = _RegionToMake(tensor, of_codes, scales, zeros, corner, words, out.dtype)
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             for wide in _bands(of_codes, _LOOKED_UP if wanted.has_tables else _BAND):
                 if wanted.has_tables and self._look_up(wanted, wide):
@@ -116,7 +116,7 @@ class DequantizedReader(ComputedReader):
                 for band in _bands(wide, _BAND):
                     self._multiply(wanted, band)
 
-    def _multiply(self, wanted: _Wanted, band: Region) -> None:
+    def _multiply(self, wanted: _RegionToMake, band: Region) -> None:
         """Make a band: each code, less its zero point, times the scale of its block."""
         import numpy as np
 
@@ -129,7 +129,7 @@ class DequantizedReader(ComputedReader):
         note(values, made)
         permute(made.view(into.dtype), into)
 
-    def _look_up(self, wanted: _Wanted, band: Region) -> bool:
+    def _look_up(self, wanted: _RegionToMake, band: Region) -> bool:
         """Make a band whose blocks have one table of products each.
 
         A product of a code of one byte and the scale of its block is computed once for each code, not for each element.
@@ -212,7 +212,7 @@ class DequantizedReader(ComputedReader):
             self._checked.add(tensor.plain.path)
 
 
-class _Wanted(NamedTuple):
+class _RegionToMake(NamedTuple):
     """A region of a tensor that is being made.
 
     Attributes:
