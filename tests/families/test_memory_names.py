@@ -9,7 +9,7 @@ import pytest
 import wherry
 from tests.support.command import command
 from tests.support.families import carried, same
-from tests.support.tiny_models import MODELS, tiny_model
+from tests.support.tiny_models import MODELS, model_type, tiny_model
 from wherry.families import convert_layout, family_of_config, load_family, load_family_file
 from wherry.tree.memory_names import memory_name, memory_names
 
@@ -103,7 +103,7 @@ def test_every_row_of_the_table_is_compared_with_a_model():
 
 def pairs():
     for label in DIFFERENT:
-        family = load_family(family_of_config({"model_type": tiny_model(label).config.model_type}))
+        family = load_family(family_of_config({"model_type": model_type(label)}))
         for target in family.systems:
             yield pytest.param(label, target, id=f"{label}-{target}")
 

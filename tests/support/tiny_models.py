@@ -221,6 +221,13 @@ def class_of(config, label=""):
     return "T5EncoderModel" if label == "t5-encoder" else CLASSES.get(config, f"{config}ForCausalLM")
 
 
+def model_type(label):
+    """The type of a tiny model; the code of the model is not read."""
+    import transformers
+
+    return getattr(transformers, f"{MODELS[label][0]}Config").model_type
+
+
 def tiny_model(label, *, drawn=False, **more):
     """A tiny model of transformers.
 
