@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 import wherry
 from tests.support import kernels as cases
+from tests.support.fuzz_kernels import fuzz
 from wherry import kernels
 from wherry.core.algorithms import ALGORITHMS, BLAKE3
 from wherry.core.digest import LeafHasher
@@ -207,9 +209,15 @@ def test_rows_of_a_file_are_gathered(rows, columns, width, room):
 
 
 @compiled
+def test_random_calls_are_right_or_refused():
+    fuzz(100, 1)
+
+
+@compiled
 @pytest.mark.full
 @pytest.mark.timeout(600)
 def test_address_and_undefined_behaviour_sanitizers_find_nothing(tmp_path):
+    """In the cases of `tests.support.kernels`, and in random calls of a seed that is the day's."""
     runtime = subprocess.run(
         ["cc", "-print-file-name=libasan.so"], check=True, capture_output=True, text=True
     )
@@ -222,7 +230,8 @@ def test_address_and_undefined_behaviour_sanitizers_find_nothing(tmp_path):
     script = (
         "from pathlib import Path; import wherry.kernels as k; "
         f"k.library_file = lambda: Path({str(library)!r}); "
-        "from tests.support.kernels import check_all; check_all(); print('right')"
+        "from tests.support.kernels import check_all; check_all(); "
+        f"from tests.support.fuzz_kernels import fuzz; fuzz(3000, {datetime.now(UTC).toordinal()}); print('right')"
     )
     variables = {
         **os.environ,
