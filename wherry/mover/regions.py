@@ -42,6 +42,9 @@ _WASTE = 16  # if the gap has at most this many times its bytes,
 _GAP = 32 << 10  # or this many: reading them costs less than a call
 _LONGEST = 4 << 20
 _TOGETHER = 1 << 20
+_SMALL_GAP = (
+    8 << 10
+)  # bytes: the kernel copies these in the time of a call, and calls for the run alone where there are more
 _AT_A_TIME = 256 << 10  # bytes of runs and gaps that the kernel reads at a time: they stay in the cache
 _held = threading.local()
 
@@ -118,10 +121,13 @@ def _gather(
     if needed > extent.offset + extent.length:
         return False  # the tensor is truncated: reading it in order says so
     gap = grid[-1][1] - length
-    together = length < _SHORT and gap <= max(_WASTE * length, _GAP)
+    near = length < _SHORT and gap <= max(_WASTE * length, _GAP)
+    together = near and gap <= _SMALL_GAP
     location = extent.location
     try:
         with store.descriptor(location.path) as descriptor, _with_gaps(_AT_A_TIME if together else 0) as held:
+            if near and not together:
+                _read_ahead(descriptor, first, needed - first)
             if kernels.gather(descriptor, first, length, grid, out, held):
                 return True
             nbytes = os.fstat(descriptor).st_size
@@ -132,6 +138,12 @@ def _gather(
         uri=location.uri,
         path=spec.name,
     )
+
+
+def _read_ahead(descriptor: int, offset: int, nbytes: int) -> None:
+    """Have the system read a range into its cache: it takes runs with gaps for reads at random, and waits for each."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, offset, nbytes, os.POSIX_FADV_WILLNEED)
 
 
 def _fill_in_order(spec: TensorSpec, region: Region, read: Read, out: memoryview) -> None:
