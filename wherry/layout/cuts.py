@@ -11,9 +11,11 @@ from wherry.core.tensorspec import Region, row_bands
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wherry.core.tensorspec import Span
+    from wherry.core.tensorspec import Span, TensorSpec
     from wherry.layout.copies import Pieces, StoredTensor, TensorPiece
     from wherry.layout.layout import Sizes
+
+_LONG_RUN = 1 << 10  # bytes that are hashed by themselves
 
 
 def bands(target: StoredTensor, limit: int, sources: Pieces) -> Iterator[tuple[Region, Span]]:
@@ -27,14 +29,40 @@ def bands(target: StoredTensor, limit: int, sources: Pieces) -> Iterator[tuple[R
 
 def cut_multiples(target: StoredTensor, limit: int, sizes: Sizes) -> tuple[int, ...]:
     """For each dimension, the number at whose multiples it may be cut."""
-    shape = target.spec.shape
-    multiples = [1] * len(shape)
-    for dimension in range(len(shape)):
-        row = dtypes.canonical_size(target.spec.dtype, math.prod(shape[dimension + 1 :]))
-        if row <= limit or dimension == len(shape) - 1:
-            multiples[dimension] = _run(target.pieces, dimension, limit // max(row, 1), sizes)
-            break
+    if not target.spec.shape:
+        return ()
+    multiples = [1] * len(target.spec.shape)
+    dimension, row = dimension_to_cut(target.spec, limit)
+    multiples[dimension] = _run(target.pieces, dimension, limit // max(row, 1), sizes)
     return tuple(multiples)
+
+
+def dimension_to_cut(spec: TensorSpec, limit: int) -> tuple[int, int]:
+    """The first dimension whose rows have at most so many bytes, or the last one, and the bytes of a row."""
+    for dimension in range(len(spec.shape)):
+        row = dtypes.canonical_size(spec.dtype, math.prod(spec.shape[dimension + 1 :]))
+        if row <= limit or dimension == len(spec.shape) - 1:
+            return dimension, row
+    raise AssertionError("a scalar is not cut")
+
+
+def rows_of_long_runs(target: StoredTensor, dimension: int, sources: Pieces) -> int:
+    """At which multiples a dimension should be cut so that whole KiB of the source's rows are read for each part.
+
+    Shorter runs are not hashed as they are read, and rows are read again for each part.
+
+    Returns:
+        The multiple; 1 where the dimension does not go along the rows of the source.
+    """
+    if len(target.pieces) != 1:
+        return 1
+    (piece,) = target.pieces
+    names = piece.groups[dimension]
+    spec, source = next(iter(sources.held[piece.parameter].values()))
+    rows = next((group for group in reversed(source.groups) if group), ())
+    if not names or not rows or names[-1] != rows[-1]:
+        return 1
+    return _LONG_RUN // max(dtypes.canonical_size(spec.dtype, 1), 1)
 
 
 def _run(pieces: tuple[TensorPiece, ...], dimension: int, room: int, sizes: Sizes) -> int:

@@ -153,8 +153,11 @@ class DecodedReader(ReaderOver):
             if spec.path not in self._gathering:
                 return
             hasher = self.gathered.setdefault(spec.path, LeafHasher(spec, self._algorithms))
-        raw = self.access(spec).raw
-        if raw is None or any(one.checksum for one in raw) or not hasher.update_box(region, data):
+        access = self.access(spec)
+        as_stored = access.kind == "regions" and not self.decodes(spec)
+        if access.raw is not None:
+            as_stored = not any(one.checksum for one in access.raw)
+        if not as_stored or not hasher.update_box(region, data):
             with self._lock:  # it is read again in order
                 self._gathering.discard(spec.path)
                 self.gathered.pop(spec.path, None)

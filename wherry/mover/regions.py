@@ -42,9 +42,8 @@ _WASTE = 16  # if the gap has at most this many times its bytes,
 _GAP = 32 << 10  # or this many: reading them costs less than a call
 _LONGEST = 4 << 20
 _TOGETHER = 1 << 20
-_SMALL_GAP = (
-    8 << 10
-)  # bytes: the kernel copies these in the time of a call, and calls for the run alone where there are more
+# bytes: the kernel copies these in the time of a call, and calls for a run alone where there are more
+_SMALL_GAP = 4 << 10
 _AT_A_TIME = 256 << 10  # bytes of runs and gaps that the kernel reads at a time: they stay in the cache
 _held = threading.local()
 

@@ -8,6 +8,7 @@ and are never turned into an array in memory.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from wherry.formats.format import Opened
 from wherry.formats.reader import Absent, Access, BaseReader, Extent
 from wherry.layout.copies import copies, part_bytes, taken_by
 from wherry.layout.copy_parts import cut_copy
-from wherry.layout.cuts import cut_multiples, stacked_grid
+from wherry.layout.cuts import cut_multiples, dimension_to_cut, rows_of_long_runs, stacked_grid
 from wherry.layout.runs import cut, runs
 from wherry.mover.decode import DecodedReader
 from wherry.mover.parts import Parts
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 _OTHER_SYSTEM = "the file belongs to the source's system; the target's does not use it"
 _NO_PLACE = "a layout has places for tensors only"
 _BAND = 8 << 20  # bytes gathered at a time: the unit of raw moves
+_LARGEST_BAND = 4 * _BAND  # rather than to gather short runs
 
 
 class View(Checkpoint):
@@ -321,9 +323,12 @@ def _with_bands(path: KeyPath, spec: TensorSpec, projected: Projection) -> Tenso
     stored = projected.targets.get(path)
     if stored is None or spec.size == 0 or not spec.shape:
         return spec
-    multiples = cut_multiples(stored, _BAND, projected.pieces.sizes)
-    cut = next((axis for axis, step in enumerate(multiples) if step > 1), len(multiples) - 1)
-    return replace(spec, chunks=(*multiples[:cut], multiples[cut], *spec.shape[cut + 1 :]))
+    multiples = list(cut_multiples(stored, _BAND, projected.pieces.sizes))
+    cut, row = dimension_to_cut(spec, _BAND)
+    long = math.lcm(multiples[cut], rows_of_long_runs(stored, cut, projected.pieces))
+    if long <= spec.shape[cut] and long * row <= _LARGEST_BAND:
+        multiples[cut] = long
+    return replace(spec, chunks=(*multiples[: cut + 1], *spec.shape[cut + 1 :]))
 
 
 def _with_chunk_grid(spec: TensorSpec, projected: Projection) -> TensorSpec:
