@@ -25,7 +25,7 @@ from wherry.formats.companions import copy_companion, file_digest
 from wherry.formats.format import Glimpse
 from wherry.formats.pin import blaming_changes
 from wherry.formats.recorded_files import recorded_files
-from wherry.mover.hashing import Hashes, compare, hash_checkpoint, hash_rest
+from wherry.mover.hashing import Hashes, hash_rest, read_back
 from wherry.mover.output import Output
 from wherry.mover.readback import BoxesBefore, FilesBeingWritten, ReadBack, ReadBefore
 from wherry.runtime.threads import without_collection
@@ -237,14 +237,16 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
         opened = _open_staged(job, place)
     ours = hashes.renamed({source: target for target, source in job.plan.pairs.items()})
     # Boxes and the source's identity read the source again.
-    with opened as written, blaming_changes(job.pin, job.checkpoint.original):
-        before = _boxes_before(staged, written)
-        boxed = _hash_boxes(staged, written, ours, before)
-        verification = _verify(staged, written, ours, before)
-        ours = ours.joined(boxed)
-        mark = fingerprint(written.reader.members(), place, marks=job.target.store.capabilities.local)
-        with without_collection():
+    with blaming_changes(job.pin, job.checkpoint.original):
+        with opened as written:
+            before = _boxes_before(staged, written)
+            boxed = _hash_boxes(staged, written, ours, before)
+            verification = _verify(staged, written, ours, before)
+            ours = ours.joined(boxed)
+            mark = fingerprint(written.reader.members(), place, marks=job.target.store.capabilities.local)
             files = recorded_files(written.reader, place)
+        del opened, written, before  # the record takes as much memory as what was opened
+        with without_collection():
             sidecar, receipt = _sidecar(staged, ours, hashes, verification, mark, files)
             text = encode(sidecar)
     if not job.row.single_file:
@@ -302,6 +304,8 @@ def reading_memory(plan: Plan, staged: Location) -> int:
 
 def targets_of(plan: Plan) -> dict[KeyPath, TensorSpec]:
     """Source key path → target tensor."""
+    if all(source == target for target, source in plan.pairs.items()):
+        return dict(plan.manifest.tensors)
     return {source: plan.manifest.tensors[target] for target, source in plan.pairs.items()}
 
 
@@ -373,17 +377,14 @@ def _read_back(
     clock, job, back = time.monotonic(), staged.job, staged.output.back
     _require_structure(job, written.manifest)
     proved = () if back is None else back.proved(written)
-    rest = {path: digest for path, digest in expected.digests.items() if path not in proved}
-    found = hash_checkpoint(
+    failed = read_back(
         written,
-        job.algorithm,
+        expected,
+        paths=[path for path in expected.digests if path not in proved],
         memory=reading_memory(job.plan, staged.staged),
         progress=job.running.progress,
-        stage="verify",
-        paths=list(rest),
         folder=staged.staging.spill,
     )
-    failed = compare(found, rest, expected.leaves)
     if failed:
         raise MismatchError(
             f"read-back differs from what was written: {failed[0].reason}",

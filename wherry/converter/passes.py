@@ -75,6 +75,7 @@ def _pass(jobs: list[Job]) -> list[Receipt | WherryError]:
             moves = joint_moves([job.plan for job in jobs])
             where = Pass(staged[0].staged, staged[0].staging.spill, tuple(one.output for one in staged))
             hashes, own = move(jobs[0], moves, where, algorithms)
+            del moves
             agree_with_sources(seen.original, recorded, own or hashes)
         algorithm = jobs[0].algorithm
         if own is not None:
@@ -125,11 +126,8 @@ def algorithms_of(chosen: str, *recorded: Sidecar | None) -> tuple[str, ...]:
 
 
 def _outcome(staged: StagedJob, hashes: Hashes) -> Receipt | WherryError:
-    taken = {source: hashes.digests[source] for source in staged.output.targets if source in hashes.digests}
-    leaves = {source: hashes.leaves[source] for source in taken}
-    mine = Hashes(hashes.algorithm, taken, leaves, hashes.seen)
     try:
-        return complete(staged, mine)
+        return complete(staged, hashes.of_some(staged.output.targets))
     except WherryError as error:
         return staged.staging.failed(error)
 
@@ -182,5 +180,5 @@ def move(
     broken = [one.error for one in where.outputs if one.error]
     if len(broken) == len(where.outputs):
         raise broken[0]
-    made = {one: replace(Hashes.of(specs, carrier.hashers, one), seen=carrier.seen) for one in algorithms}
+    made = {one: replace(Hashes.of(specs, carrier.leaves, one), seen=carrier.seen) for one in algorithms}
     return made, job.source_hashes or own

@@ -34,9 +34,9 @@ from wherry.formats.checkpoint import open_source
 from wherry.formats.detect import absence
 from wherry.formats.registry import checked_options, find_target_format
 from wherry.ledger.open import resolve_named
-from wherry.mover.move import JointMoves, Move, Way
+from wherry.mover.move import JointMoves, Move
 from wherry.mover.pool import Pool
-from wherry.mover.source import Source
+from wherry.mover.source import Source, ways_of
 from wherry.objects.stores import object_store
 from wherry.runtime.threads import carrier_count, without_collection
 from wherry.storage.stores import locate
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.format import Format, Options
     from wherry.formats.shortage import Shortage
+    from wherry.mover.move import Way, Ways
     from wherry.storage.location import Location
 
 
@@ -145,7 +146,6 @@ def _make(checkpoint: Checkpoint, row: Format, target: TargetRequest, request: C
     ignored = within_source(found, request.source.uri, checkpoint.uri)
     require_requested(ignored, request, checkpoint.uri)
     version = row.version(prepared, checked)
-    carried = [checkpoint.manifest.tensors[path] for path in mapped.pairs.values()]
     budget = parse_budget(request.memory)
     source = Source(checkpoint.reader, Pool(budget))
     return Plan(
@@ -158,7 +158,7 @@ def _make(checkpoint: Checkpoint, row: Format, target: TargetRequest, request: C
         source_manifest=checkpoint.manifest,
         pairs=mapped.pairs,
         ignored=ignored,
-        ways={spec.path: source.way(spec) for spec in carried},
+        ways=ways_of(source, checkpoint.manifest.tensors, mapped.pairs.values()),
         parameters=checkpoint.parameters,
         expected_parameters=checkpoint.manifest.origin.get("expected_parameters"),
         memory=budget,
@@ -286,7 +286,7 @@ class Plan:
     source_manifest: Manifest
     pairs: Mapping[KeyPath, KeyPath]
     ignored: tuple[IgnoredEntry, ...]
-    ways: Mapping[KeyPath, Way]
+    ways: Ways
     parameters: int
     expected_parameters: int | None
     memory: int
@@ -353,8 +353,8 @@ class Plan:
     @property
     def spill(self) -> int:
         """Bytes that are written to spill files; a band of chunks is removed once it has been read."""
-        banded = [path for path, way in self.ways.items() if way.band is not None]
-        return sum(self.source_manifest.tensors[path].nbytes for path in banded if self.ways[path].spilled)
+        spilled = [path for path, way in self.ways.kept.items() if way.spilled]
+        return sum(self.source_manifest.tensors[path].nbytes for path in spilled)
 
     def _paths(self, holds: Callable[[Way], bool]) -> frozenset[KeyPath]:
         return frozenset(path for path, way in self.ways.items() if holds(way))
@@ -412,5 +412,5 @@ def joint_moves(plans: Sequence[Plan]) -> JointMoves:
     for one in plans:
         for target, source in one.pairs.items():
             targets.setdefault(source, []).append(one.manifest.tensors[target])
-    ways = {source: way for one in plans for source, way in one.ways.items()}
+    ways = plans[0].ways if len(plans) == 1 else plans[0].ways.joined([one.ways for one in plans[1:]])
     return JointMoves(plans[0].source_manifest.tensors, targets, ways)

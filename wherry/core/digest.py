@@ -27,12 +27,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from wherry import kernels
 from wherry.core import dtypes
-from wherry.core.algorithms import BLAKE3, HASH_BYTES, HashState, new_hash
+from wherry.core.algorithms import BLAKE3, HASH_BYTES, HashState, hash_function, new_hash
 from wherry.core.keypath import render
 from wherry.core.tensorspec import region_shape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping, Sequence
 
     from typing_extensions import Buffer
 
@@ -81,7 +81,7 @@ def leaf_count(nbytes: int) -> int:
     return -(-nbytes // LEAF)
 
 
-def tensor_digest(spec: TensorSpec, leaves: Iterable[bytes], algorithm: str) -> str:
+def tensor_digest(spec: TensorSpec, leaves: Sequence[bytes], algorithm: str) -> str:
     """Digest of one tensor.
 
     Args:
@@ -89,8 +89,8 @@ def tensor_digest(spec: TensorSpec, leaves: Iterable[bytes], algorithm: str) -> 
         leaves: the raw hash of each leaf in order.
         algorithm: of the leaves and of the digest.
     """
-    text = ",".join([f'"{leaf.hex()}"' for leaf in leaves])
-    found = new_hash(algorithm, b"%b[%b]]" % (_tensor_head(spec.dtype, spec.shape), text.encode()))
+    text = '["' + '","'.join([leaf.hex() for leaf in leaves]) + '"]]' if leaves else "[]]"
+    found = hash_function(algorithm)(_tensor_head(spec.dtype, spec.shape) + text.encode())
     return f"{algorithm}:{found.digest().hex()}"
 
 
@@ -108,7 +108,11 @@ def weights_digest(digests: Mapping[KeyPath, str], algorithm: str) -> str:
 
 
 def checkpoint_digest(
-    manifest: Manifest, format_name: str, format_version: str | None, algorithm: str
+    manifest: Manifest,
+    format_name: str,
+    format_version: str | None,
+    algorithm: str,
+    weights: str | None = None,
 ) -> str:
     """Digest of the identity: content, container and companions.
 
@@ -117,12 +121,14 @@ def checkpoint_digest(
         format_name: its format.
         format_version: the format's version of the layout.
         algorithm: of the tensors' digests and of this one.
+        weights: the weights digest, if it is known.
     """
+    content = weights or weights_digest(manifest.digests, algorithm)
     return _digest_of(
         algorithm,
         "checkpoint",
         {
-            "weights": weights_digest(manifest.digests, algorithm).removeprefix(f"{algorithm}:"),
+            "weights": content.removeprefix(f"{algorithm}:"),
             "format": format_name,
             "format_version": format_version,
             "values": {render(path): value for path, value in manifest.values.items()},

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from wherry.core.blank_values import SeenValues, nans_notes, repeated_notes, zeros_notes
-from wherry.core.digest import LEAF, LeafHasher, leaf_count, tensor_digest
+from wherry.core.digest import LEAF, leaf_count, tensor_digest
 from wherry.core.keypath import KeyPath, render
 from wherry.core.progress import Meter, OnProgress
 from wherry.core.units import short
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.checkpoint import Checkpoint
+    from wherry.mover.leaf_table import LeafTable
     from wherry.mover.move import Move
 
 
@@ -72,13 +73,28 @@ class Hashes:
     seen: SeenValues = field(default_factory=SeenValues, compare=False)
 
     def renamed(self, names: Mapping[KeyPath, KeyPath]) -> Hashes:
-        """The same digests under other key paths; digests do not depend on key paths."""
+        """The same digests under other key paths; digests do not depend on key paths.
+
+        Args:
+            names: key path → key path, of at least all tensors of which there is a digest.
+        """
+        if all(names[path] == path for path in self.digests):
+            return self
         digests = {names[path]: digest for path, digest in self.digests.items()}
         leaves = {names[path]: leaves for path, leaves in self.leaves.items()}
         return Hashes(self.algorithm, digests, leaves, self.seen.renamed(names))
 
+    def of_some(self, paths: Collection[KeyPath]) -> Hashes:
+        """Those of some tensors, in the order of these."""
+        if list(self.digests) == list(paths):
+            return self
+        taken = {path: self.digests[path] for path in paths if path in self.digests}
+        return Hashes(self.algorithm, taken, {path: self.leaves[path] for path in taken}, self.seen)
+
     def joined(self, other: Hashes) -> Hashes:
         """These digests and those of other tensors, by the same algorithm."""
+        if not other.digests:
+            return replace(self, seen=self.seen.joined(other.seen))
         digests, leaves = {**self.digests, **other.digests}, {**self.leaves, **other.leaves}
         return Hashes(self.algorithm, digests, leaves, self.seen.joined(other.seen))
 
@@ -89,14 +105,14 @@ class Hashes:
 
     @classmethod
     @threads.without_collection()
-    def of(
-        cls, specs: Mapping[KeyPath, TensorSpec], hashers: Mapping[KeyPath, LeafHasher], algorithm: str
-    ) -> Hashes:
+    def of(cls, specs: Mapping[KeyPath, TensorSpec], leaves: LeafTable, algorithm: str) -> Hashes:
         """Collect the digests of a pass, also of tensors without bytes; without those that miss a leaf."""
-        full = {path: hashers.get(path) or LeafHasher(spec, (algorithm,)) for path, spec in specs.items()}
-        leaves = {path: hasher.hashes(algorithm) for path, hasher in full.items() if hasher.done()}
-        digests = {path: tensor_digest(specs[path], raw, algorithm) for path, raw in leaves.items()}
-        return cls(algorithm, digests, leaves)
+        digests = {
+            path: tensor_digest(spec, raw, algorithm)
+            for path, spec in specs.items()
+            if (raw := leaves.hashes(path, algorithm)) is not None
+        }
+        return cls(algorithm, digests, leaves.column(digests, algorithm))
 
 
 def hash_checkpoint(
@@ -128,11 +144,65 @@ def hash_checkpoint(
         StorageError: the storage failed.
     """
     specs = _choose_specs(checkpoint, paths)
+    carrier = _read(checkpoint, specs, algorithm, memory, progress, folder, stage=stage, straight=straight)
+    return replace(Hashes.of(specs, carrier.leaves, algorithm), seen=carrier.seen)
+
+
+def read_back(
+    checkpoint: Checkpoint,
+    expected: Hashes,
+    *,
+    paths: Collection[KeyPath],
+    memory: int,
+    progress: OnProgress | None = None,
+    folder: Path | None = None,
+) -> list[Failure]:
+    """Read tensors from storage, and compare their leaves with the expected ones.
+
+    Args:
+        checkpoint: the checkpoint to read, whose tensors have the expected types and shapes.
+        expected: what is expected of them.
+        paths: the tensors to read.
+        memory: the budget in bytes.
+        progress: called a few times a second.
+        folder: for spill files; a temporary folder by default.
+
+    Returns:
+        Every tensor that differs; see `compare`.
+
+    Raises:
+        DamagedError: bytes are missing or corrupt.
+        StorageError: the storage failed.
+    """
+    specs, algorithm = _choose_specs(checkpoint, paths), expected.algorithm
+    carrier = _read(checkpoint, specs, algorithm, memory, progress, folder, stage="verify", look=False)
+    odd = {
+        path: spec
+        for path, spec in specs.items()
+        if carrier.leaves.hashes(path, algorithm) != expected.leaves.get(path)
+    }
+    found = Hashes.of(odd, carrier.leaves, algorithm)
+    return compare(found, {path: expected.digests[path] for path in odd}, expected.leaves)
+
+
+def _read(
+    checkpoint: Checkpoint,
+    specs: dict[KeyPath, TensorSpec],
+    algorithm: str,
+    memory: int,
+    progress: OnProgress | None,
+    folder: Path | None,
+    *,
+    stage: str,
+    straight: bool = True,
+    look: bool = True,
+) -> Carrier:
+    """A pass over tensors that only hashes, after its end."""
     pool, meter = Pool(memory), Meter(stage, sum(spec.nbytes for spec in specs.values()), progress)
     with Source(checkpoint.reader, pool, folder, straight=straight) as source:
-        carrier = Carrier(source=source, specs=specs, meter=meter, algorithms=(algorithm,))
+        carrier = Carrier(source=source, specs=specs, meter=meter, algorithms=(algorithm,), look=look)
         carrier.carry(digest_moves(specs.values(), source))
-    return replace(Hashes.of(specs, carrier.hashers, algorithm), seen=carrier.seen)
+    return carrier
 
 
 def hash_leaves(
@@ -160,7 +230,7 @@ def hash_leaves(
         moves = digest_moves(specs.values(), source)
         carrier.carry(move for move in moves if _has_leaf(move, parts[move.source]))
     return {
-        path: tuple(leaf or b"" for leaf in carrier.hashers[path].leaves[rows.start : rows.stop])
+        path: tuple(leaf or b"" for leaf in carrier.leaves.hasher(path).leaves[rows.start : rows.stop])
         for path, rows in parts.items()
     }
 

@@ -13,13 +13,20 @@ from __future__ import annotations
 
 import threading
 from typing import TYPE_CHECKING, NamedTuple
-from zlib import crc32
+
+from isal.isal_zlib import crc32
 
 from wherry.core.keypath import render
 from wherry.core.tensorspec import Span
 from wherry.errors import UsageError
 from wherry.formats.reader import Extent
-from wherry.integrations.containers.flat.files import SMALL, FlatFiles, FlatFilesWriter, open_files
+from wherry.integrations.containers.flat.files import (
+    SMALL,
+    FlatFiles,
+    FlatFilesWriter,
+    open_files,
+    write_runs,
+)
 from wherry.integrations.containers.torch.frames import StreamedFrames
 from wherry.integrations.containers.torch.values import DTYPES
 from wherry.integrations.containers.zip.write import (
@@ -160,7 +167,9 @@ class ArchivesWriter(FlatFilesWriter):
         }
         self._pieces: dict[KeyPath, PieceCrc] = {}  # of tensors that are not written at once
         self._lock = threading.Lock()
-        self._crcs: dict[KeyPath, int] = {}  # of whole tensors, once they are known
+        # Of whole tensors, once they are known; of small ones, once their archives are written, None if an earlier run
+        # has written them.
+        self._crcs: dict[KeyPath, int | None] = {}
         # Archives of one small tensor, as the items of DCP files, are written with its data.
         self._small = {
             plan.paths[0]: plan
@@ -172,14 +181,12 @@ class ArchivesWriter(FlatFilesWriter):
             and plan.paths[0] not in chunks
         }
         self._frames = {form: SmallFrame(form) for form in {plan.form for plan in self._small.values()}}
-        self._framed: set[ArchivePlan] = set()  # the archives that are written
-        self._left = {
-            path: place.size for path, place in self._places.items()
-        }  # bytes that nobody has written
         self._files = open_files(folder, {name: size for name, (_, size) in files.items()})
         self._streamed = (
             None if isinstance(self._files, FlatFiles) else StreamedFrames(files, self._files.write)
         )
+        # Bytes that nobody has written, where frames are written as soon as their tensors are complete.
+        self._left = {path: place.size for path, place in self._places.items()} if self._streamed else {}
 
     def place(self, path: KeyPath, where: Region | Span) -> int:
         """The offset of a span in its file."""
@@ -216,10 +223,27 @@ class ArchivesWriter(FlatFilesWriter):
             self._write_archive(small, place, data)
         else:
             if small is not None:
-                self._framed.discard(small)
+                self._crcs.pop(path, None)
             self._piece_crc(path).update(where.start, data)
             self._files.write(place.file, place.start + where.start, data)
             self._count(path, len(data))
+
+    def write_all(self, parts: Sequence[tuple[KeyPath, Span, memoryview]]) -> None:
+        """Write the archives of whole small tensors together, as they follow one another; see `write`."""
+        if self._streamed is not None:
+            super().write_all(parts)
+            return
+        crcs: dict[KeyPath, int] = {}
+        rows: list[tuple[str, int, bytes]] = []
+        for path, where, data in parts:
+            plan = self._small.get(path)
+            if plan is None or len(data) != self._places[path].size:
+                self.write(path, where, data)
+                continue
+            crc = crcs[path] = crc32(data)
+            rows.append((self._places[path].file, plan.start, self._frames[plan.form].around(data, crc)))
+        write_runs(self._files, rows, ALIGNMENT)
+        self._crcs |= crcs
 
     def stored(self, path: KeyPath, where: Region | Span) -> bool:
         """Whether a span is durable after a `sync`; the archive of a small tensor counts as a whole."""
@@ -235,9 +259,8 @@ class ArchivesWriter(FlatFilesWriter):
 
     def restore(self, path: KeyPath, where: Span, checks: Checks) -> None:
         """Take up the CRCs of stored pieces; an archive of a small tensor was stored with its frame, and has none."""
-        small = self._small.get(path)
-        if small is not None and not checks:
-            self._framed.add(small)
+        if path in self._small and not checks:
+            self._crcs[path] = None
         elif path in self._places:
             self._piece_crc(path).take(checks)
             self._count(path, where.nbytes)
@@ -255,18 +278,23 @@ class ArchivesWriter(FlatFilesWriter):
 
     def _write_archive(self, plan: ArchivePlan, place: _RecordPlace, data: memoryview) -> None:
         """Write the archive of one small tensor at once: written later, its frame would read each block again."""
-        around = self._frames[plan.form]
-        crc = self._crcs[plan.paths[0]] = crc32(data)
-        whole = b"".join([around.head, data, around.tail(crc)])
-        self._files.write(place.file, plan.start, whole)
-        self._framed.add(plan)
+        self._files.write(place.file, plan.start, self._frames[plan.form].around(data, crc := crc32(data)))
+        self._crcs[plan.paths[0]] = crc
+
+    def close(self) -> None:
+        """Close the files; on a local disk, forget the small tensors, which are read back by the target's reader."""
+        super().close()
+        if isinstance(self._files, FlatFiles):
+            self._plans, self._small, self._frames = {}, {}, {}
+            self._places = {path: place for path, place in self._places.items() if place.size > SMALL}
+            self._crcs = {path: crc for path, crc in self._crcs.items() if path in self._places}
 
     def finish(self) -> None:
         """Write the frames of the archives, which need all CRCs, unless they were written meanwhile."""
         for name, plans in self._plans.items() if self._streamed is None else ():
             for plan in plans:
-                if plan in self._framed:
-                    continue
+                if len(plan.paths) == 1 and plan.paths[0] in self._small and plan.paths[0] in self._crcs:
+                    continue  # written with its tensor
                 crcs = {path: self._crc(path) for path in plan.paths}
                 self._crcs |= crcs
                 for offset, run in frame(plan, crcs):

@@ -163,25 +163,21 @@ def patch_descriptor(run: bytes, crc: int) -> bytes:
 
 
 class SmallFrame:
-    """The bytes around the tensor of archives of one form, each with one tensor.
-
-    Attributes:
-        head: the bytes before its data.
-    """
+    """The bytes around the tensor of archives of one form, each with one tensor."""
 
     def __init__(self, form: ArchiveForm) -> None:
-        (_, self.head), (start, tail) = _frame(0, form, iter([0]))
+        (_, self._head), (start, tail) = _frame(0, form, iter([0]))
         self._tail = bytearray(tail)
         before = [slot for slot in form.slots if slot.stop <= start]
         entry = form.directory - start + sum(map(_entry_size, before[:-1]))
         self._crcs = (_CRC_IN_DESCRIPTOR, entry + _CRC_IN_ENTRY)
 
-    def tail(self, crc: int) -> bytearray:
-        """The bytes after its data, which have this CRC-32."""
-        tail = self._tail.copy()
-        for place in self._crcs:
-            _CRC.pack_into(tail, place, crc)
-        return tail
+    def around(self, data: memoryview, crc: int) -> bytes:
+        """The archive of a tensor with these bytes, which have this CRC-32."""
+        tail, (first, second) = self._tail.copy(), self._crcs
+        _CRC.pack_into(tail, first, crc)
+        _CRC.pack_into(tail, second, crc)
+        return b"".join((self._head, data, tail))
 
 
 def _header(slot: MemberSlot) -> bytes:

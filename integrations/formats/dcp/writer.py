@@ -138,6 +138,11 @@ class DcpWriter(ArchivesWriter):
             ]
             super().restore(part.path, part.inside, own)
 
+    def close(self) -> None:
+        """Close the files; see ArchivesWriter."""
+        super().close()
+        self._metadata = b""
+
     def finish(self) -> None:
         """Complete the files; write the metadata when everything else is durable."""
         super().finish()
