@@ -19,6 +19,7 @@ from wherry.formats.reader import Absent, Access, Block, Extent
 from wherry.integrations.containers.flat.reader import FilesReader
 from wherry.integrations.containers.flat.strides import StridedReader
 from wherry.integrations.formats.dcp.chunks import in_order, region_of, uncovered_regions, with_elements
+from wherry.integrations.formats.dcp.items import Items
 from wherry.integrations.formats.dcp.metadata import Chunk
 from wherry.integrations.formats.dcp.transforms import HELD, InflatedItem
 from wherry.mover.output import as_bytes
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region
     from wherry.integrations.containers.flat.strides import PlacedTensor
-    from wherry.integrations.formats.dcp.items import Items
     from wherry.integrations.formats.dcp.metadata import DcpIndex
     from wherry.integrations.formats.dcp.shards import SavedShards
     from wherry.storage.stores import Entry, Location
@@ -169,7 +169,7 @@ class DcpReader(FilesReader):
             return None
         (chunk,) = described.chunks
         stored = self._index.stored.get((spec.path[0], chunk.offsets))
-        if stored is None or chunk.sizes != spec.shape:
+        if stored is None or chunk.sizes != spec.shape or not isinstance(self._items, Items):
             return None
         return self._items.small_extent(stored, spec.shape, spec.dtype)
 

@@ -52,10 +52,6 @@ class SavedShards:
         del name, nbytes
         return self.placed[stored]
 
-    def small_extent(self, stored: StoredItem, shape: tuple[int, ...], dtype: str) -> None:
-        """None: there is nothing to find out faster than by `tensor`."""
-        del stored, shape, dtype
-
     def there(self, stored: StoredItem) -> bool:
         """Whether a piece exists."""
         return stored in self.placed
