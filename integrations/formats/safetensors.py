@@ -16,7 +16,7 @@ from wherry.formats.format import Format, Holds, Opened
 from wherry.integrations.containers.flat.places import Places
 from wherry.integrations.containers.flat.reader import FlatReader
 from wherry.integrations.containers.safetensors import header as safetensors
-from wherry.integrations.containers.safetensors.header import DTYPES, place_tensors
+from wherry.integrations.containers.safetensors.header import DTYPES, placed_tensors
 from wherry.integrations.containers.safetensors.writer import (
     METADATA_FORMAT,
     SafetensorsWriter,
@@ -26,6 +26,8 @@ from wherry.runtime.threads import without_collection
 from wherry.storage.location import Entry
 
 if TYPE_CHECKING:
+    from wherry.core.keypath import KeyPath
+    from wherry.core.tensorspec import TensorSpec
     from wherry.formats.format import Glimpse, Options
     from wherry.storage.location import Location
 
@@ -62,9 +64,13 @@ def _evidence(glimpse: Glimpse) -> str | None:
 
 def _open(location: Location, detection: Detection) -> Opened:
     header = safetensors.parse(location)
+    tensors: dict[KeyPath, TensorSpec] = {}
     places = Places()
+    places.begin(location)
     with without_collection():
-        tensors = {spec.path: spec for spec in place_tensors(header, location, places)}
+        for spec, start, length in placed_tensors(header):
+            tensors[spec.path] = spec
+            places.add(spec.path, start, length)
     entry = location.present()
     manifest = Manifest(
         tensors=tensors,

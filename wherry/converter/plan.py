@@ -17,7 +17,7 @@ from wherry.converter.keywords import spelled_out
 from wherry.converter.traffic import NO_TRAFFIC, Traffic, streams, traffic_of
 from wherry.converter.unused_options import UnusedOption, require_used, unused_options
 from wherry.core.account import bound_to_json
-from wherry.core.digest import sha256_of
+from wherry.core.digest import sha256_of_rows
 from wherry.core.keypath import KeyPath, render
 from wherry.core.option import options_of
 from wherry.core.request import (
@@ -222,21 +222,23 @@ def _digest(
     checkpoint: Checkpoint, to: list[str], options: Mapping[str, Any], prepared: Manifest, mapped: MappedTree
 ) -> str:
     source = checkpoint.detection
-    return sha256_of(
+    rows = (
+        (path, mapped.pairs[path], spec.shape, spec.dtype, spec.chunks or ())
+        for path, spec in ((path, prepared.tensors[path]) for path in sorted(prepared.tensors))
+    )
+    return sha256_of_rows(
         "plan",
         {
             "from": [source.format, source.format_version],
             "to": to,
             "options": {name: value for name, value in sorted(options.items()) if value is not None},
-            "tensors": [
-                (path, mapped.pairs[path], spec.shape, spec.dtype, spec.chunks or ())
-                for path, spec in sorted(prepared.tensors.items())
-            ],
             "ignored": sorted((render(entry.path), entry.rule) for entry in mapped.ignored),
             "companions": sorted((companion.name, companion.size) for companion in prepared.companions),
             **({"layout": layout} if (layout := prepared.origin.get("layout")) else {}),
             **({"merge": _values_of(merge)} if (merge := prepared.origin.get("merge")) else {}),
         },
+        "tensors",
+        rows,
     )
 
 
@@ -408,9 +410,9 @@ class Plan:
 
 def joint_moves(plans: Sequence[Plan]) -> JointMoves:
     """The moves of several plans with one source; each part of the source is read once."""
-    targets: dict[KeyPath, list[TensorSpec]] = {}
+    targets: dict[KeyPath, tuple[TensorSpec, ...]] = {}
     for one in plans:
         for target, source in one.pairs.items():
-            targets.setdefault(source, []).append(one.manifest.tensors[target])
+            targets[source] = (*targets.get(source, ()), one.manifest.tensors[target])
     ways = plans[0].ways if len(plans) == 1 else plans[0].ways.joined([one.ways for one in plans[1:]])
     return JointMoves(plans[0].source_manifest.tensors, targets, ways)

@@ -22,7 +22,7 @@ import json
 import math
 import threading
 from functools import lru_cache
-from itertools import product
+from itertools import islice, product
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry import kernels
@@ -32,7 +32,7 @@ from wherry.core.keypath import render
 from wherry.core.tensorspec import region_shape
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from typing_extensions import Buffer
 
@@ -44,6 +44,7 @@ LEAF = kernels.LEAF
 _SHORTEST_RUN = 1 << 10  # bytes; to hash shorter runs one by one costs more than to read them again in order
 _LEAST_TOGETHER = 64 << 10  # bytes of runs that are hashed in one call
 _MOST_LEAVES = 256  # that a box may touch: they stay open until others have come, and 32 MiB are kept of them
+_ROWS_AT_ONCE = 1000
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -65,6 +66,37 @@ def origin_digest(origin: Mapping[str, object]) -> str:
 def sha256_text(kind: str, text: bytes) -> str:
     """As `sha256_of`, for a value whose canonical JSON has been computed already."""
     return hashlib.sha256(_header(kind) + text).hexdigest()
+
+
+def sha256_of_rows(kind: str, fields: Mapping[str, object], name: str, rows: Iterable[object]) -> str:
+    """As `sha256_of` of an object, one field of which is a long array.
+
+    Args:
+        kind: as for `sha256_of`.
+        fields: the other fields.
+        name: of the array.
+        rows: its values; few of them are held at a time.
+    """
+    state = hashlib.sha256(_header(kind))
+    mark = b"{"
+    for key in sorted({*fields, name}):
+        state.update(b"%b%b:" % (mark, canonical_json(key)))
+        if key == name:
+            _update_with_rows(state, rows)
+        else:
+            state.update(canonical_json(fields[key]))
+        mark = b","
+    state.update(b"}")
+    return state.hexdigest()
+
+
+def _update_with_rows(state: HashState, rows: Iterable[object]) -> None:
+    """Hash the canonical JSON of an array, some values at a time."""
+    left, mark = iter(rows), b"["
+    while some := list(islice(left, _ROWS_AT_ONCE)):
+        state.update(mark + canonical_json(some)[1:-1])
+        mark = b","
+    state.update(b"[]" if mark == b"[" else b"]")
 
 
 def _header(kind: str) -> bytes:
@@ -103,8 +135,9 @@ def _tensor_head(dtype: str, shape: tuple[int, ...]) -> bytes:
 def weights_digest(digests: Mapping[KeyPath, str], algorithm: str) -> str:
     """Digest of the content: the same for any container that holds the same tensors under the same paths."""
     own = f"{algorithm}:"
-    rows = [[list(path), digests[path].removeprefix(own)] for path in sorted(digests)]
-    return _digest_of(algorithm, "weights", rows)
+    state = new_hash(algorithm, _header("weights"))
+    _update_with_rows(state, ((path, digests[path].removeprefix(own)) for path in sorted(digests)))
+    return f"{algorithm}:{state.digest().hex()}"
 
 
 def checkpoint_digest(

@@ -160,7 +160,7 @@ class Carrier:
         batch, window = Batch(), RangeWindow()
         for path, rows in groupby(moves, key=attrgetter("source")):
             spec = self.specs[path]
-            extent, way = self.source.only_extent(spec), None
+            extent, way = self.source.take_extent(spec), None
             if extent is None or not extent.location.store.capabilities.local:
                 way = self.source.way(spec)
                 if way.flows:

@@ -21,7 +21,7 @@ from wherry.mover.move import Move, cells
 from wherry.staging.journal import DurableMove, Journal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from threading import Semaphore
 
     import numpy as np
@@ -204,8 +204,8 @@ class Output:
             return
         try:
             self.writer.sync()
-            moves, rows = self._complete(finished, leaves)
-            self.journal.record(rows)
+            moves: list[Move] = []
+            self.journal.record(self._complete(finished, leaves, moves))
             if self.back is not None:
                 self.back.add(moves)
         except WherryError as error:
@@ -243,10 +243,8 @@ class Output:
         except WherryError as error:
             self.error = self.error or error
 
-    def _complete(self, finished: list[Move], leaves: LeafTable) -> tuple[list[Move], list[DurableMove]]:
-        """The moves that are durable and hashed, and what the journal records of them; the others wait."""
-        moves: list[Move] = []
-        rows: list[DurableMove] = []
+    def _complete(self, finished: list[Move], leaves: LeafTable, moves: list[Move]) -> Iterator[DurableMove]:
+        """What the journal records of moves that are durable and hashed, which are added to `moves`; others wait."""
         for move in finished:
             source, span = move.source, move.span
             known = {} if move.box else leaves.known(source, span)
@@ -257,8 +255,7 @@ class Output:
             checks = self._durable.checks(self.targets[source].path, span)
             losses = self._counted.pop((source, span), NO_LOSSES)
             moves.append(move)
-            rows.append(DurableMove(source, span, known, tuple(checks), losses))
-        return moves, rows
+            yield DurableMove(source, span, known, tuple(checks), losses)
 
     def _is_stored(self, move: Move) -> bool:
         target = self.targets[move.source]

@@ -21,7 +21,7 @@ from wherry.core.units import show_size
 from wherry.errors import UsageError
 from wherry.formats.reader import Access, Block, Extent
 from wherry.mover.checksums import ContainerChecksums
-from wherry.mover.move import DECODE_FACTOR, Way, Ways, cells, common_grid, on_grid
+from wherry.mover.move import DECODE_FACTOR, SMALL, Way, Ways, cells, common_grid, on_grid
 from wherry.mover.output import as_bytes
 from wherry.mover.parts import drop_free_parts
 from wherry.mover.regions import band_at, file_offset, fill_region, place, raw_bytes, read_span
@@ -124,6 +124,13 @@ class Source:
         extent = self._extents.get(spec.path)
         if extent is None and self.access(spec).kind == "raw":
             extent = self._extents.get(spec.path)
+        return extent
+
+    def take_extent(self, spec: TensorSpec) -> Extent | None:
+        """As `only_extent`, for the last time: of a small tensor nothing is kept."""
+        extent = self.only_extent(spec)
+        if extent is not None and spec.nbytes <= SMALL:
+            del self._extents[spec.path]
         return extent
 
     def way(self, spec: TensorSpec) -> Way:

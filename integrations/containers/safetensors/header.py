@@ -35,7 +35,6 @@ from wherry.text.limits import JsonLimits
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from wherry.integrations.containers.flat.places import Places
     from wherry.storage.location import Location
 
 
@@ -336,10 +335,7 @@ def _whole_bytes(spec: TensorSpec, dtype: str, uri: str) -> int:
     return bits // 8
 
 
-def place_tensors(header: Header, file: Location, places: Places) -> Iterator[TensorSpec]:
-    """The tensors of one safetensors file, in the order of their bytes; each is added to the places."""
-    places.begin(file)
+def placed_tensors(header: Header) -> Iterator[tuple[TensorSpec, int, int]]:
+    """The tensors of one safetensors file in the order of their bytes, each with its offset and number of bytes."""
     for name, dtype, shape, start, stop in header.slots:
-        path = (name,)
-        places.add(path, start, stop - start)
-        yield TensorSpec(path, shape, TO_OURS[dtype])
+        yield TensorSpec((name,), shape, TO_OURS[dtype]), start, stop - start

@@ -22,16 +22,15 @@ from wherry.integrations.containers.pickle.values import CallRecord, Global
 from wherry.integrations.containers.torch.values import DTYPES
 from wherry.integrations.formats.dcp.rules import (
     ATTRIBUTES,
-    INDEX_RULES,
     METADATA_RULES,
     OLD_PROPERTIES,
     STRIDED,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Mapping
 
-    from wherry.integrations.containers.pickle.values import PickleSource, Rules
+    from wherry.integrations.containers.pickle.values import PickleSource
     from wherry.storage.location import Location
 
 _OURS = {torch: ours for torch, ours, _ in DTYPES}
@@ -102,7 +101,7 @@ def read_index(locations: list[Location]) -> DcpIndex:
     index = DcpIndex()
     for location in locations:
         try:
-            _merge(index, load_state(location, INDEX_RULES))
+            _merge(index, load_state(location, ATTRIBUTES))
         except (CorruptError, UnsupportedError) as error:
             error.uri = error.uri or location.uri
             raise
@@ -111,19 +110,21 @@ def read_index(locations: list[Location]) -> DcpIndex:
     return index
 
 
-def load_state(location: Location, rules: Rules = METADATA_RULES) -> dict[str, Any]:
+def load_state(location: Location, attributes: Mapping[Global, list[str]] | None = None) -> dict[str, Any]:
     """The attributes of the `Metadata` object of one file, as inert values.
 
     Args:
         location: the file.
-        rules: with which it is interpreted.
+        attributes: classes whose objects may have the tuple of these attributes as their state; see Rules.
 
     Raises:
         HostileError: a global that is not allowed, or limits of the inert machine.
         CorruptError: the file is not a single object of that class.
     """
     with _metadata(location) as data:
-        root, end = load(data, replace(rules, opaque=location.opaque), location.uri)
+        root, end = load(
+            data, replace(METADATA_RULES, attributes=attributes or {}, opaque=location.opaque), location.uri
+        )
         if end != len(data):
             raise _corrupt(f"{len(data) - end} extra bytes after the pickle", location.uri)
     return state_of(root, "Metadata")
@@ -276,7 +277,7 @@ def _values_of(record: Any, kind: str) -> tuple[Any, ...]:
     if isinstance(record, CallRecord) and record.kind.name == kind and type(record.state) is tuple:
         return record.state
     state = state_of(record, kind)
-    return tuple(state[name] for name in ATTRIBUTES[kind])
+    return tuple(state[name] for name in ATTRIBUTES[record.kind])
 
 
 def state_of(record: Any, kind: str) -> dict[str, Any]:

@@ -8,7 +8,6 @@ Source: torch/distributed/checkpoint/{metadata,filesystem}.py of these releases,
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import CorruptError, UnsupportedError
@@ -72,9 +71,9 @@ _MAKERS: dict[tuple[str, str], Maker | None] = {
 _FORMATS = {"TORCH_CONTIGUOUS_FORMAT": 0, "TORCH_CHANNELS_LAST": 1, "TORCH_PRESERVE_FORMAT": 2}
 # The attributes of objects of which an index has one for each tensor.
 ATTRIBUTES = {
-    "TensorStorageMetadata": ["chunks", "properties", "size"],
-    "MetadataIndex": ["fqn", "index", "offset"],
-    "_StorageInfo": ["length", "offset", "relative_path"],
+    Global(METADATA, "TensorStorageMetadata"): ["chunks", "properties", "size"],
+    Global(METADATA, "MetadataIndex"): ["fqn", "index", "offset"],
+    Global(FILESYSTEM, "_StorageInfo"): ["length", "offset", "relative_path"],
 }
 METADATA_RULES = Rules(
     members={
@@ -88,8 +87,4 @@ METADATA_RULES = Rules(
         **_MAKERS,
     },
     refusal=RULES.refusal,
-)
-INDEX_RULES = replace(
-    METADATA_RULES,
-    attributes={Global(*wanted): ATTRIBUTES[wanted[1]] for wanted in _RECORDS if wanted[1] in ATTRIBUTES},
 )

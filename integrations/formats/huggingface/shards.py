@@ -24,7 +24,7 @@ from wherry.integrations.containers.flat.strides import PlacedTensor
 from wherry.integrations.containers.msgpack.contents import gather
 from wherry.integrations.containers.msgpack.index import index_file
 from wherry.integrations.containers.safetensors import header as safetensors
-from wherry.integrations.containers.safetensors.header import place_tensors
+from wherry.integrations.containers.safetensors.header import placed_tensors
 from wherry.integrations.containers.torch.archive import read_archive
 from wherry.integrations.formats.huggingface.folder import read_json
 from wherry.runtime.threads import without_collection
@@ -210,9 +210,11 @@ def _read_safetensors(place: Location, name: str, contents: WeightContents) -> N
     for key, value in (header.metadata or {}).items():
         if contents.custom.setdefault(key, value) != value:
             contents.evidence.append(Evidence(name, f"metadata {key!r} differs from that of other files"))
-    for spec in place_tensors(header, place, contents.places):
+    contents.places.begin(place)
+    for spec, start, length in placed_tensors(header):
         _require_new(spec.path, name, contents, place)
         contents.specs[spec.path] = spec
+        contents.places.add(spec.path, start, length)
 
 
 def _read_bin(place: Location, contents: WeightContents) -> None:
