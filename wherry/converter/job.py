@@ -28,6 +28,7 @@ from wherry.formats.recorded_files import recorded_files
 from wherry.mover.hashing import Hashes, hash_rest, read_back
 from wherry.mover.output import Output
 from wherry.mover.readback import BoxesBefore, FilesBeingWritten, ReadBack, ReadBefore
+from wherry.runtime.memory import return_freed_memory
 from wherry.runtime.threads import without_collection
 from wherry.staging.copied_staging import CopiedStaging, open_staging
 from wherry.staging.journal import Journal, open_journal
@@ -232,6 +233,7 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
         raise staged.output.error
     with without_collection():
         finish(staged.output.writer)
+        return_freed_memory()  # the writer's tables, before those of the opened target
         if isinstance(staged.staging, ObjectStaging) and staged.staging.run.direct:
             return _complete_unread(staged, staged.staging, hashes)
         opened = _open_staged(job, place)
@@ -245,7 +247,8 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
             ours = ours.joined(boxed)
             mark = fingerprint(written.reader.members(), place, marks=job.target.store.capabilities.local)
             files = recorded_files(written.reader, place)
-        del opened, written, before  # the record takes as much memory as what was opened
+        del opened, written, before
+        return_freed_memory()  # of what was opened: the record takes as much
         with without_collection():
             sidecar, receipt = _sidecar(staged, ours, hashes, verification, mark, files)
             text = encode(sidecar)
@@ -302,11 +305,12 @@ def reading_memory(plan: Plan, staged: Location) -> int:
     return reading_share(plan.memory) if is_staged(staged) else plan.memory
 
 
-def targets_of(plan: Plan) -> dict[KeyPath, TensorSpec]:
-    """Source key path → target tensor."""
-    if all(source == target for target, source in plan.pairs.items()):
-        return dict(plan.manifest.tensors)
-    return {source: plan.manifest.tensors[target] for target, source in plan.pairs.items()}
+def targets_of(plan: Plan) -> Mapping[KeyPath, TensorSpec]:
+    """Source key path → target tensor, in the order of the pairs."""
+    tensors = plan.manifest.tensors
+    if list(tensors) == list(plan.pairs) == list(plan.pairs.values()):
+        return tensors  # no key path is changed
+    return {source: tensors[target] for target, source in plan.pairs.items()}
 
 
 def _copy_companions(job: Job, staged: Location) -> tuple[Companion, ...]:

@@ -26,6 +26,7 @@ from wherry.mover.hashing import Hashes
 from wherry.mover.move import cells
 from wherry.mover.pool import Pool
 from wherry.mover.source import Source
+from wherry.runtime.memory import return_freed_memory
 from wherry.upload.staged_objects import is_staged
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def _pass(jobs: list[Job]) -> list[Receipt | WherryError]:
             recorded = recorded_of(seen.original)
             algorithms = algorithms_of(jobs[0].algorithm, *recorded.values())
             staged = [stage(job, algorithms, recorded.get(()), stack) for job in jobs]
+            return_freed_memory()  # of plans and layouts, before buffers of other sizes
             moves = joint_moves([job.plan for job in jobs])
             where = Pass(staged[0].staged, staged[0].staging.spill, tuple(one.output for one in staged))
             hashes, own = move(jobs[0], moves, where, algorithms)

@@ -60,6 +60,10 @@ class Writer(Protocol):
         """Whether bytes that `write` got are durable after a `sync`; in a store of objects, a part has to be sent."""
         ...
 
+    def is_durable_by_sync(self) -> bool:
+        """Whether a `sync` makes everything durable and no checksums are needed, so that no part is asked for."""
+        ...
+
     def checks(self, path: KeyPath, where: Span) -> Checks:
         """Checksums of stored bytes that `finish` needs, and that cannot be computed again from a store."""
         ...
@@ -119,6 +123,10 @@ class BaseWriter:
     def stored(self, path: KeyPath, where: Region | Span) -> bool:  # noqa: ARG002  of the protocol
         """Everything is durable after a `sync`."""
         return True
+
+    def is_durable_by_sync(self) -> bool:
+        """Parts are asked for."""
+        return False
 
     def checks(self, path: KeyPath, where: Span) -> Checks:  # noqa: ARG002  of the protocol
         """None are needed."""
@@ -201,6 +209,11 @@ def encoded_of(writer: Any) -> EncodedFunction:
 def write_all_of(writer: Any) -> WriteAllFunction:
     """The `write_all` method of a writer; a writer of an older plug-in may not have one."""
     return getattr(writer, "write_all", partial(BaseWriter.write_all, writer))
+
+
+def is_durable_by_sync(writer: Any) -> bool:
+    """The `is_durable_by_sync` of a writer; a writer of an older plug-in may not have one."""
+    return getattr(writer, "is_durable_by_sync", BaseWriter().is_durable_by_sync)()
 
 
 def durable(writer: Any) -> BaseWriter:

@@ -33,7 +33,7 @@ from wherry.runtime import threads
 from wherry.runtime.threads import Crew
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
+    from collections.abc import Generator, Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from wherry.core.digest import LeafHasher
@@ -49,13 +49,12 @@ if TYPE_CHECKING:
     from wherry.runtime.threads import Task
 
 
-_BATCH_WORKERS = (
-    2  # where nearly all is carried in batches: one is carried while the next is read; see `_batch_turn`
-)
+_SAMPLES = 500  # tensors that stand for all
+_BATCH_WORKERS = 2  # where nearly all is carried in batches, of which one is carried at a time
 
 
 class AccessSummary(NamedTuple):
-    """How some tensors are read.
+    """How tensors are read, for the number of threads: a few of them stand for all.
 
     Attributes:
         raw: whether all are stored raw.
@@ -93,6 +92,7 @@ class Carrier:
         look: whether values are looked at; not where only digests are compared.
         whole: whether it carries every part of its tensors; otherwise their boxes are not hashed, as no leaf of them
             would be complete.
+        expected: the leaves of its tensors, if they are only compared; see LeafTable.
         crew: the worker threads; they stop with the source.
     """
 
@@ -104,6 +104,7 @@ class Carrier:
     seen: SeenValues = field(default_factory=SeenValues)
     look: bool = True
     whole: bool = True
+    expected: Mapping[KeyPath, tuple[bytes, ...]] | None = None
     crew: Crew = field(init=False)
     leaves: LeafTable = field(init=False)
     # If more threads than cores hashed at once, all would finish at once, and then wait for storage together.
@@ -116,7 +117,7 @@ class Carrier:
 
     def __post_init__(self) -> None:
         self.crew = Crew(self.source.stopped)
-        self.leaves = LeafTable(self.specs, self.algorithms)
+        self.leaves = LeafTable(self.specs, self.algorithms, self.expected)
 
     def carry(self, moves: Iterable[Move]) -> None:
         """Carry out all moves.
@@ -128,15 +129,17 @@ class Carrier:
             BaseException: an interruption that is not an Exception (Ctrl-C, a cancelled flow run, an exit); the
                 workers have stopped too, and their finished moves are durable and in the journals.
         """
-        seen = AccessSummary.of(map(self.source.access, self.specs.values()))
+        seen = AccessSummary.of(map(self.source.access, _some(list(self.specs.values()))))
         workers = threads.carrier_count() if self._waits(seen) else threads.worker_count()
         if seen.remote:  # workers wait for the answers of a store
             workers = max(workers, ranged_workers(self.source.pool.budget))
         elif seen.raw and sum(spec.nbytes for spec in self.specs.values()) <= SMALL * len(self.specs):
-            workers = _BATCH_WORKERS
+            workers = min(workers, _BATCH_WORKERS)
         self.take_up()
         with self.settling():
-            self.crew.work(self.tasks(moves), workers, numbers=not (seen.raw and self._is_plain()))
+            self.crew.work(
+                self.tasks(moves), workers, numbers=self.look or not (seen.raw and self._is_plain())
+            )
 
     @contextmanager
     def settling(self) -> Generator[None]:
@@ -158,15 +161,17 @@ class Carrier:
     def tasks(self, moves: Iterable[Move]) -> Iterator[Task]:
         """The tasks for the moves that some output still needs; other moves count as done."""
         batch, window = Batch(), RangeWindow()
+        chooses = self._chooses()
         for path, rows in groupby(moves, key=attrgetter("source")):
             spec = self.specs[path]
             extent, way = self.source.take_extent(spec), None
             if extent is None or not extent.location.store.capabilities.local:
                 way = self.source.way(spec)
+                chooses = self._chooses()
                 if way.flows:
-                    yield from self._flow_tasks(list(self._wanted_moves(rows)))
+                    yield from self._flow_tasks(list(self._chosen_moves(rows)))
                     continue
-            for move in self._wanted_moves(rows):
+            for move in self._chosen_moves(rows) if chooses else rows:
                 ranged = None if way is None else ranged_move(move, spec, way)
                 if ranged is not None:
                     yield from self._range_tasks(window.add(ranged))
@@ -182,7 +187,7 @@ class Carrier:
                     continue
                 if not batch.fits(small):
                     yield partial(self._carry_batch, batch)
-                    batch = Batch()
+                    batch, chooses = Batch(), self._chooses()
                 batch.add(small)
         if batch.rows:
             yield partial(self._carry_batch, batch)
@@ -212,9 +217,6 @@ class Carrier:
     def _flow_tasks(self, moves: list[Move]) -> Iterator[Task]:
         if moves:
             yield partial(self._flow, moves)
-
-    def _wanted_moves(self, moves: Iterable[Move]) -> Iterable[Move]:
-        return self._chosen_moves(moves) if self._chooses() else moves
 
     def _chosen_moves(self, moves: Iterable[Move]) -> Iterator[Move]:
         for move in moves:
@@ -337,6 +339,11 @@ class Carrier:
             if output.wants(move):
                 output.deliver(move, data, losses)
                 output.delivered([move], self.leaves)
+
+
+def _some(specs: list[TensorSpec]) -> list[TensorSpec]:
+    """A few of many tensors, from the first to the last."""
+    return specs[:: max(len(specs) // _SAMPLES, 1)]
 
 
 def digest_moves(specs: Iterable[TensorSpec], source: Source) -> Iterator[Move]:

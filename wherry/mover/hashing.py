@@ -175,14 +175,15 @@ def read_back(
         StorageError: the storage failed.
     """
     specs, algorithm = _choose_specs(checkpoint, paths), expected.algorithm
-    carrier = _read(checkpoint, specs, algorithm, memory, progress, folder, stage="verify", look=False)
-    odd = {
-        path: spec
-        for path, spec in specs.items()
-        if carrier.leaves.hashes(path, algorithm) != expected.leaves.get(path)
-    }
-    found = Hashes.of(odd, carrier.leaves, algorithm)
-    return compare(found, {path: expected.digests[path] for path in odd}, expected.leaves)
+    leaves = _read(
+        checkpoint, specs, algorithm, memory, progress, folder, stage="verify", expected=expected.leaves
+    ).leaves
+    kept = [*leaves, *(path for path, spec in specs.items() if not spec.nbytes)]
+    assert leaves.equal + len(kept) == len(specs), "every tensor was read"
+    odd = {path: specs[path] for path in kept if leaves.hashes(path, algorithm) != expected.leaves[path]}
+    return compare(
+        Hashes.of(odd, leaves, algorithm), {path: expected.digests[path] for path in odd}, expected.leaves
+    )
 
 
 def _read(
@@ -195,12 +196,12 @@ def _read(
     *,
     stage: str,
     straight: bool = True,
-    look: bool = True,
+    expected: Mapping[KeyPath, tuple[bytes, ...]] | None = None,
 ) -> Carrier:
-    """A pass over tensors that only hashes, after its end."""
+    """A pass over tensors that only hashes, after its end; where leaves are expected, values are not looked at."""
     pool, meter = Pool(memory), Meter(stage, sum(spec.nbytes for spec in specs.values()), progress)
     with Source(checkpoint.reader, pool, folder, straight=straight) as source:
-        carrier = Carrier(source=source, specs=specs, meter=meter, algorithms=(algorithm,), look=look)
+        carrier = Carrier(source, specs, meter, (algorithm,), look=expected is None, expected=expected)
         carrier.carry(digest_moves(specs.values(), source))
     return carrier
 

@@ -16,7 +16,7 @@ from wherry.core.account import NO_LOSSES, Losses
 from wherry.core.tensorspec import Span
 from wherry.core.units import plural
 from wherry.errors import UnrepresentableError, WherryError
-from wherry.formats.writer import durable, place_of, write_all_of
+from wherry.formats.writer import durable, is_durable_by_sync, place_of, write_all_of
 from wherry.mover.move import Move, cells
 from wherry.staging.journal import DurableMove, Journal
 
@@ -245,17 +245,18 @@ class Output:
 
     def _complete(self, finished: list[Move], leaves: LeafTable, moves: list[Move]) -> Iterator[DurableMove]:
         """What the journal records of moves that are durable and hashed, which are added to `moves`; others wait."""
+        asks = not is_durable_by_sync(self.writer)
         for move in finished:
             source, span = move.source, move.span
             known = {} if move.box else leaves.known(source, span)
-            if known is None or not self._is_stored(move):
+            if known is None or (asks and not self._is_stored(move)):
                 with self._lock:
                     self._finished.append(move)
                 continue
-            checks = self._durable.checks(self.targets[source].path, span)
-            losses = self._counted.pop((source, span), NO_LOSSES)
+            checks = tuple(self._durable.checks(self.targets[source].path, span)) if asks else ()
+            losses = self._counted.pop((source, span), NO_LOSSES) if self._counted else NO_LOSSES
             moves.append(move)
-            yield DurableMove(source, span, known, tuple(checks), losses)
+            yield DurableMove(source, span, known, checks, losses)
 
     def _is_stored(self, move: Move) -> bool:
         target = self.targets[move.source]

@@ -350,6 +350,10 @@ class FlatFilesWriter(BaseWriter):
             for extent in extents
         )
 
+    def is_durable_by_sync(self) -> bool:
+        """Whether these are files on a local disk."""
+        return isinstance(self._files, FlatFiles)
+
     def sync(self) -> None:
         """Make everything that was written durable."""
         self._files.sync()

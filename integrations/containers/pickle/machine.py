@@ -90,6 +90,7 @@ class Machine:
         self._far = rules.far or MAX_PIECE
         self._work = 0
         self._before = _NO_ATTRIBUTES
+        self._recorded: dict[int, Any] = {}  # by identity: classes of which an object is a record
         self._open_getattr: Global | None = None  # was imported, and has named no member so far
 
     def run(self, table: Mapping[int, Callable[[Machine], None]]) -> Any:  # noqa: C901, PLR0912, PLR0915  each branch saves millions of calls
@@ -327,7 +328,7 @@ class Machine:
         What else follows is left to the other opcodes, with the stack as they would have it. Objects that follow one
         another with the same opcodes share their state, in which no opcode can change anything.
         """
-        self.call(())
+        self._new_object()
         record, data, position, last = self.stack[-1], self.data, self.position, self.size - _LONGEST_OPERAND
         if type(record) is CallRecord and record.kind == self._before.kind:
             end = position + len(self._before.opcodes)
@@ -372,6 +373,17 @@ class Machine:
         self.push_mark()
         self.stack += items
         self.position = position
+
+    def _new_object(self) -> None:
+        """Push an object that is created without arguments; classes without a maker are looked up once."""
+        wanted = self.stack[-1]
+        if wanted is self._recorded.get(id(wanted)) and not self._open_getattr:
+            self.made += _CALL_BYTES
+            self.stack[-1] = CallRecord(wanted, ())
+            return
+        self.call(())
+        if type(self.stack[-1]) is CallRecord and self.stack[-1].kind is wanted:
+            self._recorded[id(wanted)] = wanted
 
     def _list_of_known(self, position: int, last: int) -> tuple[list[Any], int] | None:
         """A list of a few values of the memo, and the position after it; None for any other list."""

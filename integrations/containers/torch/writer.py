@@ -36,6 +36,7 @@ from wherry.integrations.containers.zip.write import (
     MemberRecord,
     SmallFrame,
     frame,
+    is_of_one,
     lay_out,
     small,
 )
@@ -102,12 +103,13 @@ def archive_records(pickle: bytes, specs: Sequence[TensorSpec]) -> list[MemberRe
 
 
 def place_archives(
-    contents: Iterable[tuple[bytes, Sequence[TensorSpec]]],
+    contents: Iterable[tuple[bytes, Sequence[TensorSpec]]], file: str = ""
 ) -> tuple[list[ArchivePlan], int]:
     """Archives in a row, each beginning at a multiple of 64, so that data is aligned in the file too.
 
     Args:
         contents: pickle and tensors of each.
+        file: its name, if there are others.
 
     Returns:
         The archives, and the size of the file.
@@ -121,7 +123,7 @@ def place_archives(
         form = forms.get(kind)
         if form is None:
             form = forms[kind] = lay_out(archive_records(pickle, specs))
-        plans.append(ArchivePlan(start, form, tuple([spec.path for spec in specs if spec.nbytes])))
+        plans.append(ArchivePlan(start, form, tuple([spec.path for spec in specs if spec.nbytes]), file))
         end = start + form.length
     return plans, end
 
@@ -159,38 +161,50 @@ class ArchivesWriter(FlatFilesWriter):
         """
         self._home = folder
         self._plans = {name: plans for name, (plans, _) in files.items()}
-        self._places = {
-            path: _RecordPlace(name, plan.start + slot.data, slot.record.size)
-            for name, plans in self._plans.items()
-            for plan in plans
-            for path, slot in plan.tensors()
-        }
         self._pieces: dict[KeyPath, PieceCrc] = {}  # of tensors that are not written at once
         self._lock = threading.Lock()
         # Of whole tensors, once they are known; of small ones, once their archives are written, None if an earlier run
         # has written them.
         self._crcs: dict[KeyPath, int | None] = {}
         # Archives of one small tensor, as the items of DCP files, are written with its data.
-        self._small = {
-            plan.paths[0]: plan
-            for plans in self._plans.values()
-            for plan in plans
-            if len(plan.paths) == 1
-            and self._places[plan.paths[0]].size < SMALL
-            and not is_region(folder)
-            and plan.paths[0] not in chunks
-        }
+        alone = not is_region(folder)
+        self._small: dict[KeyPath, ArchivePlan] = {}
+        self._places: dict[KeyPath, _RecordPlace] = {}  # of the other tensors
+        for name, plans in self._plans.items():
+            for plan in plans:
+                if alone and plan.file == name and is_of_one(plan, SMALL) and plan.paths[0] not in chunks:
+                    self._small[plan.paths[0]] = plan
+                    continue
+                for path, slot in plan.tensors():
+                    self._places[path] = _RecordPlace(name, plan.start + slot.data, slot.record.size)
         self._frames = {form: SmallFrame(form) for form in {plan.form for plan in self._small.values()}}
         self._files = open_files(folder, {name: size for name, (_, size) in files.items()})
         self._streamed = (
             None if isinstance(self._files, FlatFiles) else StreamedFrames(files, self._files.write)
         )
         # Bytes that nobody has written, where frames are written as soon as their tensors are complete.
-        self._left = {path: place.size for path, place in self._places.items()} if self._streamed else {}
+        self._left: dict[KeyPath, int] = {}
+        if self._streamed is not None:
+            self._left = {path: place.size for path, place in self._places.items()}
+            self._left |= {path: self._frames[plan.form].size for path, plan in self._small.items()}
+
+    def _place_of(self, path: KeyPath) -> _RecordPlace | None:
+        """Where the bytes of a tensor lie; None for a tensor without elements."""
+        plan = self._small.get(path)
+        if plan is None:
+            return self._places.get(path)
+        around = self._frames[plan.form]
+        return _RecordPlace(plan.file, plan.start + around.data, around.size)
+
+    def _require_place(self, path: KeyPath) -> _RecordPlace:
+        place = self._place_of(path)
+        if place is None:
+            raise KeyError(path)
+        return place
 
     def place(self, path: KeyPath, where: Region | Span) -> int:
         """The offset of a span in its file."""
-        place = self._places.get(path)  # None for tensors without elements
+        place = self._place_of(path)  # None for tensors without elements
         return place.start + where.start if place and isinstance(where, Span) else 0
 
     def extents(self, path: KeyPath, where: Region | Span) -> tuple[Extent, ...] | None:
@@ -198,7 +212,7 @@ class ArchivesWriter(FlatFilesWriter):
 
         Read-back compares that CRC with the one that the archive records, and reads the tensor again without it.
         """
-        place = self._places.get(path)
+        place = self._place_of(path)
         if place is None or not isinstance(where, Span):
             return None
         crc = self._crcs.get(path) if where.nbytes == place.size else None
@@ -215,7 +229,7 @@ class ArchivesWriter(FlatFilesWriter):
             raise UsageError(f"{where} is not a span of {len(data)} bytes", path=render(path))
         if not data:
             return  # tensors without elements have no offset
-        place = self._places[path]
+        place = self._require_place(path)
         if not 0 <= where.start <= where.stop <= place.size:
             raise UsageError(f"span {where} is not inside the tensor", path=render(path))
         small = self._small.get(path)
@@ -237,11 +251,12 @@ class ArchivesWriter(FlatFilesWriter):
         rows: list[tuple[str, int, bytes]] = []
         for path, where, data in parts:
             plan = self._small.get(path)
-            if plan is None or len(data) != self._places[path].size:
+            around = None if plan is None else self._frames[plan.form]
+            if plan is None or around is None or len(data) != around.size:
                 self.write(path, where, data)
                 continue
             crc = crcs[path] = crc32(data)
-            rows.append((self._places[path].file, plan.start, self._frames[plan.form].around(data, crc)))
+            rows.append((plan.file, plan.start, around.around(data, crc)))
         write_runs(self._files, rows, ALIGNMENT)
         self._crcs |= crcs
 
@@ -250,7 +265,7 @@ class ArchivesWriter(FlatFilesWriter):
         plan = self._small.get(path)
         if plan is None or isinstance(self._files, FlatFiles):
             return super().stored(path, where)
-        place = self._home.join(self._places[path].file)
+        place = self._home.join(plan.file)
         return self._files.holds(place.path, plan.start, plan.start + plan.length)
 
     def checks(self, path: KeyPath, where: Span) -> Checks:
@@ -261,7 +276,7 @@ class ArchivesWriter(FlatFilesWriter):
         """Take up the CRCs of stored pieces; an archive of a small tensor was stored with its frame, and has none."""
         if path in self._small and not checks:
             self._crcs[path] = None
-        elif path in self._places:
+        elif self._place_of(path) is not None:
             self._piece_crc(path).take(checks)
             self._count(path, where.nbytes)
 
@@ -286,14 +301,13 @@ class ArchivesWriter(FlatFilesWriter):
         super().close()
         if isinstance(self._files, FlatFiles):
             self._plans, self._small, self._frames = {}, {}, {}
-            self._places = {path: place for path, place in self._places.items() if place.size > SMALL}
             self._crcs = {path: crc for path, crc in self._crcs.items() if path in self._places}
 
     def finish(self) -> None:
         """Write the frames of the archives, which need all CRCs, unless they were written meanwhile."""
         for name, plans in self._plans.items() if self._streamed is None else ():
             for plan in plans:
-                if len(plan.paths) == 1 and plan.paths[0] in self._small and plan.paths[0] in self._crcs:
+                if plan.paths and plan.paths[0] in self._small and plan.paths[0] in self._crcs:
                     continue  # written with its tensor
                 crcs = {path: self._crc(path) for path in plan.paths}
                 self._crcs |= crcs
@@ -305,12 +319,12 @@ class ArchivesWriter(FlatFilesWriter):
         with self._lock:
             known = self._pieces.get(path)
             if known is None:
-                known = self._pieces[path] = PieceCrc(self._places[path].size)
+                known = self._pieces[path] = PieceCrc(self._require_place(path).size)
             return known
 
     def _crc(self, path: KeyPath) -> int:
         """The CRC of a tensor; pieces that this process did not write are read from the staged file."""
-        place = self._places[path]
+        place = self._require_place(path)
         return self._piece_crc(path).value(
             lambda start, stop: self._files.read(place.file, place.start + start, place.start + stop)
         )

@@ -113,7 +113,7 @@ def lay_out(manifest: Manifest, shard_size: int, uri: str) -> DcpLayout:
     files: dict[str, tuple[list[ArchivePlan], int]] = {}
     for number, group in enumerate(groups):
         file = f"__{number}_0.distcp"
-        files[file] = place_archives(alike(piece.stored) for piece in group)
+        files[file] = place_archives((alike(piece.stored) for piece in group), file)
         items += [
             ItemPlan(piece.name, piece.content, file, plan, piece.chunk)
             for piece, plan in zip(group, files[file][0], strict=True)
