@@ -182,5 +182,7 @@ def move(
     broken = [one.error for one in where.outputs if one.error]
     if len(broken) == len(where.outputs):
         raise broken[0]
-    made = {one: replace(Hashes.of(specs, carrier.leaves, one), seen=carrier.seen) for one in algorithms}
+    tensors = seen.manifest.tensors
+    found = {one: Hashes.when_needed(specs, tensors, carrier.leaves, one) for one in algorithms}
+    made = {one: replace(hashes, seen=carrier.seen) for one, hashes in found.items()}
     return made, job.source_hashes or own

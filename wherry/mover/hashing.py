@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from wherry.core.blank_values import SeenValues, nans_notes, repeated_notes, zeros_notes
@@ -17,7 +19,7 @@ from wherry.mover.source import Source
 from wherry.runtime import threads
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, ItemsView, Iterable, Iterator, ValuesView
     from pathlib import Path
 
     from wherry.core.tensorspec import TensorSpec
@@ -54,6 +56,46 @@ class MeasuredError:
     tensors: int = 0
     error: float = 0.0
     share: float = 0.0
+
+
+class _DigestsWhenNeeded(Mapping["KeyPath", str]):
+    """The digests of tensors whose leaves are known, all of which are computed when the first one is asked for."""
+
+    def __init__(
+        self,
+        specs: Mapping[KeyPath, TensorSpec],
+        leaves: Mapping[KeyPath, tuple[bytes, ...]],
+        algorithm: str,
+    ) -> None:
+        self._specs, self._leaves, self._algorithm = specs, leaves, algorithm
+
+    @cached_property
+    def _digests(self) -> dict[KeyPath, str]:
+        with threads.without_collection():
+            return {
+                path: tensor_digest(self._specs[path], raw, self._algorithm)
+                for path, raw in self._leaves.items()
+            }
+
+    def __getitem__(self, path: KeyPath) -> str:
+        return self._digests[path]
+
+    def items(self) -> ItemsView[KeyPath, str]:
+        """Each tensor with its digest."""
+        return self._digests.items()
+
+    def values(self) -> ValuesView[str]:
+        """The digests."""
+        return self._digests.values()
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._leaves
+
+    def __iter__(self) -> Iterator[KeyPath]:
+        return iter(self._leaves)
+
+    def __len__(self) -> int:
+        return len(self._leaves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +144,26 @@ class Hashes:
         """Warnings on tensors of this pass that hold only zeros, another value again and again, or NaN."""
         zeros, repeated = zeros_notes(specs, self.digests), repeated_notes(specs, self.digests, self.seen)
         return [*zeros, *repeated, *nans_notes(specs, self.seen)]
+
+    @classmethod
+    def when_needed(
+        cls,
+        paths: Iterable[KeyPath],
+        specs: Mapping[KeyPath, TensorSpec],
+        leaves: LeafTable,
+        algorithm: str,
+    ) -> Hashes:
+        """As `of`; but the digests are computed when the first of them is asked for, and take memory from then on.
+
+        Args:
+            paths: tensors of the pass.
+            specs: all tensors of the checkpoint.
+            leaves: of the pass.
+            algorithm: of the digests.
+        """
+        complete = [path for path in paths if leaves.hashes(path, algorithm) is not None]
+        column = leaves.column(complete, algorithm)
+        return cls(algorithm, _DigestsWhenNeeded(specs, column, algorithm), column)
 
     @classmethod
     @threads.without_collection()

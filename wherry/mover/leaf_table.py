@@ -37,6 +37,9 @@ class _LeafColumn(Mapping["KeyPath", "tuple[bytes, ...]"]):
         rest = self._rest.get(path)
         return (self._only[path],) if rest is None else rest
 
+    def __contains__(self, path: object) -> bool:
+        return path in self._only or path in self._rest
+
     def __iter__(self) -> Iterator[KeyPath]:
         return iter(self._paths)
 
