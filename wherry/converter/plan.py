@@ -364,7 +364,7 @@ class Plan:
     def _carried_tensors(self) -> Iterator[tuple[Way, TensorSpec, list[TensorSpec]]]:
         """Each source tensor that is carried, how it is read, and what it becomes."""
         for target, source in self.pairs.items():
-            yield self.ways[source], self.source_manifest.tensors[source], [self.manifest.tensors[target]]
+            yield self.ways.how(source), self.source_manifest.tensors[source], [self.manifest.tensors[target]]
 
     def moves(self) -> Iterator[Move]:
         """The units of work, in the order of the source's tensors."""

@@ -278,12 +278,16 @@ class Ways:
         return Way(self.reader.access(self.specs[path])) if way is None else way
 
     def items(self) -> Iterator[tuple[KeyPath, Way]]:
-        """Each tensor that is read, with its way."""
-        return ((path, self[path]) for path in dict.fromkeys(self.paths))
+        """Each tensor that is read, with its way as `how` has it."""
+        return ((path, self.how(path)) for path in dict.fromkeys(self.paths))
 
     def moves(self, path: KeyPath, targets: Sequence[TensorSpec]) -> Iterator[Move]:
         """The moves of a tensor to some targets, in C order; where its raw bytes lie does not matter."""
-        return self.kept.get(path, _RAW).moves(self.specs[path], targets)
+        return self.how(path).moves(self.specs[path], targets)
+
+    def how(self, path: KeyPath) -> Way:
+        """How a tensor is cut into moves and read, without where its raw bytes lie."""
+        return self.kept.get(path, _RAW)
 
     def joined(self, others: Sequence[Ways]) -> Ways:
         """The ways of these tensors and of others of the same checkpoint."""
