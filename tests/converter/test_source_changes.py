@@ -58,10 +58,10 @@ def during(monkeypatch, act, method=Output, name="deliver") -> list[str]:
 
         return hook
 
-    for one in (
+    for attribute in (
         (name, "deliver_all") if name == "deliver" else (name,)
     ):  # parts are delivered alone or in batches
-        monkeypatch.setattr(method, one, hooked(getattr(method, one)))
+        monkeypatch.setattr(method, attribute, hooked(getattr(method, attribute)))
     return called
 
 

@@ -183,6 +183,8 @@ def move(
     if len(broken) == len(where.outputs):
         raise broken[0]
     tensors = seen.manifest.tensors
-    found = {one: Hashes.when_needed(specs, tensors, carrier.leaves, one) for one in algorithms}
-    made = {one: replace(hashes, seen=carrier.seen) for one, hashes in found.items()}
-    return made, job.source_hashes or own
+    found = {
+        algorithm: replace(Hashes.when_needed(specs, tensors, carrier.leaves, algorithm), seen=carrier.seen)
+        for algorithm in algorithms
+    }
+    return found, job.source_hashes or own

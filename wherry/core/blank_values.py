@@ -92,7 +92,7 @@ class SeenValues:
             spec = part[0]
             if _form_counts(spec.dtype, spec.shape):
                 kinds.setdefault(spec.dtype, []).append(part)
-        found = [one for dtype, rows in kinds.items() for one in self._see_kind(dtype, rows)]
+        found = [row for dtype, rows in kinds.items() for row in self._see_kind(dtype, rows)]
         self.nans |= {spec.path: count for spec, count in found}
         return found
 

@@ -129,16 +129,16 @@ class Carrier:
             BaseException: an interruption that is not an Exception (Ctrl-C, a cancelled flow run, an exit); the
                 workers have stopped too, and their finished moves are durable and in the journals.
         """
-        seen = AccessSummary.of(map(self.source.access, _some(list(self.specs.values()))))
-        workers = threads.carrier_count() if self._waits(seen) else threads.worker_count()
-        if seen.remote:  # workers wait for the answers of a store
+        summary = AccessSummary.of(map(self.source.access, _some(list(self.specs.values()))))
+        workers = threads.carrier_count() if self._waits(summary) else threads.worker_count()
+        if summary.remote:  # workers wait for the answers of a store
             workers = max(workers, ranged_workers(self.source.pool.budget))
-        elif seen.raw and sum(spec.nbytes for spec in self.specs.values()) <= SMALL * len(self.specs):
+        elif summary.raw and sum(spec.nbytes for spec in self.specs.values()) <= SMALL * len(self.specs):
             workers = min(workers, _BATCH_WORKERS)
         self.take_up()
         with self.settling():
             self.crew.work(
-                self.tasks(moves), workers, numbers=self.look or not (seen.raw and self._is_plain())
+                self.tasks(moves), workers, numbers=self.look or not (summary.raw and self._is_plain())
             )
 
     @contextmanager
@@ -237,11 +237,11 @@ class Carrier:
             for row in output.journal.done:
                 self.leaves.preset(row.source, row.leaves)
 
-    def _waits(self, seen: AccessSummary) -> bool:
+    def _waits(self, summary: AccessSummary) -> bool:
         """Whether the workers mostly wait for storage, at the source or at an output, rather than compute."""
         if not (self.outputs or self.source.straight) or any(output.encodes for output in self.outputs):
             return False
-        return not seen.computes
+        return not summary.computes
 
     def _is_plain(self) -> bool:
         """Whether bytes are written without encoding, so that no thread needs numpy if they are read so."""

@@ -94,12 +94,12 @@ class LeafTable:
 
     def take_whole(self, parts: Iterable[tuple[TensorSpec, memoryview]]) -> None:
         """Hash tensors of one leaf each, from all their bytes."""
-        only, first, others = self._only, hash_function(self.algorithms[0]), self.algorithms[1:]
+        only, first, further = self._only, hash_function(self.algorithms[0]), self.algorithms[1:]
         expected, equal = self._expected, 0
         for spec, data in parts:
             leaf = first(data).digest()
-            for one in others:
-                leaf += hash_function(one)(data).digest()
+            for algorithm in further:
+                leaf += hash_function(algorithm)(data).digest()
             if expected is not None and expected.get(spec.path) == (leaf,):
                 equal += 1
             else:
@@ -157,36 +157,36 @@ class LeafTable:
         """Take over hashers of more tensors."""
         self._hashers |= hashers
 
-    def add_same(self, other: LeafTable, names: Mapping[KeyPath, KeyPath]) -> None:
+    def add_same(self, table: LeafTable, names: Mapping[KeyPath, KeyPath]) -> None:
         """Take over the complete leaves of tensors that another pass has hashed.
 
         Args:
-            other: the leaves of the other pass.
+            table: the leaves of that pass.
             names: key path here → key path there of the tensor with the same bytes.
         """
         for path, name in names.items():
-            other.give(name, self, path)
+            table.give(name, self, path)
 
-    def give(self, path: KeyPath, other: LeafTable, name: KeyPath) -> None:
+    def give(self, path: KeyPath, table: LeafTable, name: KeyPath) -> None:
         """Give the leaves of a tensor to another table under a key path there, if they are complete."""
         known = self._hashers.get(path)
         if path in self._only:
-            other.put(name, self._only[path])
+            table.put(name, self._only[path])
         elif known is not None and known.done():
-            other.add({name: known})
+            table.add({name: known})
 
     def put(self, path: KeyPath, leaf: bytes) -> None:
         """Set the hashes of the only leaf of a tensor."""
         self._only[path] = leaf
 
-    def joined(self, *others: LeafTable) -> LeafTable:
+    def joined(self, *tables: LeafTable) -> LeafTable:
         """The leaves of this pass and of others; those of a later one replace those of an earlier one."""
         found = LeafTable(self.specs, self.algorithms)
-        for one in (self, *others):
-            found.extend(one)
+        for table in (self, *tables):
+            found.extend(table)
         return found
 
-    def extend(self, other: LeafTable) -> None:
+    def extend(self, table: LeafTable) -> None:
         """Take over all leaves of another pass."""
-        self._only |= other._only
-        self._hashers |= other._hashers
+        self._only |= table._only
+        self._hashers |= table._hashers

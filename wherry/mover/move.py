@@ -289,10 +289,10 @@ class Ways:
         """How a tensor is cut into moves and read, without where its raw bytes lie."""
         return self.kept.get(path, _RAW)
 
-    def joined(self, others: Sequence[Ways]) -> Ways:
-        """The ways of these tensors and of others of the same checkpoint."""
-        paths = [path for one in (self, *others) for path in one.paths]
-        kept = {path: way for one in (self, *others) for path, way in one.kept.items()}
+    def joined(self, more: Sequence[Ways]) -> Ways:
+        """The ways of these tensors and of more of the same checkpoint."""
+        paths = [path for ways in (self, *more) for path in ways.paths]
+        kept = {path: way for ways in (self, *more) for path, way in ways.kept.items()}
         return replace(self, paths=paths, kept=kept)
 
 

@@ -245,15 +245,15 @@ class Output:
 
     def _complete(self, finished: list[Move], leaves: LeafTable, moves: list[Move]) -> Iterator[DurableMove]:
         """What the journal records of moves that are durable and hashed, which are added to `moves`; others wait."""
-        asks = not is_durable_by_sync(self.writer)
+        by_parts = not is_durable_by_sync(self.writer)
         for move in finished:
             source, span = move.source, move.span
             known = {} if move.box else leaves.known(source, span)
-            if known is None or (asks and not self._is_stored(move)):
+            if known is None or (by_parts and not self._is_stored(move)):
                 with self._lock:
                     self._finished.append(move)
                 continue
-            checks = tuple(self._durable.checks(self.targets[source].path, span)) if asks else ()
+            checks = tuple(self._durable.checks(self.targets[source].path, span)) if by_parts else ()
             losses = self._counted.pop((source, span), NO_LOSSES) if self._counted else NO_LOSSES
             moves.append(move)
             yield DurableMove(source, span, known, checks, losses)
