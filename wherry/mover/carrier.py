@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 _SAMPLES = 500  # tensors that stand for all
-_BATCH_WORKERS = 2  # where nearly all is carried in batches, of which one is carried at a time
+_BATCH_WORKERS = 2  # where most bytes are carried in batches, of which one is carried at a time
 
 
 class AccessSummary(NamedTuple):
@@ -133,7 +133,7 @@ class Carrier:
         workers = threads.carrier_count() if self._waits(summary) else threads.worker_count()
         if summary.remote:  # workers wait for the answers of a store
             workers = max(workers, ranged_workers(self.source.pool.budget))
-        elif summary.raw and sum(spec.nbytes for spec in self.specs.values()) <= SMALL * len(self.specs):
+        elif summary.raw and self._is_of_small():
             workers = min(workers, _BATCH_WORKERS)
         self.take_up()
         with self.settling():
@@ -242,6 +242,11 @@ class Carrier:
         if not (self.outputs or self.source.straight) or any(output.encodes for output in self.outputs):
             return False
         return not summary.computes
+
+    def _is_of_small(self) -> bool:
+        """Whether most bytes are carried in batches."""
+        sizes = [spec.nbytes for spec in self.specs.values()]
+        return sum(sizes) > 2 * sum(size for size in sizes if size > SMALL)
 
     def _is_plain(self) -> bool:
         """Whether bytes are written without encoding, so that no thread needs numpy if they are read so."""

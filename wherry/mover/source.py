@@ -89,9 +89,7 @@ class Source:
         self._spill = Spill(folder, self.stopped)
         self._ways = {} if ways is None else dict(ways.kept)
         self._accesses: dict[KeyPath, Access] = {}  # of tensors whose way is not known
-        self._extents: dict[
-            KeyPath, Extent
-        ] = {}  # of raw tensors, most of which have one: all that is kept of these
+        self._extents: dict[KeyPath, Extent] = {}  # of raw tensors that have one: all that is kept of them
 
     def __enter__(self) -> Self:
         return self
