@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Manifest
 from wherry.formats.format import Format, Holds, Opened
+from wherry.integrations.containers.flat.places import Places
 from wherry.integrations.containers.flat.reader import FlatReader
 from wherry.integrations.containers.safetensors import header as safetensors
 from wherry.integrations.containers.safetensors.header import DTYPES, placed_tensors
@@ -21,9 +22,12 @@ from wherry.integrations.containers.safetensors.writer import (
     SafetensorsWriter,
     kept_metadata,
 )
+from wherry.runtime.threads import without_collection
 from wherry.storage.location import Entry
 
 if TYPE_CHECKING:
+    from wherry.core.keypath import KeyPath
+    from wherry.core.tensorspec import TensorSpec
     from wherry.formats.format import Glimpse, Options
     from wherry.storage.location import Location
 
@@ -60,17 +64,23 @@ def _evidence(glimpse: Glimpse) -> str | None:
 
 def _open(location: Location, detection: Detection) -> Opened:
     header = safetensors.parse(location)
-    placed = placed_tensors(header, location)
+    tensors: dict[KeyPath, TensorSpec] = {}
+    places = Places()
+    places.begin(location)
+    with without_collection():
+        for spec, start, length in placed_tensors(header):
+            tensors[spec.path] = spec
+            places.add(spec.path, start, length)
     entry = location.present()
     manifest = Manifest(
-        tensors={path: spec for path, (spec, _) in placed.items()},
+        tensors=tensors,
         step=detection.step,
         kind="params",
         custom=header.metadata or {},
     )
     member = Entry(location.name, entry.size, is_dir=False, mark=entry.mark)
-    reader = FlatReader(location, {path: extents for path, (_, extents) in placed.items()}, (member,))
-    seen = Evidence(location.name, f"{len(placed)} tensors that fill the file without gap or overlap")
+    reader = FlatReader(location, places, (member,))
+    seen = Evidence(location.name, f"{len(tensors)} tensors that fill the file without gap or overlap")
     return Opened(detection.seen(seen), manifest, reader)
 
 

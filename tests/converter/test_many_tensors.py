@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import count
+
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import wherry
 from tests.support.large import measured
-from tests.support.many import calls, deepseek, seconds
+from tests.support.many import calls, calls_of_threads, deepseek, peak_of, seconds
 from wherry.core.request import LayoutRequest
 
+FEW, MANY = 2000, 4000  # more than a batch has, so that only the tensors themselves make the difference
 LAYERS, EXPERTS = 5, 24  # few of each; five times the layers, files and, nearly, tensors are many
 
 
@@ -66,6 +71,37 @@ def test_a_plan_through_a_layout_grows_with_the_tensors(plain, to, options):
     """Also where thousands of tensors of one parameter become thousands again."""
     few, many = (planned(plain / name, to=to, **options) for name in ("few", "many"))
     assert many < 7.5 * few
+
+
+@pytest.fixture
+def converted(tmp_path):
+    """Converts a number of tensors of a few bytes to DCP; each number once before it counts, for what is cached."""
+
+    def act(number, verify):
+        source, target = tmp_path / f"{number}.safetensors", tmp_path / f"{number}-{next(tries)}"
+        if not source.exists():
+            save_file({f"layers.{at}.weight": np.full((4, 4), at, "f4") for at in range(number)}, source)
+        wherry.convert(source, target, to="dcp", verify=verify, lineage=False)
+
+    tries = count()
+    for number in FEW, MANY:
+        act(number, "digest")
+    return act
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("verify", "most"), [("digest", 100), ("none", 62)])
+def test_a_small_tensor_takes_few_calls(converted, verify, most):
+    """Of functions in Python, on any machine. It was 289 and 187 when each was an object."""
+    few, many = (calls_of_threads(lambda number=number: converted(number, verify)) for number in (FEW, MANY))
+    assert (many - few) / (MANY - FEW) < most
+
+
+@pytest.mark.full
+def test_a_small_tensor_takes_little_memory(converted):
+    """In bytes, at the worst moment. It was 4,000 when plan, pass, target and record kept objects for each."""
+    few, many = (peak_of(lambda number=number: converted(number, "digest")) for number in (FEW, MANY))
+    assert (many - few) / (MANY - FEW) < 1600
 
 
 @pytest.mark.slow

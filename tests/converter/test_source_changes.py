@@ -48,15 +48,20 @@ def source(tmp_path):
 def during(monkeypatch, act, method=Output, name="deliver") -> list[str]:
     """Call `act` once, when the first part of the first target is delivered."""
     called: list[str] = []
-    original = getattr(method, name)
 
-    def hook(*arguments, **options):
-        if not called:
-            called.append(name)
-            act()
-        return original(*arguments, **options)
+    def hooked(original):
+        def hook(*arguments, **options):
+            if not called:
+                called.append(name)
+                act()
+            return original(*arguments, **options)
 
-    monkeypatch.setattr(method, name, hook)
+        return hook
+
+    for attribute in (
+        (name, "deliver_all") if name == "deliver" else (name,)
+    ):  # parts are delivered alone or in batches
+        monkeypatch.setattr(method, attribute, hooked(getattr(method, attribute)))
     return called
 
 

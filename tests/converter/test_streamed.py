@@ -70,13 +70,13 @@ def test_objects_that_the_pass_completes_are_read_back_in_it(source, target, mon
     monkeypatch.setattr("wherry.converter.job.LARGEST", 0)  # tensors of every size by themselves
     if slow:
         _slow_down(monkeypatch, "put_object", "assemble")
-    rest, real = [], job.hash_checkpoint
+    rest, real = [], job.read_back
 
     def reading(*arguments, paths, **more):
         rest.append(len(paths))
         return real(*arguments, paths=paths, **more)
 
-    monkeypatch.setattr("wherry.converter.job.hash_checkpoint", reading)
+    monkeypatch.setattr("wherry.converter.job.read_back", reading)
     options = {"ocdbt": False} if to == "orbax" else {}
     receipt = wherry.convert(source, target, to=to, options=options, ignore=("companions",), lineage=False)
     assert receipt.verification["ok"]
@@ -413,7 +413,7 @@ def test_a_checkpoint_is_fetched_into_a_store_and_back(source, target, tmp_path)
 
 
 def test_the_checksums_of_the_store_are_a_proof_without_reading(source, target, monkeypatch):
-    monkeypatch.setattr("wherry.converter.job.hash_checkpoint", None)
+    monkeypatch.setattr("wherry.converter.job.read_back", None)
     receipt = convert(source, target, "safetensors", verify="store")
     assert receipt.verification == {"level": "store", "ok": True, "tensors": 12, "checksum": "crc32c"}
     monkeypatch.undo()
@@ -464,7 +464,7 @@ def test_the_checksums_of_objects_that_a_killed_run_completed_are_a_proof_too(
             inner.setattr(MemoryObjects, "assemble", at_the_third(MemoryObjects.assemble))
             convert(source, target, "hf", verify="store")
     release(target)
-    monkeypatch.setattr("wherry.converter.job.hash_checkpoint", None)
+    monkeypatch.setattr("wherry.converter.job.read_back", None)
     receipt = convert(source, target, "hf", verify="store")
     assert (receipt.resumed_bytes > 0) == noted
     assert receipt.verification["level"] == "store"

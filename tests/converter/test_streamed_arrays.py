@@ -224,7 +224,7 @@ def test_no_data_file_of_a_killed_run_is_left_unused(source, target, monkeypatch
 
 @each
 def test_the_checksums_of_the_store_are_a_proof_without_reading(source, target, monkeypatch, to, options):
-    monkeypatch.setattr("wherry.converter.job.hash_checkpoint", None)
+    monkeypatch.setattr("wherry.converter.job.read_back", None)
     receipt = convert(source, target, to, options, verify="store")
     assert receipt.verification == {"level": "store", "ok": True, "tensors": 40, "checksum": "crc32c"}
     monkeypatch.undo()

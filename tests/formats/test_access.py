@@ -233,7 +233,7 @@ def test_a_tensor_is_asked_for_once(source):
     spec = source.spec("w")
     with Source(Counting(), Pool(16 << 20)) as read:
         for _again in range(3):
-            assert read.way(spec).access is read.access(spec)
+            assert read.way(spec).access == read.access(spec)
             assert read.way(spec).spans
     assert asked == [("w",)]
 

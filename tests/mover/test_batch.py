@@ -8,10 +8,13 @@ from safetensors.numpy import load_file, save_file
 
 import wherry
 from tests.support.many import seconds
+from wherry.converter import job
 from wherry.core.algorithms import BLAKE3
+from wherry.errors import MismatchError
 from wherry.formats.checkpoint import open_checkpoint
 from wherry.mover import batch
 from wherry.mover.hashing import hash_checkpoint
+from wherry.mover.output import Output
 from wherry.mover.pool import Pool
 from wherry.storage.pinned_store import PinnedStore
 
@@ -78,6 +81,54 @@ def test_batches_have_a_limit(source, monkeypatch, limit):
     assert hashed(source) == together
     assert len(sizes) > 8
     assert sorted(sizes)[-2] <= 10 * 7 * 5 * 4  # all but the large tensor
+
+
+def test_a_small_tensor_that_storage_changed_is_named(source, tmp_path, monkeypatch):
+    """What was read back is compared with what was hashed, though of a small tensor nothing else is kept."""
+    finish = job.finish
+
+    def spoiled(writer):
+        finish(writer)
+        (file,) = tmp_path.glob(".*/out")
+        data = bytearray(file.read_bytes())
+        at = data.index(np.full((7, 5), 6, "f4").tobytes())
+        data[at] ^= 1
+        file.write_bytes(data)
+
+    monkeypatch.setattr(job, "finish", spoiled)
+    with pytest.raises(MismatchError, match="read-back differs") as caught:
+        wherry.convert(source, tmp_path / "out", to="safetensors", lineage=False)
+    assert caught.value.path == "small.6"
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("to", ["safetensors", "dcp"])
+def test_a_resumed_run_writes_no_small_tensor_again(source, tmp_path, monkeypatch, to):
+    """The journal has small tensors as columns; the next run takes them up, and reads them back."""
+    undisturbed = wherry.convert(source, tmp_path / "whole", to=to, lineage=False)
+    monkeypatch.setattr(batch, "_MOST_MOVES", 10)
+    monkeypatch.setattr("wherry.mover.output._GROUP_BYTES", 1)
+    deliver, left = Output.deliver_all, [12]
+
+    def stopping(self, parts, losses):
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+        deliver(self, parts, losses)
+
+    with monkeypatch.context() as inner, pytest.raises(KeyboardInterrupt):
+        inner.setattr(Output, "deliver_all", stopping)
+        wherry.convert(source, tmp_path / "out", to=to, lineage=False)
+    written = []
+    monkeypatch.setattr(
+        Output,
+        "deliver_all",
+        lambda self, parts, losses: written.extend(parts) or deliver(self, parts, losses),
+    )
+    receipt = wherry.convert(source, tmp_path / "out", to=to, lineage=False)
+    assert receipt.resumed_bytes > 0
+    assert len(written) + 100 <= len(TENSORS) - 1
+    assert receipt.target.checkpoint_digest == undisturbed.target.checkpoint_digest
 
 
 @pytest.mark.parametrize("to", ["safetensors", "dcp", "orbax"])

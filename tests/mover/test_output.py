@@ -7,9 +7,10 @@ import hashlib
 import pytest
 
 from wherry.core.algorithms import SHA256
-from wherry.core.digest import LEAF, LeafHasher
+from wherry.core.digest import LEAF
 from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import StorageError
+from wherry.mover.leaf_table import LeafTable
 from wherry.mover.move import Move
 from wherry.mover.output import Output
 from wherry.staging.journal import open_journal
@@ -47,11 +48,11 @@ def journal(tmp_path):
     opened.close()
 
 
-def deliver(output, hasher, start, stop):
+def deliver(output, leaves, start, stop):
     move = Move(SPEC.path, Span(start, stop), None)
-    hasher.update(start, memoryview(bytes(stop - start)))
+    leaves.hasher(SPEC.path).update(start, memoryview(bytes(stop - start)))
     output.deliver(move, memoryview(bytes(stop - start)))
-    output.delivered([move], {SPEC.path: hasher})
+    output.delivered([move], leaves)
 
 
 def recorded(tmp_path):
@@ -61,17 +62,16 @@ def recorded(tmp_path):
 
 
 def test_a_move_waits_for_the_digests_of_all_its_leaves(tmp_path, storage, journal):
-    output, hasher = Output(storage, {SPEC.path: SPEC}, journal), LeafHasher(SPEC, (SHA256,))
-    hashers = {SPEC.path: hasher}
-    deliver(output, hasher, 0, CUT)
-    output.settle(hashers)
+    output, leaves = Output(storage, {SPEC.path: SPEC}, journal), LeafTable({SPEC.path: SPEC}, (SHA256,))
+    deliver(output, leaves, 0, CUT)
+    output.settle(leaves)
     assert recorded(tmp_path) == {}, "the first leaf is not hashed to its end"
-    deliver(output, hasher, LEAF, SPEC.nbytes)
-    output.settle(hashers)
+    deliver(output, leaves, LEAF, SPEC.nbytes)
+    output.settle(leaves)
     last = hashlib.sha256(bytes(LEAF // 2)).digest()
     assert recorded(tmp_path) == {(LEAF, SPEC.nbytes): {1: last}}
-    deliver(output, hasher, CUT, LEAF)
-    output.settle(hashers)
+    deliver(output, leaves, CUT, LEAF)
+    output.settle(leaves)
     first = hashlib.sha256(bytes(LEAF)).digest()
     assert recorded(tmp_path) == {
         (0, CUT): {0: first}, (CUT, LEAF): {0: first}, (LEAF, SPEC.nbytes): {1: last}
@@ -79,12 +79,12 @@ def test_a_move_waits_for_the_digests_of_all_its_leaves(tmp_path, storage, journ
 
 
 def test_what_could_not_be_synced_is_never_recorded(tmp_path, storage, journal):
-    output, hasher = Output(storage, {SPEC.path: SPEC}, journal), LeafHasher(SPEC, (SHA256,))
-    deliver(output, hasher, 0, LEAF)
+    output, leaves = Output(storage, {SPEC.path: SPEC}, journal), LeafTable({SPEC.path: SPEC}, (SHA256,))
+    deliver(output, leaves, 0, LEAF)
     storage.error = StorageError("the disk failed", retryable=True)
-    output.settle({SPEC.path: hasher})
+    output.settle(leaves)
     assert output.error is storage.error
     storage.error = None
-    output.settle({SPEC.path: hasher})
+    output.settle(leaves)
     assert recorded(tmp_path) == {}, "a later sync says nothing of what an earlier one lost"
     assert not output.wants(Move(SPEC.path, Span(LEAF, SPEC.nbytes), None))

@@ -72,7 +72,7 @@ def digests(places, data, budget=64 * MIB):
     with Source(Scattered(places), pool) as source:
         carrier = Carrier(source, specs, Meter("verify", 0, None), ("sha256",))
         carrier.carry(digest_moves(specs.values(), source))
-        found = Hashes.of(specs, carrier.hashers, "sha256").digests
+        found = Hashes.of(specs, carrier.leaves, "sha256").digests
     expected = {}
     for path, spec in specs.items():
         from wherry.core.digest import LeafHasher, tensor_digest

@@ -204,7 +204,7 @@ def test_each_line_is_json_and_a_mac(path):
     write(path, ROWS[:1])
     head, row = (line.rstrip(b"\n").split(b"\t") for line in lines(path))
     assert json.loads(head[0]) == HEADER
-    assert json.loads(row[0])["done"][0][0] == "w/0"
+    assert json.loads(row[0])["small"]["paths"] == ["w/0"]
     assert {len(head[1]), len(row[1])} == {64}
 
 

@@ -6,7 +6,10 @@ import cProfile
 import json
 import math
 import pstats
+import sys
+import threading
 import time
+import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -50,6 +53,34 @@ def calls(act: Callable[[], object]) -> int:
     profile = cProfile.Profile()
     profile.runcall(act)
     return int(vars(pstats.Stats(profile))["total_calls"])
+
+
+def calls_of_threads(act: Callable[[], object]) -> int:
+    """The number of calls of Python functions of an action, in this thread and in those that it starts."""
+    counts: list[int] = []
+
+    def note(_frame: object, event: str, _argument: object) -> None:
+        if event == "call":
+            counts.append(1)  # no lock: the list has one
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        act()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return len(counts)
+
+
+def peak_of(act: Callable[[], object]) -> int:
+    """The most memory that Python's own allocations take while an action runs, in bytes."""
+    tracemalloc.start(1)
+    try:
+        act()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 def seconds(act: Callable[[], object], times: int = 3) -> float:

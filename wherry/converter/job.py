@@ -25,9 +25,10 @@ from wherry.formats.companions import copy_companion, file_digest
 from wherry.formats.format import Glimpse
 from wherry.formats.pin import blaming_changes
 from wherry.formats.recorded_files import recorded_files
-from wherry.mover.hashing import Hashes, compare, hash_checkpoint, hash_rest
+from wherry.mover.hashing import Hashes, hash_rest, read_back
 from wherry.mover.output import Output
 from wherry.mover.readback import BoxesBefore, FilesBeingWritten, ReadBack, ReadBefore
+from wherry.runtime.memory import return_freed_memory
 from wherry.runtime.threads import without_collection
 from wherry.staging.copied_staging import CopiedStaging, open_staging
 from wherry.staging.journal import Journal, open_journal
@@ -232,19 +233,23 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
         raise staged.output.error
     with without_collection():
         finish(staged.output.writer)
+        return_freed_memory()  # the writer's tables, before those of the opened target
         if isinstance(staged.staging, ObjectStaging) and staged.staging.run.direct:
             return _complete_unread(staged, staged.staging, hashes)
         opened = _open_staged(job, place)
     ours = hashes.renamed({source: target for target, source in job.plan.pairs.items()})
     # Boxes and the source's identity read the source again.
-    with opened as written, blaming_changes(job.pin, job.checkpoint.original):
-        before = _boxes_before(staged, written)
-        boxed = _hash_boxes(staged, written, ours, before)
-        verification = _verify(staged, written, ours, before)
-        ours = ours.joined(boxed)
-        mark = fingerprint(written.reader.members(), place, marks=job.target.store.capabilities.local)
-        with without_collection():
+    with blaming_changes(job.pin, job.checkpoint.original):
+        with opened as written:
+            before = _boxes_before(staged, written)
+            boxed = _hash_boxes(staged, written, ours, before)
+            verification = _verify(staged, written, ours, before)
+            ours = ours.joined(boxed)
+            mark = fingerprint(written.reader.members(), place, marks=job.target.store.capabilities.local)
             files = recorded_files(written.reader, place)
+        del opened, written, before
+        return_freed_memory()  # of what was opened: the record takes as much
+        with without_collection():
             sidecar, receipt = _sidecar(staged, ours, hashes, verification, mark, files)
             text = encode(sidecar)
     if not job.row.single_file:
@@ -300,9 +305,12 @@ def reading_memory(plan: Plan, staged: Location) -> int:
     return reading_share(plan.memory) if is_staged(staged) else plan.memory
 
 
-def targets_of(plan: Plan) -> dict[KeyPath, TensorSpec]:
-    """Source key path → target tensor."""
-    return {source: plan.manifest.tensors[target] for target, source in plan.pairs.items()}
+def targets_of(plan: Plan) -> Mapping[KeyPath, TensorSpec]:
+    """Source key path → target tensor, in the order of the pairs."""
+    tensors = plan.manifest.tensors
+    if list(tensors) == list(plan.pairs) == list(plan.pairs.values()):
+        return tensors  # no key path is changed
+    return {source: tensors[target] for target, source in plan.pairs.items()}
 
 
 def _copy_companions(job: Job, staged: Location) -> tuple[Companion, ...]:
@@ -373,17 +381,14 @@ def _read_back(
     clock, job, back = time.monotonic(), staged.job, staged.output.back
     _require_structure(job, written.manifest)
     proved = () if back is None else back.proved(written)
-    rest = {path: digest for path, digest in expected.digests.items() if path not in proved}
-    found = hash_checkpoint(
+    failed = read_back(
         written,
-        job.algorithm,
+        expected,
+        paths=[path for path in expected.digests if path not in proved],
         memory=reading_memory(job.plan, staged.staged),
         progress=job.running.progress,
-        stage="verify",
-        paths=list(rest),
         folder=staged.staging.spill,
     )
-    failed = compare(found, rest, expected.leaves)
     if failed:
         raise MismatchError(
             f"read-back differs from what was written: {failed[0].reason}",

@@ -26,6 +26,7 @@ from wherry.mover.hashing import Hashes
 from wherry.mover.move import cells
 from wherry.mover.pool import Pool
 from wherry.mover.source import Source
+from wherry.runtime.memory import return_freed_memory
 from wherry.upload.staged_objects import is_staged
 
 if TYPE_CHECKING:
@@ -72,9 +73,11 @@ def _pass(jobs: list[Job]) -> list[Receipt | WherryError]:
             recorded = recorded_of(seen.original)
             algorithms = algorithms_of(jobs[0].algorithm, *recorded.values())
             staged = [stage(job, algorithms, recorded.get(()), stack) for job in jobs]
+            return_freed_memory()  # of plans and layouts, before buffers of other sizes
             moves = joint_moves([job.plan for job in jobs])
             where = Pass(staged[0].staged, staged[0].staging.spill, tuple(one.output for one in staged))
             hashes, own = move(jobs[0], moves, where, algorithms)
+            del moves
             agree_with_sources(seen.original, recorded, own or hashes)
         algorithm = jobs[0].algorithm
         if own is not None:
@@ -125,11 +128,8 @@ def algorithms_of(chosen: str, *recorded: Sidecar | None) -> tuple[str, ...]:
 
 
 def _outcome(staged: StagedJob, hashes: Hashes) -> Receipt | WherryError:
-    taken = {source: hashes.digests[source] for source in staged.output.targets if source in hashes.digests}
-    leaves = {source: hashes.leaves[source] for source in taken}
-    mine = Hashes(hashes.algorithm, taken, leaves, hashes.seen)
     try:
-        return complete(staged, mine)
+        return complete(staged, hashes.of_some(staged.output.targets))
     except WherryError as error:
         return staged.staging.failed(error)
 
@@ -182,5 +182,9 @@ def move(
     broken = [one.error for one in where.outputs if one.error]
     if len(broken) == len(where.outputs):
         raise broken[0]
-    made = {one: replace(Hashes.of(specs, carrier.hashers, one), seen=carrier.seen) for one in algorithms}
-    return made, job.source_hashes or own
+    tensors = seen.manifest.tensors
+    found = {
+        algorithm: replace(Hashes.when_needed(specs, tensors, carrier.leaves, algorithm), seen=carrier.seen)
+        for algorithm in algorithms
+    }
+    return found, job.source_hashes or own

@@ -17,7 +17,7 @@ from wherry.converter.keywords import spelled_out
 from wherry.converter.traffic import NO_TRAFFIC, Traffic, streams, traffic_of
 from wherry.converter.unused_options import UnusedOption, require_used, unused_options
 from wherry.core.account import bound_to_json
-from wherry.core.digest import sha256_of
+from wherry.core.digest import sha256_of_rows
 from wherry.core.keypath import KeyPath, render
 from wherry.core.option import options_of
 from wherry.core.request import (
@@ -34,9 +34,9 @@ from wherry.formats.checkpoint import open_source
 from wherry.formats.detect import absence
 from wherry.formats.registry import checked_options, find_target_format
 from wherry.ledger.open import resolve_named
-from wherry.mover.move import JointMoves, Move, Way
+from wherry.mover.move import JointMoves, Move
 from wherry.mover.pool import Pool
-from wherry.mover.source import Source
+from wherry.mover.source import Source, ways_of
 from wherry.objects.stores import object_store
 from wherry.runtime.threads import carrier_count, without_collection
 from wherry.storage.stores import locate
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.format import Format, Options
     from wherry.formats.shortage import Shortage
+    from wherry.mover.move import Way, Ways
     from wherry.storage.location import Location
 
 
@@ -145,7 +146,6 @@ def _make(checkpoint: Checkpoint, row: Format, target: TargetRequest, request: C
     ignored = within_source(found, request.source.uri, checkpoint.uri)
     require_requested(ignored, request, checkpoint.uri)
     version = row.version(prepared, checked)
-    carried = [checkpoint.manifest.tensors[path] for path in mapped.pairs.values()]
     budget = parse_budget(request.memory)
     source = Source(checkpoint.reader, Pool(budget))
     return Plan(
@@ -158,7 +158,7 @@ def _make(checkpoint: Checkpoint, row: Format, target: TargetRequest, request: C
         source_manifest=checkpoint.manifest,
         pairs=mapped.pairs,
         ignored=ignored,
-        ways={spec.path: source.way(spec) for spec in carried},
+        ways=ways_of(source, checkpoint.manifest.tensors, mapped.pairs.values()),
         parameters=checkpoint.parameters,
         expected_parameters=checkpoint.manifest.origin.get("expected_parameters"),
         memory=budget,
@@ -222,21 +222,23 @@ def _digest(
     checkpoint: Checkpoint, to: list[str], options: Mapping[str, Any], prepared: Manifest, mapped: MappedTree
 ) -> str:
     source = checkpoint.detection
-    return sha256_of(
+    rows = (
+        (path, mapped.pairs[path], spec.shape, spec.dtype, spec.chunks or ())
+        for path, spec in ((path, prepared.tensors[path]) for path in sorted(prepared.tensors))
+    )
+    return sha256_of_rows(
         "plan",
         {
             "from": [source.format, source.format_version],
             "to": to,
             "options": {name: value for name, value in sorted(options.items()) if value is not None},
-            "tensors": [
-                (path, mapped.pairs[path], spec.shape, spec.dtype, spec.chunks or ())
-                for path, spec in sorted(prepared.tensors.items())
-            ],
             "ignored": sorted((render(entry.path), entry.rule) for entry in mapped.ignored),
             "companions": sorted((companion.name, companion.size) for companion in prepared.companions),
             **({"layout": layout} if (layout := prepared.origin.get("layout")) else {}),
             **({"merge": _values_of(merge)} if (merge := prepared.origin.get("merge")) else {}),
         },
+        "tensors",
+        rows,
     )
 
 
@@ -286,7 +288,7 @@ class Plan:
     source_manifest: Manifest
     pairs: Mapping[KeyPath, KeyPath]
     ignored: tuple[IgnoredEntry, ...]
-    ways: Mapping[KeyPath, Way]
+    ways: Ways
     parameters: int
     expected_parameters: int | None
     memory: int
@@ -353,8 +355,8 @@ class Plan:
     @property
     def spill(self) -> int:
         """Bytes that are written to spill files; a band of chunks is removed once it has been read."""
-        banded = [path for path, way in self.ways.items() if way.band is not None]
-        return sum(self.source_manifest.tensors[path].nbytes for path in banded if self.ways[path].spilled)
+        spilled = [path for path, way in self.ways.kept.items() if way.spilled]
+        return sum(self.source_manifest.tensors[path].nbytes for path in spilled)
 
     def _paths(self, holds: Callable[[Way], bool]) -> frozenset[KeyPath]:
         return frozenset(path for path, way in self.ways.items() if holds(way))
@@ -362,7 +364,7 @@ class Plan:
     def _carried_tensors(self) -> Iterator[tuple[Way, TensorSpec, list[TensorSpec]]]:
         """Each source tensor that is carried, how it is read, and what it becomes."""
         for target, source in self.pairs.items():
-            yield self.ways[source], self.source_manifest.tensors[source], [self.manifest.tensors[target]]
+            yield self.ways.how(source), self.source_manifest.tensors[source], [self.manifest.tensors[target]]
 
     def moves(self) -> Iterator[Move]:
         """The units of work, in the order of the source's tensors."""
@@ -408,9 +410,9 @@ class Plan:
 
 def joint_moves(plans: Sequence[Plan]) -> JointMoves:
     """The moves of several plans with one source; each part of the source is read once."""
-    targets: dict[KeyPath, list[TensorSpec]] = {}
+    targets: dict[KeyPath, tuple[TensorSpec, ...]] = {}
     for one in plans:
         for target, source in one.pairs.items():
-            targets.setdefault(source, []).append(one.manifest.tensors[target])
-    ways = {source: way for one in plans for source, way in one.ways.items()}
+            targets[source] = (*targets.get(source, ()), one.manifest.tensors[target])
+    ways = plans[0].ways if len(plans) == 1 else plans[0].ways.joined([one.ways for one in plans[1:]])
     return JointMoves(plans[0].source_manifest.tensors, targets, ways)

@@ -38,12 +38,13 @@ def reference(
         mark: its fingerprint.
         algorithm: of its tensors' digests.
     """
+    weights = weights_digest(manifest.digests, algorithm)
     return CheckpointRef(
         uri=uri,
         format=name,
         format_version=version,
-        checkpoint_digest=checkpoint_digest(manifest, name, version, algorithm),
-        weights_digest=weights_digest(manifest.digests, algorithm),
+        checkpoint_digest=checkpoint_digest(manifest, name, version, algorithm, weights),
+        weights_digest=weights,
         fingerprint=mark,
         kind=manifest.kind,
         step=manifest.step,
@@ -124,7 +125,8 @@ def source_reference(
     if recorded is not None:
         return replace(recorded.checkpoint, uri=detection.uri, fingerprint=mark)
     gone = {piece.path for piece in checkpoint.reader.absent()}
-    manifest = replace(manifest, tensors={p: s for p, s in manifest.tensors.items() if p not in gone})
+    if gone:
+        manifest = replace(manifest, tensors={p: s for p, s in manifest.tensors.items() if p not in gone})
     rest = [path for path in manifest.tensors if path not in digests]
     others = (
         hash_checkpoint(checkpoint, algorithm, memory=memory, paths=rest, folder=folder).digests
@@ -133,7 +135,7 @@ def source_reference(
     )
     known = {companion.name: companion for companion in companions}
     beside = tuple(known.get(c.name) or digest_companion(checkpoint, c) for c in manifest.companions)
-    full = manifest.with_digests({**digests, **others}, beside)
+    full = manifest.with_digests({**digests, **others} if others else digests, beside)
     return reference(detection.uri, detection.format, detection.format_version, full, mark, algorithm)
 
 

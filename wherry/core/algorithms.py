@@ -42,11 +42,12 @@ def new_hash(algorithm: str, data: Buffer = b"") -> HashState:
         algorithm: one of `ALGORITHMS`.
         data: its first bytes.
     """
-    return _state_of(algorithm)(data)
+    return hash_function(algorithm)(data)
 
 
 @cache
-def _state_of(algorithm: str) -> Callable[[Buffer], HashState]:
+def hash_function(algorithm: str) -> Callable[[Buffer], HashState]:
+    """What begins a hash with its first bytes; for a loop over many small tensors."""
     if algorithm == BLAKE3:
         from blake3 import blake3  # a compiled module, which `wherry --help` does not need
 

@@ -11,6 +11,7 @@ Not promised: what other processes read, and what an interrupted run read, is no
 
 from __future__ import annotations
 
+import math
 import threading
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -20,15 +21,15 @@ from wherry.core import dtypes
 from wherry.core.account import some_names
 from wherry.core.algorithms import algorithm_of, new_hash
 from wherry.core.digest import LEAF, tensor_digest
+from wherry.core.tensorspec import TensorSpec
 from wherry.core.units import plural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     import numpy as np
 
     from wherry.core.keypath import KeyPath
-    from wherry.core.tensorspec import TensorSpec
 
 _COUNTS = ("int", "uint", "bool")  # counters, masks and positions are often zero
 _WIDE = frozenset({"float32", "float64", "complex64", "complex128"})  # whose maxima numpy computes fast
@@ -42,7 +43,8 @@ class SeenValues:
 
     Attributes:
         nans: key path → how many elements are NaN, of the tensors that have some.
-        repeated: key path → the bytes of the element that began and ended each piece of it, if there is one.
+        repeated: key path → the bytes of the element that began and ended each piece of it, None if there is none;
+            a tensor that was seen whole is left out then.
     """
 
     nans: dict[KeyPath, int] = field(default_factory=dict["KeyPath", int])
@@ -59,7 +61,7 @@ class SeenValues:
         Returns:
             How many elements of it are NaN.
         """
-        if not _counts(spec):
+        if not _form_counts(spec.dtype, spec.shape):
             return 0
         size = spec.nbytes // spec.size
         skipped = -start % size
@@ -75,6 +77,41 @@ class SeenValues:
             with _LOCK:
                 self.nans[spec.path] = self.nans.get(spec.path, 0) + count
         return count
+
+    def see_whole(self, parts: Sequence[tuple[TensorSpec, memoryview]]) -> list[tuple[TensorSpec, int]]:
+        """Look at whole tensors, many at once: a look at each costs more than to hash one of a few kilobytes.
+
+        Args:
+            parts: the tensors with all their bytes.
+
+        Returns:
+            The tensors that have NaN, and how many.
+        """
+        kinds: dict[str, list[tuple[TensorSpec, memoryview]]] = {}
+        for part in parts:
+            spec = part[0]
+            if _form_counts(spec.dtype, spec.shape):
+                kinds.setdefault(spec.dtype, []).append(part)
+        found = [row for dtype, rows in kinds.items() for row in self._see_kind(dtype, rows)]
+        self.nans |= {spec.path: count for spec, count in found}
+        return found
+
+    def _see_kind(
+        self, dtype: str, rows: Sequence[tuple[TensorSpec, memoryview]]
+    ) -> list[tuple[TensorSpec, int]]:
+        """Look at whole tensors of one type: only those count whose first and last elements are the same."""
+        import numpy as np
+
+        size = dtypes.numpy_dtype(dtype).itemsize
+        joined = memoryview(b"".join([data for _spec, data in rows]))
+        elements = np.frombuffer(joined, f"V{size}")
+        ends = np.cumsum([len(data) for _spec, data in rows]) // size
+        first = elements[np.concatenate(([0], ends[:-1]))]
+        for at in np.flatnonzero(first == elements[ends - 1]).tolist():
+            self.repeated[rows[at][0].path] = bytes(rows[at][1][:size])
+        if not nan_count(dtype, joined):
+            return []
+        return [(spec, count) for spec, data in rows if (count := nan_count(dtype, data))]
 
     def renamed(self, names: Mapping[KeyPath, KeyPath]) -> SeenValues:
         """The same under other key paths, of the tensors that have one."""
@@ -137,9 +174,10 @@ def _nan_words(dtype: str) -> tuple[int, ...]:
     return tuple(np.flatnonzero(np.isnan(words.view(dtypes.numpy_dtype(dtype)).astype("f4"))).tolist())
 
 
-def _counts(spec: TensorSpec) -> bool:
+@lru_cache(1 << 12)
+def _form_counts(dtype: str, shape: tuple[int, ...]) -> bool:
     """Whether a tensor has several elements that are no counters, and bytes of its own for each."""
-    return spec.size > 1 and not spec.dtype.startswith(_COUNTS) and not dtypes.opaque(spec.dtype)
+    return math.prod(shape) > 1 and not dtype.startswith(_COUNTS) and not dtypes.opaque(dtype)
 
 
 def zeros_notes(specs: Mapping[KeyPath, TensorSpec], digests: Mapping[KeyPath, str]) -> list[str]:
@@ -152,7 +190,10 @@ def zeros_notes(specs: Mapping[KeyPath, TensorSpec], digests: Mapping[KeyPath, s
     Returns:
         One sentence, or nothing. Tensors of one element and of integers do not count.
     """
-    found = [path for path, digest in digests.items() if _is_filled(specs[path], b"\0", digest)]
+    algorithm = _algorithm_of_all(digests)
+    found = [
+        path for path, digest in digests.items() if digest == _filled_digest(algorithm, b"\0", specs[path])
+    ]
     return _note(f"{len(found):,} of {plural(len(specs), 'tensor')} hold only zeros", found)
 
 
@@ -169,11 +210,13 @@ def repeated_notes(
     Returns:
         One sentence, or nothing. Ones do not count either: with them the scales of norms begin.
     """
+    algorithm = _algorithm_of_all(digests)
     found = [
         path
         for path, element in seen.repeated.items()
         if element and any(element) and path in digests
-        and element != _one(specs[path].dtype) and _is_filled(specs[path], element, digests[path])
+        and element != _one(specs[path].dtype)
+        and digests[path] == _filled_digest(algorithm, element, specs[path])
     ]  # fmt: skip
     return _note(f"{len(found):,} of {plural(len(specs), 'tensor')} hold a single value", found)
 
@@ -193,15 +236,26 @@ def _note(what: str, found: Iterable[KeyPath]) -> list[str]:
     return [f"{what}: {names}; {_CURE}"] if names else []
 
 
-def _is_filled(spec: TensorSpec, element: bytes, digest: str) -> bool:
-    """Whether a digest is that of a tensor with one element again and again."""
-    if spec.size <= 1 or spec.dtype.startswith(_COUNTS):
-        return False
-    algorithm = algorithm_of(digest)
+def _algorithm_of_all(digests: Mapping[KeyPath, str]) -> str:
+    """The algorithm of some digests, which is the same for all."""
+    return algorithm_of(next(iter(digests.values()), ""))
+
+
+def _filled_digest(algorithm: str, element: bytes, spec: TensorSpec) -> str:
+    """The digest of a tensor with one element again and again; empty for a tensor that does not count."""
+    return _filled_form(algorithm, element, spec.dtype, spec.shape)
+
+
+@lru_cache(1 << 12)
+def _filled_form(algorithm: str, element: bytes, dtype: str, shape: tuple[int, ...]) -> str:
+    """The digest of all tensors of one form, of which large models have thousands."""
+    spec = TensorSpec((), shape, dtype)
+    if spec.size <= 1 or dtype.startswith(_COUNTS):
+        return ""
     whole, rest = divmod(spec.nbytes, LEAF)
     leaves = [_filled_leaf(algorithm, element, LEAF)] * whole
     leaves += [_filled_leaf(algorithm, element, rest)] if rest else []
-    return digest == tensor_digest(spec, leaves, algorithm)
+    return tensor_digest(spec, leaves, algorithm)
 
 
 @lru_cache(1 << 12)

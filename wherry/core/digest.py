@@ -22,17 +22,17 @@ import json
 import math
 import threading
 from functools import lru_cache
-from itertools import product
+from itertools import islice, product
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry import kernels
 from wherry.core import dtypes
-from wherry.core.algorithms import BLAKE3, HASH_BYTES, HashState, new_hash
+from wherry.core.algorithms import BLAKE3, HASH_BYTES, HashState, hash_function, new_hash
 from wherry.core.keypath import render
 from wherry.core.tensorspec import region_shape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from typing_extensions import Buffer
 
@@ -44,6 +44,7 @@ LEAF = kernels.LEAF
 _SHORTEST_RUN = 1 << 10  # bytes; to hash shorter runs one by one costs more than to read them again in order
 _LEAST_TOGETHER = 64 << 10  # bytes of runs that are hashed in one call
 _MOST_LEAVES = 256  # that a box may touch: they stay open until others have come, and 32 MiB are kept of them
+_ROWS_AT_ONCE = 1000
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -67,6 +68,37 @@ def sha256_text(kind: str, text: bytes) -> str:
     return hashlib.sha256(_header(kind) + text).hexdigest()
 
 
+def sha256_of_rows(kind: str, fields: Mapping[str, object], name: str, rows: Iterable[object]) -> str:
+    """As `sha256_of` of an object, one field of which is a long array.
+
+    Args:
+        kind: as for `sha256_of`.
+        fields: the other fields.
+        name: of the array.
+        rows: its values; few of them are held at a time.
+    """
+    state = hashlib.sha256(_header(kind))
+    mark = b"{"
+    for key in sorted({*fields, name}):
+        state.update(b"%b%b:" % (mark, canonical_json(key)))
+        if key == name:
+            _update_with_rows(state, rows)
+        else:
+            state.update(canonical_json(fields[key]))
+        mark = b","
+    state.update(b"}")
+    return state.hexdigest()
+
+
+def _update_with_rows(state: HashState, rows: Iterable[object]) -> None:
+    """Hash the canonical JSON of an array, some values at a time."""
+    left, mark = iter(rows), b"["
+    while some := list(islice(left, _ROWS_AT_ONCE)):
+        state.update(mark + canonical_json(some)[1:-1])
+        mark = b","
+    state.update(b"[]" if mark == b"[" else b"]")
+
+
 def _header(kind: str) -> bytes:
     return f"wherry {kind} 1\n".encode()
 
@@ -81,7 +113,7 @@ def leaf_count(nbytes: int) -> int:
     return -(-nbytes // LEAF)
 
 
-def tensor_digest(spec: TensorSpec, leaves: Iterable[bytes], algorithm: str) -> str:
+def tensor_digest(spec: TensorSpec, leaves: Sequence[bytes], algorithm: str) -> str:
     """Digest of one tensor.
 
     Args:
@@ -89,8 +121,8 @@ def tensor_digest(spec: TensorSpec, leaves: Iterable[bytes], algorithm: str) -> 
         leaves: the raw hash of each leaf in order.
         algorithm: of the leaves and of the digest.
     """
-    text = ",".join([f'"{leaf.hex()}"' for leaf in leaves])
-    found = new_hash(algorithm, b"%b[%b]]" % (_tensor_head(spec.dtype, spec.shape), text.encode()))
+    text = '["' + '","'.join([leaf.hex() for leaf in leaves]) + '"]]' if leaves else "[]]"
+    found = hash_function(algorithm)(_tensor_head(spec.dtype, spec.shape) + text.encode())
     return f"{algorithm}:{found.digest().hex()}"
 
 
@@ -103,12 +135,17 @@ def _tensor_head(dtype: str, shape: tuple[int, ...]) -> bytes:
 def weights_digest(digests: Mapping[KeyPath, str], algorithm: str) -> str:
     """Digest of the content: the same for any container that holds the same tensors under the same paths."""
     own = f"{algorithm}:"
-    rows = [[list(path), digests[path].removeprefix(own)] for path in sorted(digests)]
-    return _digest_of(algorithm, "weights", rows)
+    state = new_hash(algorithm, _header("weights"))
+    _update_with_rows(state, ((path, digests[path].removeprefix(own)) for path in sorted(digests)))
+    return f"{algorithm}:{state.digest().hex()}"
 
 
 def checkpoint_digest(
-    manifest: Manifest, format_name: str, format_version: str | None, algorithm: str
+    manifest: Manifest,
+    format_name: str,
+    format_version: str | None,
+    algorithm: str,
+    weights: str | None = None,
 ) -> str:
     """Digest of the identity: content, container and companions.
 
@@ -117,12 +154,14 @@ def checkpoint_digest(
         format_name: its format.
         format_version: the format's version of the layout.
         algorithm: of the tensors' digests and of this one.
+        weights: the weights digest, if it is known.
     """
+    content = weights or weights_digest(manifest.digests, algorithm)
     return _digest_of(
         algorithm,
         "checkpoint",
         {
-            "weights": weights_digest(manifest.digests, algorithm).removeprefix(f"{algorithm}:"),
+            "weights": content.removeprefix(f"{algorithm}:"),
             "format": format_name,
             "format_version": format_version,
             "values": {render(path): value for path, value in manifest.values.items()},

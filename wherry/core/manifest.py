@@ -22,7 +22,7 @@ from wherry.text.html import html_table
 from wherry.text.json_forms import ListOf, Record, require_form
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 SCHEMA = 2  # schema 1 has digests without their algorithm, which is SHA-256
 Value: TypeAlias = str | int | float | bool | None
@@ -156,13 +156,20 @@ class Manifest:
 
     def to_json(self) -> JsonObject:
         """JSON form; the inverse of `from_json`."""
+        return {**self.json_form(), "tensors": list(self.tensor_rows())}
+
+    def tensor_rows(self) -> Iterator[JsonObject]:
+        """The rows of `tensors` of the JSON form, one after the other."""
+        for path in sorted(self.tensors):
+            yield _tensor_json(self.tensors[path], self.digests.get(path))
+
+    def json_form(self) -> JsonObject:
+        """The JSON form with no row in `tensors`."""
         return {
             "schema": SCHEMA,
             "step": self.step,
             "kind": self.kind,
-            "tensors": [
-                _tensor_json(spec, self.digests.get(path)) for path, spec in sorted(self.tensors.items())
-            ],
+            "tensors": [],
             "values": {render(path): value for path, value in sorted(self.values.items())},
             "empties": {render(path): kind for path, kind in sorted(self.empties.items())},
             "lists": [render(path) for path in sorted(self.lists)],

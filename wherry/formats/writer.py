@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     # Start, stop and checksum of pieces of a tensor.
     Checks: TypeAlias = Sequence[tuple[int, int, int]]
     EncodedFunction: TypeAlias = Callable[[KeyPath, Region], EncodedChunk | None]
+    WriteAllFunction: TypeAlias = Callable[[Sequence[tuple[KeyPath, Span, memoryview]]], None]
 
 
 class Writer(Protocol):
@@ -51,8 +53,15 @@ class Writer(Protocol):
     def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
         """Write canonical bytes at a region (gridded tensors, whole natural regions) or span (the others)."""
 
+    def write_all(self, parts: Sequence[tuple[KeyPath, Span, memoryview]]) -> None:
+        """Write spans of several tensors that are not gridded, as `write` does with each."""
+
     def stored(self, path: KeyPath, where: Region | Span) -> bool:
         """Whether bytes that `write` got are durable after a `sync`; in a store of objects, a part has to be sent."""
+        ...
+
+    def is_durable_by_sync(self) -> bool:
+        """Whether a `sync` makes everything durable and no checksums are needed, so that no part is asked for."""
         ...
 
     def checks(self, path: KeyPath, where: Span) -> Checks:
@@ -102,9 +111,22 @@ class BaseWriter:
         """No encoded chunks are named."""
         return None
 
+    def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
+        """Must be overridden."""
+        raise NotImplementedError
+
+    def write_all(self, parts: Sequence[tuple[KeyPath, Span, memoryview]]) -> None:
+        """Write one span after another."""
+        for path, where, data in parts:
+            self.write(path, where, data)
+
     def stored(self, path: KeyPath, where: Region | Span) -> bool:  # noqa: ARG002  of the protocol
         """Everything is durable after a `sync`."""
         return True
+
+    def is_durable_by_sync(self) -> bool:
+        """Parts are asked for."""
+        return False
 
     def checks(self, path: KeyPath, where: Span) -> Checks:  # noqa: ARG002  of the protocol
         """None are needed."""
@@ -182,6 +204,16 @@ def home_of(writer: Any) -> HomeFunction:
 def encoded_of(writer: Any) -> EncodedFunction:
     """The `encoded` method of a writer; a writer of an older plug-in may not have one."""
     return getattr(writer, "encoded", BaseWriter().encoded)
+
+
+def write_all_of(writer: Any) -> WriteAllFunction:
+    """The `write_all` method of a writer; a writer of an older plug-in may not have one."""
+    return getattr(writer, "write_all", partial(BaseWriter.write_all, writer))
+
+
+def is_durable_by_sync(writer: Any) -> bool:
+    """The `is_durable_by_sync` of a writer; a writer of an older plug-in may not have one."""
+    return getattr(writer, "is_durable_by_sync", BaseWriter().is_durable_by_sync)()
 
 
 def durable(writer: Any) -> BaseWriter:

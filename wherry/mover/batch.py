@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.reader import Extent
-    from wherry.mover.move import Move, Way
+    from wherry.mover.move import Move
     from wherry.mover.source import Source
 
 _MOST_BYTES = (
@@ -38,21 +38,15 @@ class SmallMove(NamedTuple):
         move: the move.
         spec: the source tensor.
         extent: the only extent of the tensor's bytes.
+        start: the offset in the file of its first byte.
+        stop: the offset in the file after its last byte.
     """
 
     move: Move
     spec: TensorSpec
     extent: Extent
-
-    @property
-    def start(self) -> int:
-        """The offset in the file of its first byte."""
-        return self.extent.offset + self.move.span.start
-
-    @property
-    def stop(self) -> int:
-        """The offset in the file after its last byte."""
-        return self.extent.offset + self.move.span.stop
+    start: int
+    stop: int
 
 
 @dataclass(slots=True)
@@ -72,7 +66,7 @@ class Batch:
     def add(self, row: SmallMove) -> None:
         """Add one more move."""
         self.rows.append(row)
-        self.nbytes += row.move.span.nbytes
+        self.nbytes += row.stop - row.start
 
     def leave_behind(self, nbytes: int) -> None:
         """Count the bytes of a larger move that is carried first."""
@@ -83,17 +77,17 @@ class Batch:
         """Whether the batch has waited for long enough."""
         return self.behind >= _MOST_BEHIND
 
-    def fits(self, move: Move) -> bool:
+    def fits(self, row: SmallMove) -> bool:
         """Whether there is room for one more move."""
-        return len(self.rows) < _MOST_MOVES and self.nbytes + move.span.nbytes <= _MOST_BYTES
+        return len(self.rows) < _MOST_MOVES and self.nbytes + row.stop - row.start <= _MOST_BYTES
 
 
-def small_move(move: Move, spec: TensorSpec, way: Way) -> SmallMove | None:
-    """A move that can be part of a batch; None if it is large, or if its bytes are not raw in one file."""
-    extents = way.access.raw
-    if extents is None or len(extents) != 1 or way.band is not None or move.box:
+def small_move(move: Move, spec: TensorSpec, extent: Extent) -> SmallMove | None:
+    """A move that can be part of a batch; None if it is large, or a box."""
+    start, stop = move.span
+    if stop - start > SMALL or move.box:
         return None
-    return SmallMove(move, spec, extents[0]) if move.span.nbytes <= SMALL else None
+    return SmallMove(move, spec, extent, extent.offset + start, extent.offset + stop)
 
 
 @contextmanager
@@ -112,11 +106,11 @@ def batch_parts(source: Source, batch: Batch) -> Generator[list[tuple[Move, memo
             held = buffer[done : done + run.nbytes]
             first = run.rows[0]
             fill(first.extent.location, run.start, held, first.spec, straight=source.straight)
-            for row in run.rows:
-                part = held[row.start - run.start : row.stop - run.start]
-                if row.extent.checksum is not None:
-                    source.recorded.update((row.extent,), row.move.span, part, row.spec)
-                parts.append((row.move, part))
+            for move, spec, extent, start, stop in run.rows:
+                part = held[start - run.start : stop - run.start]
+                if extent.crc32 is not None or extent.within is not None:
+                    source.recorded.update((extent,), move.span, part, spec)
+                parts.append((move, part))
             done += run.nbytes
         yield parts
 
@@ -140,13 +134,12 @@ def _position(row: SmallMove) -> tuple[str, int]:
 def _runs(rows: list[SmallMove]) -> Generator[_Run]:
     """The moves whose bytes lie near each other, together, with the bytes between them."""
     (path, start), stop = _position(rows[0]), rows[0].stop
-    run = [rows[0]]
-    for row in rows[1:]:
-        here, at = _position(row)
-        if here == path and 0 <= at - stop <= _GAP and at - start <= _MOST_BYTES:
-            run.append(row)
-        else:
+    run: list[SmallMove] = []
+    for row in rows:
+        here, at = row.extent.location.path, row.start
+        if run and not (here == path and 0 <= at - stop <= _GAP and at - start <= _MOST_BYTES):
             yield _Run(run, start, stop)
-            run, path, start = [row], here, at
+            run, path, start = [], here, at
+        run.append(row)
         stop = row.stop
     yield _Run(run, start, stop)

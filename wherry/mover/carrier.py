@@ -15,35 +15,66 @@ import threading
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby, islice
+from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.core import dtypes
 from wherry.core.account import NO_LOSSES, Losses
 from wherry.core.blank_values import SeenValues
-from wherry.core.digest import LeafHasher
 from wherry.core.tally import Tally, counting
+from wherry.core.tensorspec import Span
 from wherry.mover.batch import Batch, batch_parts, small_move
+from wherry.mover.leaf_table import LeafTable
+from wherry.mover.move import SMALL, Move, whole_span
 from wherry.mover.range_batch import RangeWindow, is_remote, range_parts, ranged_move
 from wherry.mover.range_batch import worker_count as ranged_workers
 from wherry.runtime import threads
 from wherry.runtime.threads import Crew
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
+    from collections.abc import Generator, Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
+    from wherry.core.digest import LeafHasher
     from wherry.core.keypath import KeyPath
     from wherry.core.progress import Meter
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.reader import Access
-    from wherry.mover.move import Move
+    from wherry.mover.move import Way
     from wherry.mover.output import Output
     from wherry.mover.range_batch import RangeBatch
     from wherry.mover.readback import StoredPart
     from wherry.mover.source import Source
     from wherry.runtime.threads import Task
+
+
+_SAMPLES = 500  # tensors that stand for all
+_BATCH_WORKERS = 2  # where most bytes are carried in batches, of which one is carried at a time
+
+
+class AccessSummary(NamedTuple):
+    """How tensors are read, for the number of threads: a few of them stand for all.
+
+    Attributes:
+        raw: whether all are stored raw.
+        computes: whether reading one is bound by the CPU.
+        remote: whether one is raw in files of a remote store.
+    """
+
+    raw: bool
+    computes: bool
+    remote: bool
+
+    @classmethod
+    def of(cls, accesses: Iterable[Access]) -> AccessSummary:
+        """The summary of the accesses of all tensors, none of which is kept."""
+        raw, computes, remote = True, False, False
+        for access in accesses:
+            raw = raw and access.kind == "raw"
+            computes = computes or access.computes
+            remote = remote or is_remote(access)
+        return cls(raw, computes, remote)
 
 
 @dataclass(slots=True)
@@ -56,10 +87,12 @@ class Carrier:
         meter: counts the progress.
         algorithms: with which the leaves are hashed; see LeafHasher.
         outputs: receive the bytes; empty for a digest pass.
-        hashers: one per source tensor, updated during the pass.
+        leaves: of the source tensors, completed during the pass.
         seen: what the pass saw of the values, while it hashed them.
+        look: whether values are looked at; not where only digests are compared.
         whole: whether it carries every part of its tensors; otherwise their boxes are not hashed, as no leaf of them
             would be complete.
+        expected: the leaves of its tensors, if they are only compared; see LeafTable.
         crew: the worker threads; they stop with the source.
     """
 
@@ -68,16 +101,23 @@ class Carrier:
     meter: Meter
     algorithms: tuple[str, ...]
     outputs: tuple[Output, ...] = ()
-    hashers: dict[KeyPath, LeafHasher] = field(default_factory=dict["KeyPath", LeafHasher])
     seen: SeenValues = field(default_factory=SeenValues)
+    look: bool = True
     whole: bool = True
+    expected: Mapping[KeyPath, tuple[bytes, ...]] | None = None
     crew: Crew = field(init=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    leaves: LeafTable = field(init=False)
     # If more threads than cores hashed at once, all would finish at once, and then wait for storage together.
     _hashing: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(os.cpu_count() or 2))
+    # A batch is work of the interpreter, which has one lock. If several threads worked on batches, each of a thousand
+    # calls that release it would have to wait to get it back, which takes longer than the calls. Who has the turn of
+    # a batch may wait for a buffer; who has that of a range batch does not.
+    _batch_turn: threading.Lock = field(default_factory=threading.Lock)
+    _range_turn: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.crew = Crew(self.source.stopped)
+        self.leaves = LeafTable(self.specs, self.algorithms, self.expected)
 
     def carry(self, moves: Iterable[Move]) -> None:
         """Carry out all moves.
@@ -89,13 +129,17 @@ class Carrier:
             BaseException: an interruption that is not an Exception (Ctrl-C, a cancelled flow run, an exit); the
                 workers have stopped too, and their finished moves are durable and in the journals.
         """
-        accesses = [self.source.access(spec) for spec in self.specs.values()]
-        workers = threads.carrier_count() if self._waits(accesses) else threads.worker_count()
-        if any(map(is_remote, accesses)):  # workers wait for the answers of a store
+        summary = AccessSummary.of(map(self.source.access, _some(list(self.specs.values()))))
+        workers = threads.carrier_count() if self._waits(summary) else threads.worker_count()
+        if summary.remote:  # workers wait for the answers of a store
             workers = max(workers, ranged_workers(self.source.pool.budget))
+        elif summary.raw and self._is_of_small():
+            workers = min(workers, _BATCH_WORKERS)
         self.take_up()
         with self.settling():
-            self.crew.work(self.tasks(moves), workers, numbers=not self._plain())
+            self.crew.work(
+                self.tasks(moves), workers, numbers=self.look or not (summary.raw and self._is_plain())
+            )
 
     @contextmanager
     def settling(self) -> Generator[None]:
@@ -117,20 +161,22 @@ class Carrier:
     def tasks(self, moves: Iterable[Move]) -> Iterator[Task]:
         """The tasks for the moves that some output still needs; other moves count as done."""
         batch, window = Batch(), RangeWindow()
+        chooses = self._chooses()
         for path, rows in groupby(moves, key=attrgetter("source")):
             spec = self.specs[path]
-            way = self.source.way(spec)
-            if way.flows:
-                wanted = list(self._wanted_moves(rows))
-                if wanted:
-                    yield partial(self._flow, wanted)
-                continue
-            for move in self._wanted_moves(rows):
-                ranged = ranged_move(move, spec, way)
+            extent, way = self.source.take_extent(spec), None
+            if extent is None or not extent.location.store.capabilities.local:
+                way = self.source.way(spec)
+                chooses = self._chooses()
+                if way.flows:
+                    yield from self._flow_tasks(list(self._chosen_moves(rows)))
+                    continue
+            for move in self._chosen_moves(rows) if chooses else rows:
+                ranged = None if way is None else ranged_move(move, spec, way)
                 if ranged is not None:
                     yield from self._range_tasks(window.add(ranged))
                     continue
-                small = small_move(move, spec, way)
+                small = None if extent is None else small_move(move, spec, extent)
                 if small is None:
                     yield from self._reads()
                     yield partial(self._carry, move)
@@ -139,9 +185,9 @@ class Carrier:
                         yield partial(self._carry_batch, batch)
                         batch = Batch()
                     continue
-                if not batch.fits(move):
+                if not batch.fits(small):
                     yield partial(self._carry_batch, batch)
-                    batch = Batch()
+                    batch, chooses = Batch(), self._chooses()
                 batch.add(small)
         if batch.rows:
             yield partial(self._carry_batch, batch)
@@ -159,13 +205,25 @@ class Carrier:
                 for part in output.back.parts():
                     yield partial(self._read_back, output, part)
 
-    def _wanted_moves(self, moves: Iterable[Move]) -> Iterator[Move]:
+    def _chooses(self) -> bool:
+        """Whether some moves may not be carried: an output failed, or needs fewer, or other runs have made some."""
+        if not self.whole:
+            return True
+        for output in self.outputs:
+            if output.error is not None or output.journal.done or len(output.targets) < len(self.specs):
+                return True
+        return False
+
+    def _flow_tasks(self, moves: list[Move]) -> Iterator[Task]:
+        if moves:
+            yield partial(self._flow, moves)
+
+    def _chosen_moves(self, moves: Iterable[Move]) -> Iterator[Move]:
         for move in moves:
             wanted = not self.outputs
             for output in self.outputs:
                 output.resumed(move)
                 wanted = output.wants(move) or wanted
-            self._hasher(move.source)
             if wanted:
                 yield move
             elif all(output.error for output in self.outputs):
@@ -177,78 +235,92 @@ class Carrier:
         """Take over from the journals the leaves that earlier runs hashed."""
         for output in self.outputs:
             for row in output.journal.done:
-                for leaf, digest in row.leaves.items():
-                    self._hasher(row.source).preset(leaf, digest)
+                self.leaves.preset(row.source, row.leaves)
 
-    def _waits(self, accesses: Iterable[Access]) -> bool:
+    def _waits(self, summary: AccessSummary) -> bool:
         """Whether the workers mostly wait for storage, at the source or at an output, rather than compute."""
         if not (self.outputs or self.source.straight) or any(output.encodes for output in self.outputs):
             return False
-        return not any(access.computes for access in accesses)
+        return not summary.computes
 
-    def _plain(self) -> bool:
-        """Whether bytes are copied without decoding or encoding, so that no thread needs numpy."""
-        kept = all(
+    def _is_of_small(self) -> bool:
+        """Whether most bytes are carried in batches."""
+        sizes = [spec.nbytes for spec in self.specs.values()]
+        return sum(sizes) > 2 * sum(size for size in sizes if size > SMALL)
+
+    def _is_plain(self) -> bool:
+        """Whether bytes are written without encoding, so that no thread needs numpy if they are read so."""
+        return all(
             target.chunks is None and not dtypes.is_paired(target.dtype)
             for output in self.outputs
             for target in output.targets.values()
         )
-        return kept and all(self.source.access(spec).kind == "raw" for spec in self.specs.values())
 
     def _settle(self) -> None:
         for output in self.outputs:
-            output.settle(self.hashers)
+            output.settle(self.leaves)
 
     def _carry(self, move: Move) -> None:
-        spec, hasher = self.specs[move.source], self._hasher(move.source)
+        spec, hasher = self.specs[move.source], self.leaves.hasher(move.source)
         with self._counting() as tally, self.source.part(spec, move, self._place(move)) as data:
             self._deliver(move, data, hasher, tally.losses)
         self.meter.add(move.span.nbytes, spec.name)
 
     def _read_back(self, output: Output, part: StoredPart) -> None:
         with self.source.pool.buffer(part.memory, part.extra, part.place) as memory:
-            output.read_back(part, memory, self._hasher(part.move.source), self._hashing)
+            output.read_back(part, memory, self.leaves.hasher(part.move.source), self._hashing)
 
     def _carry_batch(self, batch: Batch) -> None:
-        with batch_parts(self.source, batch) as parts:
-            self._deliver_all(parts)
+        with self._batch_turn, batch_parts(self.source, batch) as parts:
+            moves = self._deliver_all(parts)
+        self._delivered(moves)
         self.meter.add(batch.nbytes, batch.rows[-1].spec.name)
 
     def _carry_ranges(self, batch: RangeBatch) -> None:
-        with range_parts(self.source, batch) as parts:
-            self._deliver_all(parts)
+        with range_parts(self.source, batch) as parts, self._range_turn:
+            moves = self._deliver_all(parts)
+        self._delivered(moves)
         self.meter.add(batch.nbytes, batch.rows[-1].spec.name)
 
-    def _deliver_all(self, parts: list[tuple[Move, memoryview]]) -> None:
-        found: list[Losses] = []
-        with self._hashing:
-            for move, data in parts:
-                nans = self.seen.see(self.specs[move.source], move.span.start, data)
-                found.append(Losses(nan=nans) if nans else NO_LOSSES)
-                self._hasher(move.source).update(move.span.start, data)
+    def _deliver_all(self, parts: list[tuple[Move, memoryview]]) -> list[list[Move]]:
+        """Hash and write the parts of a batch; the moves that each output has got."""
+        losses = self._hash_all(parts)
+        moves: list[list[Move]] = []
         for output in self.outputs:
-            wanted = [
-                (*part, losses) for part, losses in zip(parts, found, strict=True) if output.wants(part[0])
-            ]
-            for move, data, losses in wanted:
-                output.deliver(move, data, losses)
-            output.delivered([move for move, _data, _losses in wanted], self.hashers)
+            wanted = [part for part in parts if output.wants(part[0])] if self._chooses() else parts
+            output.deliver_all(wanted, losses)
+            moves.append([move for move, _data in wanted])
+        return moves
+
+    def _delivered(self, moves: list[list[Move]]) -> None:
+        for output, rows in zip(self.outputs, moves, strict=True):
+            output.delivered(rows, self.leaves)
+
+    def _hash_all(self, parts: list[tuple[Move, memoryview]]) -> dict[tuple[KeyPath, Span], Losses]:
+        """Hash the parts of a batch, nearly all of which are whole tensors; what was counted of their values."""
+        whole: list[tuple[TensorSpec, memoryview]] = []
+        found: dict[tuple[KeyPath, Span], Losses] = {}
+        for move, data in parts:
+            spec, span = self.specs[move.source], move.span
+            if span.stop - span.start == spec.nbytes <= SMALL:
+                whole.append((spec, data))
+                continue
+            if self.look and (nans := self.seen.see(spec, span.start, data)):
+                found[move.source, span] = Losses(nan=nans)
+            self.leaves.hasher(move.source).update(span.start, data)
+        self.leaves.take_whole(whole)
+        for spec, nans in self.seen.see_whole(whole) if self.look else ():
+            found[spec.path, Span(0, spec.nbytes)] = Losses(nan=nans)
+        return found
 
     def _flow(self, moves: list[Move]) -> None:
         """Carry the parts of a tensor as they are decoded, one after another."""
-        spec, hasher = self.specs[moves[0].source], self._hasher(moves[0].source)
+        spec, hasher = self.specs[moves[0].source], self.leaves.hasher(moves[0].source)
         spans = [move.span for move in moves]
         with self.source.flow(spec, spans, self._place(moves[0])) as parts:
             for move, part in zip(moves, parts, strict=True):  # reads the parts to their end
                 self._deliver(move, part, hasher)
                 self.meter.add(move.span.nbytes, spec.name)
-
-    def _hasher(self, source: KeyPath) -> LeafHasher:
-        known = self.hashers.get(source)
-        if known is None:
-            with self._lock:
-                known = self.hashers.setdefault(source, LeafHasher(self.specs[source], self.algorithms))
-        return known
 
     def _place(self, move: Move) -> int:
         """The offset at which the first output will write a part; several outputs rarely agree."""
@@ -260,7 +332,8 @@ class Carrier:
 
     def _deliver(self, move: Move, data: memoryview, hasher: LeafHasher, losses: Losses = NO_LOSSES) -> None:
         with self._hashing:
-            nans = self.seen.see(self.specs[move.source], 0 if move.box else move.span.start, data)
+            start = 0 if move.box else move.span.start
+            nans = self.seen.see(self.specs[move.source], start, data) if self.look else 0
             if not move.box:
                 hasher.update(move.span.start, data)
             elif self.whole and move.region is not None:
@@ -270,18 +343,35 @@ class Carrier:
         for output in self.outputs:
             if output.wants(move):
                 output.deliver(move, data, losses)
-                output.delivered([move], self.hashers)
+                output.delivered([move], self.leaves)
+
+
+def _some(specs: list[TensorSpec]) -> list[TensorSpec]:
+    """A few of many tensors, from the first to the last."""
+    return specs[:: max(len(specs) // _SAMPLES, 1)]
 
 
 def digest_moves(specs: Iterable[TensorSpec], source: Source) -> Iterator[Move]:
     """The moves of a pass that only hashes."""
-    waiting = iter(specs)
-    while group := list(islice(waiting, threads.worker_count())):
-        ways = [(source.way(spec), spec) for spec in group]
-        for way, spec in ways:
-            if way.flows:
-                yield from way.moves(spec, ())
-        yield from _in_turns([way.moves(spec, ()) for way, spec in ways if not way.flows])
+    group: list[tuple[Way, TensorSpec]] = []
+    count = threads.worker_count()
+    for spec in specs:
+        nbytes = spec.nbytes
+        if 0 < nbytes <= SMALL and source.only_extent(spec) is not None:
+            yield Move(spec.path, whole_span(nbytes), None)
+            continue
+        group.append((source.way(spec), spec))
+        if len(group) == count:
+            yield from _moves_of_group(group)
+            group = []
+    yield from _moves_of_group(group)
+
+
+def _moves_of_group(group: list[tuple[Way, TensorSpec]]) -> Iterator[Move]:
+    for way, spec in group:
+        if way.flows:
+            yield from way.moves(spec, ())
+    yield from _in_turns([way.moves(spec, ()) for way, spec in group if not way.flows])
 
 
 def _in_turns(rows: list[Iterator[Move]]) -> Iterator[Move]:

@@ -49,6 +49,9 @@ class ContainerChecksums:
         Raises:
             CorruptError: a range is complete and its checksum differs from the recorded one.
         """
+        only = extents[0] if len(extents) == 1 else None
+        if only and only.crc32 is not None and only.length == len(data) <= CELL and _crc(data) == only.crc32:
+            return  # the whole range, as almost always where tensors are small
         position = 0
         for extent in extents:
             start, stop = max(span.start, position), min(span.stop, position + extent.length)
@@ -97,6 +100,9 @@ class ContainerChecksums:
         _require(recorded, found, location, watched.spec)
         with self._lock:
             self._watched.pop((location.uri, recorded.offset), None)
+
+
+_crc = KINDS["CRC-32"].of
 
 
 def _require(recorded: RangeChecksum, found: int, location: Location, spec: TensorSpec) -> None:

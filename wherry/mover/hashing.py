@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from wherry.core.blank_values import SeenValues, nans_notes, repeated_notes, zeros_notes
-from wherry.core.digest import LEAF, LeafHasher, leaf_count, tensor_digest
+from wherry.core.digest import LEAF, leaf_count, tensor_digest
 from wherry.core.keypath import KeyPath, render
 from wherry.core.progress import Meter, OnProgress
 from wherry.core.units import short
@@ -17,11 +19,12 @@ from wherry.mover.source import Source
 from wherry.runtime import threads
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, ItemsView, Iterable, Iterator, ValuesView
     from pathlib import Path
 
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.checkpoint import Checkpoint
+    from wherry.mover.leaf_table import LeafTable
     from wherry.mover.move import Move
 
 
@@ -55,6 +58,46 @@ class MeasuredError:
     share: float = 0.0
 
 
+class _DigestsWhenNeeded(Mapping["KeyPath", str]):
+    """The digests of tensors whose leaves are known, all of which are computed when the first one is asked for."""
+
+    def __init__(
+        self,
+        specs: Mapping[KeyPath, TensorSpec],
+        leaves: Mapping[KeyPath, tuple[bytes, ...]],
+        algorithm: str,
+    ) -> None:
+        self._specs, self._leaves, self._algorithm = specs, leaves, algorithm
+
+    @cached_property
+    def _digests(self) -> dict[KeyPath, str]:
+        with threads.without_collection():
+            return {
+                path: tensor_digest(self._specs[path], raw, self._algorithm)
+                for path, raw in self._leaves.items()
+            }
+
+    def __getitem__(self, path: KeyPath) -> str:
+        return self._digests[path]
+
+    def items(self) -> ItemsView[KeyPath, str]:
+        """Each tensor with its digest."""
+        return self._digests.items()
+
+    def values(self) -> ValuesView[str]:
+        """The digests."""
+        return self._digests.values()
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._leaves
+
+    def __iter__(self) -> Iterator[KeyPath]:
+        return iter(self._leaves)
+
+    def __len__(self) -> int:
+        return len(self._leaves)
+
+
 @dataclass(frozen=True, slots=True)
 class Hashes:
     """Digests of tensors of a checkpoint.
@@ -72,13 +115,28 @@ class Hashes:
     seen: SeenValues = field(default_factory=SeenValues, compare=False)
 
     def renamed(self, names: Mapping[KeyPath, KeyPath]) -> Hashes:
-        """The same digests under other key paths; digests do not depend on key paths."""
+        """The same digests under other key paths; digests do not depend on key paths.
+
+        Args:
+            names: key path → key path, of at least all tensors of which there is a digest.
+        """
+        if all(names[path] == path for path in self.digests):
+            return self
         digests = {names[path]: digest for path, digest in self.digests.items()}
         leaves = {names[path]: leaves for path, leaves in self.leaves.items()}
         return Hashes(self.algorithm, digests, leaves, self.seen.renamed(names))
 
+    def of_some(self, paths: Collection[KeyPath]) -> Hashes:
+        """Those of some tensors, in the order of these."""
+        if list(self.digests) == list(paths):
+            return self
+        taken = {path: self.digests[path] for path in paths if path in self.digests}
+        return Hashes(self.algorithm, taken, {path: self.leaves[path] for path in taken}, self.seen)
+
     def joined(self, other: Hashes) -> Hashes:
         """These digests and those of other tensors, by the same algorithm."""
+        if not other.digests:
+            return replace(self, seen=self.seen.joined(other.seen))
         digests, leaves = {**self.digests, **other.digests}, {**self.leaves, **other.leaves}
         return Hashes(self.algorithm, digests, leaves, self.seen.joined(other.seen))
 
@@ -88,15 +146,35 @@ class Hashes:
         return [*zeros, *repeated, *nans_notes(specs, self.seen)]
 
     @classmethod
-    @threads.without_collection()
-    def of(
-        cls, specs: Mapping[KeyPath, TensorSpec], hashers: Mapping[KeyPath, LeafHasher], algorithm: str
+    def when_needed(
+        cls,
+        paths: Iterable[KeyPath],
+        specs: Mapping[KeyPath, TensorSpec],
+        leaves: LeafTable,
+        algorithm: str,
     ) -> Hashes:
+        """As `of`; but the digests are computed when the first of them is asked for, and take memory from then on.
+
+        Args:
+            paths: tensors of the pass.
+            specs: all tensors of the checkpoint.
+            leaves: of the pass.
+            algorithm: of the digests.
+        """
+        complete = [path for path in paths if leaves.hashes(path, algorithm) is not None]
+        column = leaves.column(complete, algorithm)
+        return cls(algorithm, _DigestsWhenNeeded(specs, column, algorithm), column)
+
+    @classmethod
+    @threads.without_collection()
+    def of(cls, specs: Mapping[KeyPath, TensorSpec], leaves: LeafTable, algorithm: str) -> Hashes:
         """Collect the digests of a pass, also of tensors without bytes; without those that miss a leaf."""
-        full = {path: hashers.get(path) or LeafHasher(spec, (algorithm,)) for path, spec in specs.items()}
-        leaves = {path: hasher.hashes(algorithm) for path, hasher in full.items() if hasher.done()}
-        digests = {path: tensor_digest(specs[path], raw, algorithm) for path, raw in leaves.items()}
-        return cls(algorithm, digests, leaves)
+        digests = {
+            path: tensor_digest(spec, raw, algorithm)
+            for path, spec in specs.items()
+            if (raw := leaves.hashes(path, algorithm)) is not None
+        }
+        return cls(algorithm, digests, leaves.column(digests, algorithm))
 
 
 def hash_checkpoint(
@@ -128,11 +206,66 @@ def hash_checkpoint(
         StorageError: the storage failed.
     """
     specs = _choose_specs(checkpoint, paths)
+    carrier = _read(checkpoint, specs, algorithm, memory, progress, folder, stage=stage, straight=straight)
+    return replace(Hashes.of(specs, carrier.leaves, algorithm), seen=carrier.seen)
+
+
+def read_back(
+    checkpoint: Checkpoint,
+    expected: Hashes,
+    *,
+    paths: Collection[KeyPath],
+    memory: int,
+    progress: OnProgress | None = None,
+    folder: Path | None = None,
+) -> list[Failure]:
+    """Read tensors from storage, and compare their leaves with the expected ones.
+
+    Args:
+        checkpoint: the checkpoint to read, whose tensors have the expected types and shapes.
+        expected: what is expected of them.
+        paths: the tensors to read.
+        memory: the budget in bytes.
+        progress: called a few times a second.
+        folder: for spill files; a temporary folder by default.
+
+    Returns:
+        Every tensor that differs; see `compare`.
+
+    Raises:
+        DamagedError: bytes are missing or corrupt.
+        StorageError: the storage failed.
+    """
+    specs, algorithm = _choose_specs(checkpoint, paths), expected.algorithm
+    leaves = _read(
+        checkpoint, specs, algorithm, memory, progress, folder, stage="verify", expected=expected.leaves
+    ).leaves
+    kept = [*leaves, *(path for path, spec in specs.items() if not spec.nbytes)]
+    assert leaves.equal + len(kept) == len(specs), "every tensor was read"
+    odd = {path: specs[path] for path in kept if leaves.hashes(path, algorithm) != expected.leaves[path]}
+    return compare(
+        Hashes.of(odd, leaves, algorithm), {path: expected.digests[path] for path in odd}, expected.leaves
+    )
+
+
+def _read(
+    checkpoint: Checkpoint,
+    specs: dict[KeyPath, TensorSpec],
+    algorithm: str,
+    memory: int,
+    progress: OnProgress | None,
+    folder: Path | None,
+    *,
+    stage: str,
+    straight: bool = True,
+    expected: Mapping[KeyPath, tuple[bytes, ...]] | None = None,
+) -> Carrier:
+    """A pass over tensors that only hashes, after its end; where leaves are expected, values are not looked at."""
     pool, meter = Pool(memory), Meter(stage, sum(spec.nbytes for spec in specs.values()), progress)
     with Source(checkpoint.reader, pool, folder, straight=straight) as source:
-        carrier = Carrier(source=source, specs=specs, meter=meter, algorithms=(algorithm,))
+        carrier = Carrier(source, specs, meter, (algorithm,), look=expected is None, expected=expected)
         carrier.carry(digest_moves(specs.values(), source))
-    return replace(Hashes.of(specs, carrier.hashers, algorithm), seen=carrier.seen)
+    return carrier
 
 
 def hash_leaves(
@@ -160,7 +293,7 @@ def hash_leaves(
         moves = digest_moves(specs.values(), source)
         carrier.carry(move for move in moves if _has_leaf(move, parts[move.source]))
     return {
-        path: tuple(leaf or b"" for leaf in carrier.hashers[path].leaves[rows.start : rows.stop])
+        path: tuple(leaf or b"" for leaf in carrier.leaves.hasher(path).leaves[rows.start : rows.stop])
         for path, rows in parts.items()
     }
 

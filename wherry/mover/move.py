@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from wherry.core import dtypes
 from wherry.core.digest import LEAF
 from wherry.core.tensorspec import Region, Span, TensorSpec, row_bands
+from wherry.formats.reader import Access
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from wherry.core.keypath import KeyPath
-    from wherry.formats.reader import Access
+    from wherry.formats.reader import Reader
 
     _Grid: TypeAlias = tuple[int, ...] | None
     _Form: TypeAlias = tuple[tuple[int, ...], str, _Grid, tuple[_Grid, ...]]
@@ -81,7 +82,11 @@ class Way:
 
     def moves(self, spec: TensorSpec, targets: Sequence[TensorSpec]) -> Iterator[Move]:
         """The moves of the tensor to some targets, in C order."""
-        if spec.nbytes <= SMALL:
+        nbytes = spec.nbytes
+        if nbytes <= SMALL:
+            gridded = [target for target in targets if target.chunks is not None]
+            if nbytes and self.access.kind == "raw" and not gridded:
+                return iter((Move(spec.path, whole_span(nbytes), None),))
             cuts = _cuts_of(*self._form(spec, targets), raw=self.spans, regions=self.regions)
             return iter([Move(spec.path, *cut) for cut in cuts])
         return moves_of(self._cut(spec), targets, raw=self.spans, regions=self.regions)
@@ -104,6 +109,12 @@ class Way:
 
     def _cut(self, spec: TensorSpec) -> TensorSpec:
         return spec if self.access.gridded or spec.chunks is None else replace(spec, chunks=None)
+
+
+@lru_cache(1 << 12)
+def whole_span(nbytes: int) -> Span:
+    """The span of all tensors of this size, of which a large model has thousands."""
+    return Span(0, nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,18 +259,60 @@ def on_grid(region: Region, chunks: tuple[int, ...], shape: tuple[int, ...]) -> 
 
 
 @dataclass(frozen=True, slots=True)
+class Ways:
+    """How tensors are read. Of raw tensors, of which large checkpoints have very many, nothing is kept.
+
+    Attributes:
+        reader: the checkpoint's reader.
+        specs: the tensors of the checkpoint.
+        paths: key paths of those that are read; may have one several times.
+        kept: key path → how the tensor is read, of those that are not raw.
+    """
+
+    reader: Reader
+    specs: Mapping[KeyPath, TensorSpec]
+    paths: Collection[KeyPath]
+    kept: Mapping[KeyPath, Way]
+
+    def __getitem__(self, path: KeyPath) -> Way:
+        way = self.kept.get(path)
+        return Way(self.reader.access(self.specs[path])) if way is None else way
+
+    def items(self) -> Iterator[tuple[KeyPath, Way]]:
+        """Each tensor that is read, with its way as `how` has it."""
+        return ((path, self.how(path)) for path in dict.fromkeys(self.paths))
+
+    def moves(self, path: KeyPath, targets: Sequence[TensorSpec]) -> Iterator[Move]:
+        """The moves of a tensor to some targets, in C order; where its raw bytes lie does not matter."""
+        return self.how(path).moves(self.specs[path], targets)
+
+    def how(self, path: KeyPath) -> Way:
+        """How a tensor is cut into moves and read, without where its raw bytes lie."""
+        return self.kept.get(path, _RAW)
+
+    def joined(self, more: Sequence[Ways]) -> Ways:
+        """The ways of these tensors and of more of the same checkpoint."""
+        paths = [path for ways in (self, *more) for path in ways.paths]
+        kept = {path: way for ways in (self, *more) for path, way in ways.kept.items()}
+        return replace(self, paths=paths, kept=kept)
+
+
+_RAW = Way(Access("raw"))
+
+
+@dataclass(frozen=True, slots=True)
 class JointMoves:
     """The moves of all targets of one source; each part of the source is read once.
 
     Attributes:
         sources: the source tensors that are read.
         targets: source key path → the target tensors that are made of it.
-        ways: source key path → how it is read.
+        ways: how they are read.
     """
 
     sources: Mapping[KeyPath, TensorSpec]
     targets: Mapping[KeyPath, Sequence[TensorSpec]]
-    ways: Mapping[KeyPath, Way]
+    ways: Ways
 
     def __iter__(self) -> Iterator[Move]:
         for source in self.targets:
@@ -267,4 +320,4 @@ class JointMoves:
 
     def of(self, source: KeyPath) -> Iterator[Move]:
         """The moves of one source tensor."""
-        return self.ways[source].moves(self.sources[source], self.targets[source])
+        return self.ways.moves(source, self.targets[source])

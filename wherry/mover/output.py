@@ -16,12 +16,12 @@ from wherry.core.account import NO_LOSSES, Losses
 from wherry.core.tensorspec import Span
 from wherry.core.units import plural
 from wherry.errors import UnrepresentableError, WherryError
-from wherry.formats.writer import durable, place_of
+from wherry.formats.writer import durable, is_durable_by_sync, place_of, write_all_of
 from wherry.mover.move import Move, cells
 from wherry.staging.journal import DurableMove, Journal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from threading import Semaphore
 
     import numpy as np
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from wherry.core.digest import LeafHasher
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, TensorSpec
-    from wherry.formats.writer import BaseWriter, PlaceFunction, Writer
+    from wherry.formats.writer import BaseWriter, PlaceFunction, WriteAllFunction, Writer
+    from wherry.mover.leaf_table import LeafTable
     from wherry.mover.readback import ReadBack, StoredPart
 
 _GROUP_BYTES = 32 << 20
@@ -60,6 +61,7 @@ class Output:
     losses: dict[KeyPath, Losses] = field(default_factory=dict["KeyPath", Losses])
     _where: PlaceFunction = field(init=False)
     _durable: BaseWriter = field(init=False)
+    _write_all: WriteAllFunction = field(init=False)
     _finished: list[Move] = field(default_factory=list[Move])
     _counted: dict[tuple[KeyPath, Span], Losses] = field(
         default_factory=dict["tuple[KeyPath, Span]", Losses]
@@ -71,6 +73,7 @@ class Output:
 
     def __post_init__(self) -> None:
         self._where, self._durable = place_of(self.writer), durable(self.writer)
+        self._write_all = write_all_of(self.writer)
         for row in self.journal.done:
             target = self.targets.get(row.source)
             if target is not None:
@@ -123,6 +126,33 @@ class Output:
         except WherryError as error:
             self.error = self.error or error
 
+    def deliver_all(
+        self, parts: Sequence[tuple[Move, memoryview]], losses: Mapping[tuple[KeyPath, Span], Losses]
+    ) -> None:
+        """Write the parts of a batch; an error is stored, not raised.
+
+        Args:
+            parts: the parts with their bytes.
+            losses: what was counted of the values of some of them.
+        """
+        try:
+            for move, _data in parts if losses else ():
+                key = (move.source, move.span)
+                if key in losses:
+                    self._counted[key] = losses[key]
+                    self._count(self.targets[move.source], move.source, losses[key])
+            flat: list[tuple[KeyPath, Span, memoryview]] = []
+            for move, data in parts:
+                target = self.targets[move.source]
+                if target.chunks is None:
+                    flat.append((target.path, move.span, data))
+                else:
+                    self._write_chunks(target, cast("Region", move.region), data)
+            if flat:
+                self._write_all(flat)
+        except WherryError as error:
+            self.error = self.error or error
+
     def _count(self, target: TensorSpec, source: KeyPath, losses: Losses) -> None:
         """Add the losses of a move; values that became infinite are an error unless that is allowed."""
         if not losses:
@@ -152,7 +182,7 @@ class Output:
             )
             self.writer.write(target.path, part, as_bytes(band[inside].copy(order="C")))
 
-    def delivered(self, moves: Sequence[Move], hashers: Mapping[KeyPath, LeafHasher]) -> None:
+    def delivered(self, moves: Sequence[Move], leaves: LeafTable) -> None:
         """Count parts that were written and hashed; every 32 MiB or half a second, sync the written data."""
         with self._lock:
             self._finished += moves
@@ -161,11 +191,11 @@ class Output:
             due = self._unsynced >= _GROUP_BYTES or waited >= _GROUP_SECONDS
         if due and self._commit.acquire(blocking=False):
             try:
-                self.settle(hashers)
+                self.settle(leaves)
             finally:
                 self._commit.release()
 
-    def settle(self, hashers: Mapping[KeyPath, LeafHasher]) -> None:
+    def settle(self, leaves: LeafTable) -> None:
         """Group commit: sync, then record the durable moves; a part with incomplete leaves waits."""
         with self._lock:
             finished, self._finished = self._finished, []
@@ -174,10 +204,10 @@ class Output:
             return
         try:
             self.writer.sync()
-            complete = self._complete(finished, hashers)
-            self.journal.record(row for _move, row in complete)
+            moves: list[Move] = []
+            self.journal.record(self._complete(finished, leaves, moves))
             if self.back is not None:
-                self.back.add(move for move, _row in complete)
+                self.back.add(moves)
         except WherryError as error:
             self.error = self.error or error
 
@@ -213,20 +243,20 @@ class Output:
         except WherryError as error:
             self.error = self.error or error
 
-    def _complete(
-        self, finished: list[Move], hashers: Mapping[KeyPath, LeafHasher]
-    ) -> list[tuple[Move, DurableMove]]:
-        rows: list[tuple[Move, DurableMove]] = []
+    def _complete(self, finished: list[Move], leaves: LeafTable, moves: list[Move]) -> Iterator[DurableMove]:
+        """What the journal records of moves that are durable and hashed, which are added to `moves`; others wait."""
+        by_parts = not is_durable_by_sync(self.writer)
         for move in finished:
-            leaves = {} if move.box else hashers[move.source].known(*move.span)
-            if leaves is not None and self._is_stored(move):
-                checks = self._durable.checks(self.targets[move.source].path, move.span)
-                losses = self._counted.pop((move.source, move.span), NO_LOSSES)
-                rows.append((move, DurableMove(move.source, move.span, leaves, tuple(checks), losses)))
-            else:
+            source, span = move.source, move.span
+            known = {} if move.box else leaves.known(source, span)
+            if known is None or (by_parts and not self._is_stored(move)):
                 with self._lock:
                     self._finished.append(move)
-        return rows
+                continue
+            checks = tuple(self._durable.checks(self.targets[source].path, span)) if by_parts else ()
+            losses = self._counted.pop((source, span), NO_LOSSES) if self._counted else NO_LOSSES
+            moves.append(move)
+            yield DurableMove(source, span, known, checks, losses)
 
     def _is_stored(self, move: Move) -> bool:
         target = self.targets[move.source]

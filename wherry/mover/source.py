@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Self
 from wherry.core import dtypes
 from wherry.core.units import show_size
 from wherry.errors import UsageError
-from wherry.formats.reader import Block, Extent
+from wherry.formats.reader import Access, Block, Extent
 from wherry.mover.checksums import ContainerChecksums
-from wherry.mover.move import DECODE_FACTOR, Way, cells, common_grid, on_grid
+from wherry.mover.move import DECODE_FACTOR, SMALL, Way, Ways, cells, common_grid, on_grid
 from wherry.mover.output import as_bytes
 from wherry.mover.parts import drop_free_parts
 from wherry.mover.regions import RawBytes, band_at, file_offset, fill_region, place, read_span
@@ -30,13 +30,13 @@ from wherry.runtime.memory import return_freed_memory
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
     from pathlib import Path
     from types import TracebackType
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, Span, TensorSpec
-    from wherry.formats.reader import Access, Reader
+    from wherry.formats.reader import Reader
     from wherry.mover.move import Move
     from wherry.mover.pool import Pool
     from wherry.mover.spill import SpillFile
@@ -66,7 +66,7 @@ class Source:
         pool: Pool,
         folder: Path | None = None,
         *,
-        ways: Mapping[KeyPath, Way] | None = None,
+        ways: Ways | None = None,
         stopped: threading.Event | None = None,
         straight: bool = False,
     ) -> None:
@@ -87,8 +87,9 @@ class Source:
         self.straight = straight
         self._limit = max(pool.budget // _SHARE, _LEAST)
         self._spill = Spill(folder, self.stopped)
-        self._ways = dict(ways or {})
-        self._accesses = {path: way.access for path, way in self._ways.items()}
+        self._ways = {} if ways is None else dict(ways.kept)
+        self._accesses: dict[KeyPath, Access] = {}  # of tensors whose way is not known
+        self._extents: dict[KeyPath, Extent] = {}  # of raw tensors that have one: all that is kept of them
 
     def __enter__(self) -> Self:
         return self
@@ -103,9 +104,32 @@ class Source:
 
     def access(self, spec: TensorSpec) -> Access:
         """How a tensor's bytes can be read; its reader is asked once."""
-        if spec.path not in self._accesses:
-            self._accesses[spec.path] = self.reader.access(spec)
-        return self._accesses[spec.path]
+        extent = self._extents.get(spec.path)
+        if extent is not None:
+            return Access("raw", (extent,), gridded=False)
+        way = self._ways.get(spec.path)
+        access = self._accesses.get(spec.path) if way is None else way.access
+        if access is None:
+            access = self.reader.access(spec)
+            if access.kind == "raw" and len(access.extents) == 1 and not access.computes:
+                self._extents[spec.path] = access.extents[0]
+            else:
+                self._accesses[spec.path] = access
+        return access
+
+    def only_extent(self, spec: TensorSpec) -> Extent | None:
+        """The only extent of a tensor's raw bytes; None if there are several, or none."""
+        extent = self._extents.get(spec.path)
+        if extent is None and self.access(spec).kind == "raw":
+            extent = self._extents.get(spec.path)
+        return extent
+
+    def take_extent(self, spec: TensorSpec) -> Extent | None:
+        """As `only_extent`, for the last time: of a small tensor nothing is kept."""
+        extent = self.only_extent(spec)
+        if extent is not None and spec.nbytes <= SMALL:
+            del self._extents[spec.path]
+        return extent
 
     def way(self, spec: TensorSpec) -> Way:
         """How a tensor is read within the budget.
@@ -113,11 +137,15 @@ class Source:
         Raises:
             UsageError: its chunks are too large to be decoded whole, and cannot be decoded piece by piece.
         """
-        if spec.path not in self._ways:
+        way = self._ways.get(spec.path)
+        if way is None:
+            access = self.access(spec)
+            if spec.path in self._extents:
+                return Way(access)
             band = self._band(spec)
             flows = band is not None and spec.chunks == spec.shape and self._only_block(spec) is not None
-            self._ways[spec.path] = Way(self.access(spec), band, flows)
-        return self._ways[spec.path]
+            way = self._ways[spec.path] = Way(access, band, flows)
+        return way
 
     @contextmanager
     def part(self, spec: TensorSpec, move: Move, offset: int = 0) -> Generator[memoryview]:
@@ -300,6 +328,20 @@ class Source:
         for piece in pieces:
             self._spill.check()
             yield piece
+
+
+def ways_of(source: Source, specs: Mapping[KeyPath, TensorSpec], paths: Collection[KeyPath]) -> Ways:
+    """How tensors of a checkpoint are read within a budget.
+
+    Args:
+        source: reads them.
+        specs: the tensors of the checkpoint.
+        paths: those of them that are read; may have one several times.
+
+    Raises: what `Source.way` does.
+    """
+    coded = [path for path in paths if source.reader.access(specs[path]).kind != "raw"]
+    return Ways(source.reader, specs, paths, {path: source.way(specs[path]) for path in coded})
 
 
 def _chunk_bytes(spec: TensorSpec) -> int:

@@ -4,6 +4,8 @@ Each group commit appends one JSON line, which is synced only after its data, an
 so a readable line is true. The first line identifies the conversion: plan digest, source fingerprint and version. The
 journal of another conversion is not used; a new one is started, and the reason is kept.
 
+Moves of small tensors, of which a large model has a hundred thousand, are recorded as columns.
+
 A move is recorded once every leaf that it touches has been hashed, together with those digests, so a resumed run does
 not read it again. The journal is in the staging area and is removed with it.
 
@@ -33,16 +35,16 @@ from wherry.staging.key import journal_key
 from wherry.text.json_values import json_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
 Header = Mapping[str, str]
 FIRST_MAC = b"wherry journal 1"  # takes the place of the MAC before the first line
 LONGEST_LINE = 64 << 20
+_NO_SMALL: Mapping[str, Any] = {"paths": [], "sizes": [], "leaves": ""}  # of lines of earlier versions
 
 
-@dataclass(frozen=True, slots=True)
-class DurableMove:
+class DurableMove(NamedTuple):
     """A move whose bytes are durable.
 
     Attributes:
@@ -96,10 +98,10 @@ class Journal:
             StorageError: the storage failed.
             TargetInUseError: another run has taken over the target.
         """
-        lines = [encode(row) for row in rows]
-        if lines:
+        line = encode_all(rows)
+        if line["done"] or line["small"]["paths"]:
             self.guard()
-            self._append({"done": lines})
+            self._append(line)
 
     def close(self) -> None:
         """Close the file, which is kept for a later run."""
@@ -214,7 +216,7 @@ def _rows(lines: list[Line], header: Header) -> tuple[tuple[DurableMove, ...], s
         changed = [name for name in header if rows[0].get(name) != header[name]]
         if changed:
             return (), f"the interrupted run had a different {' and '.join(changed)}"
-        return tuple(decode(row) for group in rows[1:] for row in group["done"]), None
+        return tuple(row for group in rows[1:] for row in decode_all(group)), None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return (), f"the journal of the interrupted run cannot be read: {error}"
 
@@ -241,6 +243,36 @@ def decode(row: list[Any]) -> DurableMove:
     *counts, error = losses or (0, 0.0)
     counted = Losses(*map(int, counts), error=float(error))
     return DurableMove(parse(path), Span(start, stop), leaves, pieces, counted)
+
+
+def encode_all(rows: Iterable[DurableMove]) -> dict[str, Any]:
+    """Moves as a line: those of small tensors, of which there are the most, as columns."""
+    done: list[list[Any]] = []
+    paths: list[str] = []
+    sizes: list[int] = []
+    leaves: list[bytes] = []
+    for row in rows:
+        source, (start, stop), known, checks, losses = row
+        if start or stop > LEAF or len(known) != 1 or checks or losses is not NO_LOSSES:
+            done.append(encode(row))
+        else:
+            paths.append(render(source))
+            sizes.append(stop)
+            leaves.append(known[0])
+    text = base64.b64encode(b"".join(leaves)).decode()
+    return {"done": done, "small": {"paths": paths, "sizes": sizes, "leaves": text}}
+
+
+def decode_all(line: Mapping[str, Any]) -> Iterator[DurableMove]:
+    """The inverse of `encode_all`; raises ValueError, KeyError or TypeError."""
+    yield from map(decode, line["done"])
+    small = line.get("small", _NO_SMALL)
+    paths, sizes, raw = small["paths"], small["sizes"], base64.b64decode(small["leaves"], validate=True)
+    if not all(type(size) is int and 0 < size <= LEAF for size in sizes):
+        raise TypeError("a small tensor has one leaf")
+    width = len(raw) // len(paths) if paths else 0
+    for number, (path, size) in enumerate(zip(paths, sizes, strict=True)):
+        yield DurableMove(parse(path), Span(0, size), {0: raw[number * width : (number + 1) * width]})
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -15,6 +15,8 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import asdict, dataclass, field
+from io import BytesIO
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from wherry.core import receipt as receipts
@@ -29,7 +31,7 @@ from wherry.text.json_scan import scan_json
 from wherry.text.limits import JsonLimits, beyond, exceeds, scale_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from wherry.core.receipt import CheckpointRef, Receipt
     from wherry.storage.location import Location
@@ -47,6 +49,7 @@ _MOST_LEAVES = 2_500_000  # of 4 MiB: a checkpoint of 10 TB
 _LIMITS = JsonLimits(nbytes=MOST_SIDECAR)
 _CURE = "restore the sidecar from a backup, or delete it"
 _MOST_INDENTED = 2000  # tensors; nobody reads a longer sidecar by eye
+_AT_ONCE = 1000  # rows that are encoded in one call
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,21 +173,69 @@ def readable_sidecar(location: Location) -> Sidecar | None:
 
 def encode(sidecar: Sidecar) -> bytes:
     """The contents of the sidecar's file; the inverse of `read_sidecar`."""
-    data = {
+    out = BytesIO()
+    # Indented by json's encoder in Python, which takes ten times as long as the one in C.
+    if len(sidecar.manifest.tensors) <= _MOST_INDENTED:
+        data = {**_json_form(sidecar), "manifest": sidecar.manifest.to_json()}
+        data["leaves"] = {sidecar.algorithm: dict(_leaf_rows(sidecar))}
+        out.write(json.dumps(data, indent=1).encode())
+    else:
+        _write_long(sidecar, out)
+    out.write(b"\n")
+    return out.getvalue()
+
+
+def _json_form(sidecar: Sidecar) -> dict[str, Any]:
+    """Its JSON without tensors and leaves."""
+    return {
         "schema": SCHEMA,
         "checkpoint": asdict(sidecar.checkpoint),
         "receipt": sidecar.receipt.to_json() if sidecar.receipt else None,
-        "manifest": sidecar.manifest.to_json(),
-        "leaves": {
-            sidecar.algorithm: {
-                render(path): base64.b64encode(b"".join(raw)).decode() for path, raw in sidecar.leaves.items()
-            }
-        },
+        "manifest": sidecar.manifest.json_form(),
+        "leaves": {sidecar.algorithm: {}},
         **({} if sidecar.files is None else {"files": dict(sidecar.files)}),
     }
-    # Indented by json's encoder in Python, which takes ten times as long as the one in C.
-    indent = 1 if len(sidecar.manifest.tensors) <= _MOST_INDENTED else None
-    return (json.dumps(data, indent=indent) + "\n").encode()
+
+
+def _leaf_rows(sidecar: Sidecar) -> Iterator[tuple[str, str]]:
+    """Each printed key path with the hashes of its leaves."""
+    for path, raw in sidecar.leaves.items():
+        yield render(path), base64.b64encode(b"".join(raw)).decode()
+
+
+def _write_long(sidecar: Sidecar, out: BytesIO) -> None:
+    """Write its JSON without indents; of very many tensors a thousand are made objects at a time."""
+    mark = "{"
+    for name, value in _json_form(sidecar).items():
+        out.write(f'{mark}"{name}": '.encode())
+        if name == "manifest":
+            inner = "{"
+            for key, part in value.items():
+                out.write(f'{inner}"{key}": '.encode())
+                if key == "tensors":
+                    _write_rows(out, sidecar.manifest.tensor_rows(), list)
+                else:
+                    out.write(json.dumps(part).encode())
+                inner = ", "
+            out.write(b"}")
+        elif name == "leaves":
+            out.write(f'{{"{sidecar.algorithm}": '.encode())
+            _write_rows(out, _leaf_rows(sidecar), dict)
+            out.write(b"}")
+        else:
+            out.write(json.dumps(value).encode())
+        mark = ", "
+    out.write(b"}")
+
+
+def _write_rows(out: BytesIO, rows: Iterator[Any], kind: type[list[Any] | dict[str, Any]]) -> None:
+    """Write an array of values, or an object of pairs, from an iterator."""
+    begin, end = json.dumps(kind())
+    mark = begin
+    while some := kind(islice(rows, _AT_ONCE)):
+        out.write(f"{mark}{json.dumps(some)[1:-1]}".encode())
+        mark = ", "
+    out.write((end if mark != begin else begin + end).encode())
 
 
 def _decode(data: dict[str, Any], uri: str) -> Sidecar:

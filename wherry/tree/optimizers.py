@@ -15,6 +15,7 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import lru_cache
+from sys import intern
 from typing import TYPE_CHECKING, TypeAlias
 
 from wherry.tree.forms import BOX, OLD_VARIABLE
@@ -122,7 +123,7 @@ def tokens_of(parts: KeyPath) -> Tokens:
     """The words of a key path: its parts, and the modules of a name of torch."""
     for part in parts:
         if "." in part:
-            return tuple(".".join(parts).split("."))
+            return tuple(map(intern, ".".join(parts).split(".")))  # of many names few words are different
     return parts
 
 

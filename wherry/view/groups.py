@@ -19,6 +19,7 @@ from wherry.core.progress import Meter
 from wherry.mover.carrier import Carrier, digest_moves
 from wherry.mover.decode import DecodedReader
 from wherry.mover.hashing import Hashes
+from wherry.mover.leaf_table import LeafTable
 from wherry.mover.source import Source
 from wherry.runtime import threads
 from wherry.runtime.threads import StoppedError
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
     from types import TracebackType
 
-    from wherry.core.digest import LeafHasher
     from wherry.core.keypath import KeyPath
     from wherry.core.progress import OnProgress
     from wherry.core.tensorspec import TensorSpec
@@ -214,13 +214,16 @@ class ViewPass:
                 known = self._known(carrier)
                 for path in known:
                     meter.add(self._specs[path].nbytes, self._specs[path].name)
-                hashers = {**left.hashers, **used.hashers, **(self._decoded.hashed or {}), **known}
+                decoded = LeafTable(self._specs, self._algorithms)
+                decoded.add(self._decoded.hashed or {})
+                found = left.leaves.joined(used.leaves, decoded, known)
                 if not all(output.error for output in carrier.outputs):
-                    rest = [self._specs[path] for path in self._hashed if path not in hashers]
+                    rest = [self._specs[path] for path in self._hashed if path not in found]
                     tasks = used.tasks(digest_moves(rest, used.source))
                     carrier.crew.work(tasks, threads.worker_count())
         specs = {path: self._specs[path] for path in self._hashed}
-        return {one: Hashes.of(specs, {**hashers, **used.hashers, **known}, one) for one in self._algorithms}
+        found = found.joined(used.leaves, known)
+        return {one: Hashes.of(specs, found, one) for one in self._algorithms}
 
     def _hash_on_the_way(self, moves: JointMoves) -> None:
         """Find the source's tensors that are hashed while the view's are carried."""
@@ -229,11 +232,12 @@ class ViewPass:
         self._equal = {path: target for path, target in same.items() if path in self._hashed}
         self._decoded.gather(self._hashed.difference(self._equal, *(self._needs[path] for path in straight)))
 
-    def _known(self, carrier: Carrier) -> dict[KeyPath, LeafHasher]:
+    def _known(self, carrier: Carrier) -> LeafTable:
         """The leaves of the source's tensors that were hashed while the view's were carried."""
-        same = {path: carrier.hashers.get(target) for path, target in self._equal.items()}
-        found = {**same, **self._decoded.gathered}
-        return {path: hasher for path, hasher in found.items() if hasher is not None and hasher.done()}
+        found = LeafTable(self._specs, self._algorithms)
+        found.add_same(carrier.leaves, self._equal)
+        found.add({path: hasher for path, hasher in self._decoded.gathered.items() if hasher.done()})
+        return found
 
     @contextmanager
     def _hashing(self, reader: Reader, view: Source, meter: Meter) -> Generator[Carrier]:

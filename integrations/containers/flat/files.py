@@ -295,6 +295,35 @@ def require_local(folder: Location) -> None:
         )
 
 
+def write_runs(
+    files: FlatFiles | UploadedFiles | SelectedFiles, rows: list[tuple[str, int, bytes]], gap: int
+) -> None:
+    """Write pieces of files; those that lie near each other in a file are written at once.
+
+    Args:
+        files: the files.
+        rows: name, offset and bytes of each piece; they are sorted.
+        gap: pieces are near each other that have fewer bytes between them; these are zeros.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    rows.sort()
+    run: list[bytes] = []
+    file, start, end = "", 0, 0
+    for name, offset, data in rows:
+        if not run or name != file or not 0 <= offset - end < gap:
+            if run:
+                files.write(file, start, b"".join(run))
+            run, file, start = [], name, offset
+        elif offset > end:
+            run.append(bytes(offset - end))
+        run.append(data)
+        end = offset + len(data)
+    if run:
+        files.write(file, start, b"".join(run))
+
+
 def _allocate(descriptor: int, size: int) -> None:
     os.ftruncate(descriptor, size)
     if size:
@@ -320,6 +349,10 @@ class FlatFilesWriter(BaseWriter):
             self._files.holds(extent.location.path, extent.offset, extent.offset + extent.length)
             for extent in extents
         )
+
+    def is_durable_by_sync(self) -> bool:
+        """Whether these are files on a local disk."""
+        return isinstance(self._files, FlatFiles)
 
     def sync(self) -> None:
         """Make everything that was written durable."""

@@ -8,7 +8,7 @@ opcodes, six million of them these); all others are functions of the table.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.errors import CorruptError, HostileError, UnsupportedError, WherryError
 from wherry.integrations.containers.pickle.values import (
@@ -47,6 +47,11 @@ _MARK, _EMPTY_DICT, _SETITEMS, _LONG_BINPUT, _BUILD = b"(}urb"
 # By its name from protocol 3, and before.
 _GETATTR = frozenset(Global(module, "getattr") for module in ("builtins", "__builtin__"))
 _CALLS = b"\x81R"  # NEWOBJ REDUCE
+_OBJECT = b"\x81}("  # NEWOBJ EMPTY_DICT MARK, after EMPTY_TUPLE: an object, and then its attributes
+_BININT2, _BININT, _EMPTY_LIST, _APPENDS = b"MJ]e"
+_TEXT = frozenset({str})
+_MOST_OPERANDS = 32  # of an object that is read at once
+_LONGEST_OPERAND = 8  # bytes of these opcodes, and of those that end an object
 
 
 class SparseMemo(dict[int, Any]):
@@ -55,6 +60,17 @@ class SparseMemo(dict[int, Any]):
     def append(self, value: Any) -> None:
         """Store a value under the next number."""
         self[len(self)] = value
+
+
+class _SameAttributes(NamedTuple):
+    """The last object with usual attributes, one of which is a list: its class, the opcodes of these, and its state."""
+
+    kind: Global | None
+    opcodes: bytes
+    state: Any
+
+
+_NO_ATTRIBUTES = _SameAttributes(None, b"", None)
 
 
 class Machine:
@@ -73,6 +89,8 @@ class Machine:
         self._most = scale_limit(_MOST_BYTES)
         self._far = rules.far or MAX_PIECE
         self._work = 0
+        self._before = _NO_ATTRIBUTES
+        self._recorded: dict[int, Any] = {}  # by identity: classes of which an object is a record
         self._open_getattr: Global | None = None  # was imported, and has named no member so far
 
     def run(self, table: Mapping[int, Callable[[Machine], None]]) -> Any:  # noqa: C901, PLR0912, PLR0915  each branch saves millions of calls
@@ -103,7 +121,12 @@ class Machine:
                     self.push_mark()
                     stack = self.stack
                 elif opcode == _EMPTY_TUPLE:
-                    stack.append(())
+                    if data[position : position + 3] == _OBJECT:
+                        self.position = position + 3
+                        self.object_with_attributes()
+                        position, stack = self.position, self.stack
+                    else:
+                        stack.append(())
                 elif opcode == _BININT1:
                     stack.append(data[position])
                     position += 1
@@ -299,6 +322,108 @@ class Machine:
             # State of a dict is not among its items and is dropped: torch's `_metadata` of a state dict.
             raise CorruptError("invalid pickle: it sets the state of a plain value", cure=_AGAIN)
 
+    def object_with_attributes(self) -> None:  # noqa: C901, PLR0912  as `run`
+        """Make an object and set its attributes, as BUILD does, if they are plain operands, as in large metadata.
+
+        What else follows is left to the other opcodes, with the stack as they would have it. Objects that follow one
+        another with the same opcodes share their state, in which no opcode can change anything.
+        """
+        self._new_object()
+        record, data, position, last = self.stack[-1], self.data, self.position, self.size - _LONGEST_OPERAND
+        if type(record) is CallRecord and record.kind == self._before.kind:
+            end = position + len(self._before.opcodes)
+            if data[position:end] == self._before.opcodes:
+                record.state, self.position = self._before.state, end
+                return
+        memo, items = self.memo, list[Any]()
+        take = items.append
+        for _ in range(_MOST_OPERANDS):
+            if position > last:
+                break
+            opcode = data[position]
+            if opcode == _BINGET:
+                take(memo[data[position + 1]])
+                position += 2
+            elif opcode == _LONG_BINGET:
+                take(memo[int.from_bytes(data[position + 1 : position + 5], "little")])
+                position += 5
+            elif opcode == _BININT1:
+                take(data[position + 1])
+                position += 2
+            elif opcode == _BININT2:
+                take(data[position + 1] | data[position + 2] << 8)
+                position += 3
+            elif opcode == _BININT:
+                take(int.from_bytes(data[position + 1 : position + 5], "little", signed=True))
+                position += 5
+            elif opcode == _EMPTY_LIST and (found := self._list_of_known(position, last)) is not None:
+                values, position = found
+                take(values)
+            elif opcode == _SETITEMS and data[position + 1] == _BUILD and self._set_state(record, items):
+                if type(record.state) is tuple and list in map(type, record.state):
+                    self._before = _SameAttributes(
+                        record.kind, data[self.position : position + 2], record.state
+                    )
+                self.position = position + 2
+                return
+            else:
+                break
+        self.made += DICT_BYTES
+        self.stack.append({})
+        self.push_mark()
+        self.stack += items
+        self.position = position
+
+    def _new_object(self) -> None:
+        """Push an object that is created without arguments; classes without a maker are looked up once."""
+        wanted = self.stack[-1]
+        if wanted is self._recorded.get(id(wanted)) and not self._open_getattr:
+            self.made += _CALL_BYTES
+            self.stack[-1] = CallRecord(wanted, ())
+            return
+        self.call(())
+        if type(self.stack[-1]) is CallRecord and self.stack[-1].kind is wanted:
+            self._recorded[id(wanted)] = wanted
+
+    def _list_of_known(self, position: int, last: int) -> tuple[list[Any], int] | None:
+        """A list of a few values of the memo, and the position after it; None for any other list."""
+        data, values = self.data, list[Any]()
+        if data[position + 1] != _MARK:
+            return None
+        position += 2
+        for _ in range(_MOST_OPERANDS):
+            if position > last:
+                break
+            opcode = data[position]
+            if opcode == _BINGET:
+                values.append(self.memo[data[position + 1]])
+                position += 2
+            elif opcode == _LONG_BINGET:
+                values.append(self.memo[int.from_bytes(data[position + 1 : position + 5], "little")])
+                position += 5
+            elif opcode == _APPENDS:
+                self.made += LIST_BYTES + 8 * len(values)
+                return values, position + 1
+            else:
+                return None
+        return None
+
+    def _set_state(self, record: Any, items: list[Any]) -> bool:
+        """Set names and values as the state of a record; False if that is for other opcodes to do or to refuse."""
+        names = items[::2]
+        if type(record) is not CallRecord or len(items) % 2:
+            return False
+        usual = self.rules.attributes.get(record.kind)
+        if usual is not None and names == usual:
+            self.made += 8 * len(items)
+            record.state = tuple(items[1::2])
+            return True
+        if not _TEXT.issuperset(map(type, names)):
+            return False
+        self.made += DICT_BYTES + _ITEM_BYTES * len(items)
+        record.state = dict(zip(names, items[1::2], strict=True))
+        return True
+
     def set_items(self, items: list[Any]) -> None:
         """Put keys and values into the dict on top of the stack."""
         target = self.stack[-1]
@@ -371,6 +496,7 @@ class Machine:
             self.memo = SparseMemo(enumerate(self.memo))
         self.made += _MEMO_BYTES
         self.memo[key] = self.stack[-1]
+        self._before = _NO_ATTRIBUTES
 
     def _require_memory(self, made: int) -> None:
         """Refuse a pickle whose values take too much memory.

@@ -135,6 +135,8 @@ class Rules:
         far: byte strings and texts of at least this many bytes stay in the file, as `Far`; None for no limit.
         members: enumerations whose members may be named: class → name → value. CPython 3.11.0 to 3.11.3 pickles a
             member as `getattr(class, name)`, every other version as `class(value)`; the record is that of the latter.
+        attributes: classes of which a pickle has very many objects → the names of their attributes. An object that has
+            these, in this order, may get the tuple of their values as its state.
         opaque: names of further classes whose objects become opaque values.
         survey: called with every global; if given, all globals are allowed and all calls are recorded, to list
             the imports of a hostile pickle.
@@ -149,6 +151,9 @@ class Rules:
     far: int | None = None
     members: Mapping[tuple[str, str], Mapping[str, int]] = field(
         default_factory=dict["tuple[str, str]", "Mapping[str, int]"]
+    )
+    attributes: Mapping[tuple[str, str], list[str]] = field(
+        default_factory=dict["tuple[str, str]", "list[str]"]
     )
     opaque: frozenset[str] = frozenset()
     survey: Callable[[Global, int], None] | None = None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from wherry.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 _U1, _U2, _I4, _U4 = 1 << 8, 1 << 16, 1 << 31, struct.Struct("<I")
 
@@ -121,11 +121,19 @@ class PickleWriter:
 
     def mapping(self, items: Iterable[tuple[Any, Callable[[], None]]]) -> None:
         """A dict: each key a plain value, or a function that emits it, with a function that emits the value."""
-        self._out += b"}("
-        empty = len(self._out)
+        self.group(self._pairs(items))
+
+    def _pairs(self, items: Iterable[tuple[Any, Callable[[], None]]]) -> Iterator[None]:
         for key, emit in items:
             key() if callable(key) else self.value(key)
-            emit()
+            yield emit()
+
+    def group(self, items: Iterable[None]) -> None:
+        """A dict; each item of the iterator emits a key and a value when it is taken."""
+        self._out += b"}("
+        empty = len(self._out)
+        for _item in items:
+            pass
         if len(self._out) == empty:
             del self._out[-1:]
         else:
@@ -140,8 +148,8 @@ class PickleWriter:
 
     def state(self, module: str, name: str, fields: Iterable[tuple[str, Callable[[], None]]]) -> None:
         """An object of a class, created empty and given attributes."""
-        self.name(module, name)
-        self._out += b")\x81}"
+        self.begin_state(module, name)
+        del self._out[-1:]
         at = len(self._out)
         for word, emit in fields:
             self.word(word)
@@ -151,9 +159,15 @@ class PickleWriter:
             self._out += b"u"
         self._out += b"b"
 
+    def begin_state(self, module: str, name: str) -> None:
+        """The opcodes of an object of a class up to its first attribute; after the last one follow `u` and `b`."""
+        self.name(module, name)
+        self._out += b")\x81}("
+
     def done(self) -> bytes:
         """The whole pickle."""
-        return bytes(self._out) + b"."
+        self._out += b"."
+        return bytes(self._out)
 
     def _remember(self, key: object) -> None:
         """Put the last value into the memo."""

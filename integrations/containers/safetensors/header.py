@@ -28,15 +28,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wherry.core.keypath import render
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, IncompleteError, NotFoundError, UnrepresentableError, UnsupportedError
-from wherry.formats.reader import Extent
 from wherry.runtime.threads import without_collection
 from wherry.text.json_scan import file_pieces, scan_json
 from wherry.text.limits import JsonLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from wherry.core.keypath import KeyPath
     from wherry.storage.location import Location
 
 
@@ -337,11 +335,7 @@ def _whole_bytes(spec: TensorSpec, dtype: str, uri: str) -> int:
     return bits // 8
 
 
-def placed_tensors(header: Header, file: Location) -> dict[KeyPath, tuple[TensorSpec, tuple[Extent, ...]]]:
-    """The tensors of one safetensors file with the extents of each, in the order of their bytes."""
-    with without_collection():
-        specs = [TensorSpec((slot.name,), slot.shape, TO_OURS[slot.dtype]) for slot in header.slots]
-        return {
-            spec.path: (spec, (Extent(file, slot.start, slot.stop - slot.start),))
-            for spec, slot in zip(specs, header.slots, strict=True)
-        }
+def placed_tensors(header: Header) -> Iterator[tuple[TensorSpec, int, int]]:
+    """The tensors of one safetensors file in the order of their bytes, each with its offset and number of bytes."""
+    for name, dtype, shape, start, stop in header.slots:
+        yield TensorSpec((name,), shape, TO_OURS[dtype]), start, stop - start

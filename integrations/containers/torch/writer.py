@@ -13,13 +13,20 @@ from __future__ import annotations
 
 import threading
 from typing import TYPE_CHECKING, NamedTuple
-from zlib import crc32
+
+from isal.isal_zlib import crc32
 
 from wherry.core.keypath import render
 from wherry.core.tensorspec import Span
 from wherry.errors import UsageError
 from wherry.formats.reader import Extent
-from wherry.integrations.containers.flat.files import SMALL, FlatFiles, FlatFilesWriter, open_files
+from wherry.integrations.containers.flat.files import (
+    SMALL,
+    FlatFiles,
+    FlatFilesWriter,
+    open_files,
+    write_runs,
+)
 from wherry.integrations.containers.torch.frames import StreamedFrames
 from wherry.integrations.containers.torch.values import DTYPES
 from wherry.integrations.containers.zip.write import (
@@ -29,6 +36,7 @@ from wherry.integrations.containers.zip.write import (
     MemberRecord,
     SmallFrame,
     frame,
+    is_of_one,
     lay_out,
     small,
 )
@@ -95,12 +103,13 @@ def archive_records(pickle: bytes, specs: Sequence[TensorSpec]) -> list[MemberRe
 
 
 def place_archives(
-    contents: Iterable[tuple[bytes, Sequence[TensorSpec]]],
+    contents: Iterable[tuple[bytes, Sequence[TensorSpec]]], file: str = ""
 ) -> tuple[list[ArchivePlan], int]:
     """Archives in a row, each beginning at a multiple of 64, so that data is aligned in the file too.
 
     Args:
         contents: pickle and tensors of each.
+        file: its name, if there are others.
 
     Returns:
         The archives, and the size of the file.
@@ -114,7 +123,7 @@ def place_archives(
         form = forms.get(kind)
         if form is None:
             form = forms[kind] = lay_out(archive_records(pickle, specs))
-        plans.append(ArchivePlan(start, form, tuple([spec.path for spec in specs if spec.nbytes])))
+        plans.append(ArchivePlan(start, form, tuple([spec.path for spec in specs if spec.nbytes]), file))
         end = start + form.length
     return plans, end
 
@@ -152,38 +161,50 @@ class ArchivesWriter(FlatFilesWriter):
         """
         self._home = folder
         self._plans = {name: plans for name, (plans, _) in files.items()}
-        self._places = {
-            path: _RecordPlace(name, plan.start + slot.data, slot.record.size)
-            for name, plans in self._plans.items()
-            for plan in plans
-            for path, slot in plan.tensors()
-        }
         self._pieces: dict[KeyPath, PieceCrc] = {}  # of tensors that are not written at once
         self._lock = threading.Lock()
-        self._crcs: dict[KeyPath, int] = {}  # of whole tensors, once they are known
+        # Of whole tensors, once they are known; of small ones, once their archives are written, None if an earlier run
+        # has written them.
+        self._crcs: dict[KeyPath, int | None] = {}
         # Archives of one small tensor, as the items of DCP files, are written with its data.
-        self._small = {
-            plan.paths[0]: plan
-            for plans in self._plans.values()
-            for plan in plans
-            if len(plan.paths) == 1
-            and self._places[plan.paths[0]].size < SMALL
-            and not is_region(folder)
-            and plan.paths[0] not in chunks
-        }
+        alone = not is_region(folder)
+        self._small: dict[KeyPath, ArchivePlan] = {}
+        self._places: dict[KeyPath, _RecordPlace] = {}  # of the other tensors
+        for name, plans in self._plans.items():
+            for plan in plans:
+                if alone and plan.file == name and is_of_one(plan, SMALL) and plan.paths[0] not in chunks:
+                    self._small[plan.paths[0]] = plan
+                    continue
+                for path, slot in plan.tensors():
+                    self._places[path] = _RecordPlace(name, plan.start + slot.data, slot.record.size)
         self._frames = {form: SmallFrame(form) for form in {plan.form for plan in self._small.values()}}
-        self._framed: set[ArchivePlan] = set()  # the archives that are written
-        self._left = {
-            path: place.size for path, place in self._places.items()
-        }  # bytes that nobody has written
         self._files = open_files(folder, {name: size for name, (_, size) in files.items()})
         self._streamed = (
             None if isinstance(self._files, FlatFiles) else StreamedFrames(files, self._files.write)
         )
+        # Bytes that nobody has written, where frames are written as soon as their tensors are complete.
+        self._left: dict[KeyPath, int] = {}
+        if self._streamed is not None:
+            self._left = {path: place.size for path, place in self._places.items()}
+            self._left |= {path: self._frames[plan.form].size for path, plan in self._small.items()}
+
+    def _place_of(self, path: KeyPath) -> _RecordPlace | None:
+        """Where the bytes of a tensor lie; None for a tensor without elements."""
+        plan = self._small.get(path)
+        if plan is None:
+            return self._places.get(path)
+        around = self._frames[plan.form]
+        return _RecordPlace(plan.file, plan.start + around.data, around.size)
+
+    def _require_place(self, path: KeyPath) -> _RecordPlace:
+        place = self._place_of(path)
+        if place is None:
+            raise KeyError(path)
+        return place
 
     def place(self, path: KeyPath, where: Region | Span) -> int:
         """The offset of a span in its file."""
-        place = self._places.get(path)  # None for tensors without elements
+        place = self._place_of(path)  # None for tensors without elements
         return place.start + where.start if place and isinstance(where, Span) else 0
 
     def extents(self, path: KeyPath, where: Region | Span) -> tuple[Extent, ...] | None:
@@ -191,7 +212,7 @@ class ArchivesWriter(FlatFilesWriter):
 
         Read-back compares that CRC with the one that the archive records, and reads the tensor again without it.
         """
-        place = self._places.get(path)
+        place = self._place_of(path)
         if place is None or not isinstance(where, Span):
             return None
         crc = self._crcs.get(path) if where.nbytes == place.size else None
@@ -208,7 +229,7 @@ class ArchivesWriter(FlatFilesWriter):
             raise UsageError(f"{where} is not a span of {len(data)} bytes", path=render(path))
         if not data:
             return  # tensors without elements have no offset
-        place = self._places[path]
+        place = self._require_place(path)
         if not 0 <= where.start <= where.stop <= place.size:
             raise UsageError(f"span {where} is not inside the tensor", path=render(path))
         small = self._small.get(path)
@@ -216,17 +237,35 @@ class ArchivesWriter(FlatFilesWriter):
             self._write_archive(small, place, data)
         else:
             if small is not None:
-                self._framed.discard(small)
+                self._crcs.pop(path, None)
             self._piece_crc(path).update(where.start, data)
             self._files.write(place.file, place.start + where.start, data)
             self._count(path, len(data))
+
+    def write_all(self, parts: Sequence[tuple[KeyPath, Span, memoryview]]) -> None:
+        """Write the archives of whole small tensors together, as they follow one another; see `write`."""
+        if self._streamed is not None:
+            super().write_all(parts)
+            return
+        crcs: dict[KeyPath, int] = {}
+        rows: list[tuple[str, int, bytes]] = []
+        for path, where, data in parts:
+            plan = self._small.get(path)
+            around = None if plan is None else self._frames[plan.form]
+            if plan is None or around is None or len(data) != around.size:
+                self.write(path, where, data)
+                continue
+            crc = crcs[path] = crc32(data)
+            rows.append((plan.file, plan.start, around.around(data, crc)))
+        write_runs(self._files, rows, ALIGNMENT)
+        self._crcs |= crcs
 
     def stored(self, path: KeyPath, where: Region | Span) -> bool:
         """Whether a span is durable after a `sync`; the archive of a small tensor counts as a whole."""
         plan = self._small.get(path)
         if plan is None or isinstance(self._files, FlatFiles):
             return super().stored(path, where)
-        place = self._home.join(self._places[path].file)
+        place = self._home.join(plan.file)
         return self._files.holds(place.path, plan.start, plan.start + plan.length)
 
     def checks(self, path: KeyPath, where: Span) -> Checks:
@@ -235,10 +274,9 @@ class ArchivesWriter(FlatFilesWriter):
 
     def restore(self, path: KeyPath, where: Span, checks: Checks) -> None:
         """Take up the CRCs of stored pieces; an archive of a small tensor was stored with its frame, and has none."""
-        small = self._small.get(path)
-        if small is not None and not checks:
-            self._framed.add(small)
-        elif path in self._places:
+        if path in self._small and not checks:
+            self._crcs[path] = None
+        elif self._place_of(path) is not None:
             self._piece_crc(path).take(checks)
             self._count(path, where.nbytes)
 
@@ -255,18 +293,22 @@ class ArchivesWriter(FlatFilesWriter):
 
     def _write_archive(self, plan: ArchivePlan, place: _RecordPlace, data: memoryview) -> None:
         """Write the archive of one small tensor at once: written later, its frame would read each block again."""
-        around = self._frames[plan.form]
-        crc = self._crcs[plan.paths[0]] = crc32(data)
-        whole = b"".join([around.head, data, around.tail(crc)])
-        self._files.write(place.file, plan.start, whole)
-        self._framed.add(plan)
+        self._files.write(place.file, plan.start, self._frames[plan.form].around(data, crc := crc32(data)))
+        self._crcs[plan.paths[0]] = crc
+
+    def close(self) -> None:
+        """Close the files; on a local disk, forget the small tensors, which are read back by the target's reader."""
+        super().close()
+        if isinstance(self._files, FlatFiles):
+            self._plans, self._small, self._frames = {}, {}, {}
+            self._crcs = {path: crc for path, crc in self._crcs.items() if path in self._places}
 
     def finish(self) -> None:
         """Write the frames of the archives, which need all CRCs, unless they were written meanwhile."""
         for name, plans in self._plans.items() if self._streamed is None else ():
             for plan in plans:
-                if plan in self._framed:
-                    continue
+                if plan.paths and plan.paths[0] in self._small and plan.paths[0] in self._crcs:
+                    continue  # written with its tensor
                 crcs = {path: self._crc(path) for path in plan.paths}
                 self._crcs |= crcs
                 for offset, run in frame(plan, crcs):
@@ -277,12 +319,12 @@ class ArchivesWriter(FlatFilesWriter):
         with self._lock:
             known = self._pieces.get(path)
             if known is None:
-                known = self._pieces[path] = PieceCrc(self._places[path].size)
+                known = self._pieces[path] = PieceCrc(self._require_place(path).size)
             return known
 
     def _crc(self, path: KeyPath) -> int:
         """The CRC of a tensor; pieces that this process did not write are read from the staged file."""
-        place = self._places[path]
+        place = self._require_place(path)
         return self._piece_crc(path).value(
             lambda start, stop: self._files.read(place.file, place.start + start, place.start + stop)
         )

@@ -89,11 +89,13 @@ class ArchivePlan:
         start: its offset in the file.
         form: its members.
         paths: key paths of its tensors, in the order of their members.
+        file: the name of the file.
     """
 
     start: int
     form: ArchiveForm
     paths: tuple[KeyPath, ...] = ()
+    file: str = ""
 
     @property
     def slots(self) -> tuple[MemberSlot, ...]:
@@ -108,6 +110,13 @@ class ArchivePlan:
     def tensors(self) -> Iterator[tuple[KeyPath, MemberSlot]]:
         """The member of each tensor, by key path."""
         return zip(self.paths, (slot for slot in self.slots if slot.record.data is None), strict=True)
+
+
+def is_of_one(plan: ArchivePlan, most: int) -> bool:
+    """Whether an archive has one tensor, of fewer bytes than so many."""
+    return len(plan.paths) == 1 and all(
+        slot.record.size < most for slot in plan.slots if slot.record.data is None
+    )
 
 
 def small(name: str, data: bytes) -> MemberRecord:
@@ -166,22 +175,24 @@ class SmallFrame:
     """The bytes around the tensor of archives of one form, each with one tensor.
 
     Attributes:
-        head: the bytes before its data.
+        data: the offset of the tensor's bytes from the start of the archive.
+        size: their number.
     """
 
     def __init__(self, form: ArchiveForm) -> None:
-        (_, self.head), (start, tail) = _frame(0, form, iter([0]))
+        (_, self._head), (start, tail) = _frame(0, form, iter([0]))
         self._tail = bytearray(tail)
+        self.data, self.size = len(self._head), start - len(self._head)
         before = [slot for slot in form.slots if slot.stop <= start]
         entry = form.directory - start + sum(map(_entry_size, before[:-1]))
         self._crcs = (_CRC_IN_DESCRIPTOR, entry + _CRC_IN_ENTRY)
 
-    def tail(self, crc: int) -> bytearray:
-        """The bytes after its data, which have this CRC-32."""
-        tail = self._tail.copy()
-        for place in self._crcs:
-            _CRC.pack_into(tail, place, crc)
-        return tail
+    def around(self, data: memoryview, crc: int) -> bytes:
+        """The archive of a tensor with these bytes, which have this CRC-32."""
+        tail, (first, second) = self._tail.copy(), self._crcs
+        _CRC.pack_into(tail, first, crc)
+        _CRC.pack_into(tail, second, crc)
+        return b"".join((self._head, data, tail))
 
 
 def _header(slot: MemberSlot) -> bytes:

@@ -37,17 +37,19 @@ class _Kind:
         pieces: the directory and the bytes after it, without the CRCs: offset from the archive's end, and bytes.
         crc: offset of the CRC of the tensor's storage from the archive's end.
         placed: the tensor of the first such archive; `start` counts from the archive's beginning.
+        raw: whether the tensor's bytes are stored raw, and are the whole storage.
     """
 
     before: bytes
     pieces: tuple[tuple[int, bytes], ...]
     crc: int
     placed: PlacedTensor
+    raw: bool
 
-    def ends(self, tail: bytes) -> bool:
-        """Whether these are the last bytes of an archive of this kind."""
+    def ends(self, data: bytes, stop: int) -> bool:
+        """Whether the bytes before an offset are the last ones of an archive of this kind."""
         for at, piece in self.pieces:  # noqa: SIM110  a generator takes twice as long, for every tensor
-            if not tail.startswith(piece, len(tail) - at):
+            if not data.startswith(piece, stop - at):
                 return False
         return True
 
@@ -68,12 +70,26 @@ class Alike:
             file: its file.
         """
         for kind in self._kinds.get(stored.length, ()):
-            if head.startswith(kind.before) and kind.ends(tail):
+            if head.startswith(kind.before) and kind.ends(tail, len(tail)):
                 like, crc = kind.placed, len(tail) - kind.crc
                 return PlacedTensor(
                     file, stored.offset + like.start, like.length, like.offset, like.shape, like.strides,
                     like.dtype, like.big_endian, int.from_bytes(tail[crc : crc + 4], "little"),
                 )  # fmt: skip
+        return None
+
+    def find_raw(self, data: bytes, start: int, length: int) -> tuple[_Kind, int] | None:
+        """The kind of an archive whose tensor is raw, and the CRC of that; None if it is not known.
+
+        Args:
+            data: bytes that have all of the archive.
+            start: offset of the archive in them.
+            length: of the archive.
+        """
+        stop = start + length
+        for kind in self._kinds.get(length, ()):
+            if kind.raw and data.startswith(kind.before, start) and kind.ends(data, stop):
+                return kind, int.from_bytes(data[stop - kind.crc : stop - kind.crc + _CRC_SIZE], "little")
         return None
 
     def learn(
@@ -96,7 +112,7 @@ class Alike:
         headers = [member.header for member in directory.members.values()]
         mine = headers.index(max(header for header in headers if header < placed.start))
         crc, like = len(tail) - entries[mine] - _CRC_AT, replace(placed, start=start)
-        kind = _Kind(head[:start], _without(tail, entries, mine), crc, like)
+        kind = _Kind(head[:start], _without(tail, entries, mine), crc, like, like.raw and like.whole)
         self._kinds[stored.length] = (*others, kind)
 
 

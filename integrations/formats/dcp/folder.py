@@ -143,8 +143,8 @@ def _contents(
         index, Items(location, files), own, tuple(beside.companions), tuple(beside.ignored)
     )
     for name, described in index.tensors.items():
-        grid = _grid(index, name)
-        contents.tensors[name,] = TensorSpec((name,), described.shape, described.dtype, chunks=grid)
+        path = (name,)
+        contents.tensors[path] = TensorSpec(path, described.shape, described.dtype, chunks=_grid(index, name))
     for name in index.objects:
         _read_object(contents, name)
     return contents

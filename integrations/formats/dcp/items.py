@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.errors import CorruptError, IncompleteError, NotACheckpointError, NotFoundError
+from wherry.formats.reader import Extent
 from wherry.integrations.containers.torch.archive import Archive, read_object
 from wherry.integrations.containers.zip.read import read_directory
 from wherry.integrations.containers.zip.write import ALIGNMENT
@@ -131,6 +132,18 @@ class Items:
         self._alike.learn(stored, head, tail, placed, directory)
         return placed
 
+    def small_extent(self, stored: StoredItem, shape: tuple[int, ...], dtype: str) -> Extent | None:
+        """Where the bytes of a small chunk lie whose archive is of a known kind; None for every other, see `tensor`."""
+        file = self._places.get(stored.file)
+        if file is None or stored.transforms or stored.length > _SMALL:
+            return None
+        data, start = self._small(file, stored)
+        found = self._alike.find_raw(data, start, stored.length)
+        if found is None or found[0].placed.shape != shape or found[0].placed.dtype != dtype:
+            return None
+        placed = found[0].placed
+        return Extent(file, stored.offset + placed.start, placed.length, found[1] or None)
+
     def at_home(self, placed: PlacedTensor, stored: StoredItem) -> PlacedTensor:
         """Translate a tensor that was read through a window into the offsets of its file."""
         if stored.transforms:
@@ -185,11 +198,16 @@ class Items:
         start, stop = stored.offset, stored.offset + stored.length
         if stored.length > _SMALL:
             return file.read(start, start + HEAD), file.read(stop - TAIL, stop)
-        whole = self._small(file, stored)
+        data, start = self._small(file, stored)
+        whole = data[start : start + stored.length]
         return whole[:HEAD], whole[-TAIL:]
 
-    def _small(self, file: Location, stored: StoredItem) -> bytes:
-        """Read a small item whole; if items are read in file order, the next ones are read along with it."""
+    def _small(self, file: Location, stored: StoredItem) -> tuple[bytes, int]:
+        """Read a small item whole; if items are read in file order, the next ones are read along with it.
+
+        Returns:
+            The bytes that were read, and the offset of the item in them.
+        """
         block = self._block  # another thread may replace it meanwhile
         start = stored.offset - block.start
         if block.file != stored.file or start < 0 or start + stored.length > len(block.data):
@@ -199,4 +217,4 @@ class Items:
             block = _Block(stored.file, stored.offset, file.read(stored.offset, stored.offset + ahead))
             self._block, start = block, 0
         self._end = (stored.file, stored.offset + stored.length)
-        return block.data[start : start + stored.length]
+        return block.data, start

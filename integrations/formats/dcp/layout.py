@@ -11,10 +11,11 @@ load with the installed torch).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.core import dtypes
 from wherry.core.tensorspec import TensorSpec
@@ -37,11 +38,11 @@ VERSION = "torch.distributed.checkpoint"
 NESTED = "planner_data"  # key of the nested paths in a manifest's `custom`
 WIDEST = "2.3"
 FORMAT = "1.0.0"
+_ENDS = b"ub"  # the last opcodes of an object with attributes
 LEAST_CHUNK = 64 << 10  # bytes to which a tensor is cut at most: each chunk takes 1 KB beside its data
 
 
-@dataclass(frozen=True, slots=True)
-class ItemPlan:
+class ItemPlan(NamedTuple):
     """One item to write: a chunk of a tensor, or an object.
 
     Attributes:
@@ -74,8 +75,7 @@ class DcpLayout:
     cuts: Mapping[KeyPath, Sequence[TensorSpec]]
 
 
-@dataclass(frozen=True, slots=True)
-class _DcpItem:
+class _DcpItem(NamedTuple):
     """What becomes one item: `content` and `chunk` are those of ItemPlan, `stored` is what its archive holds."""
 
     name: str
@@ -95,7 +95,7 @@ def lay_out(manifest: Manifest, shard_size: int, uri: str) -> DcpLayout:
     Raises:
         UnrepresentableError: a key path without parts, or a name that is a tensor and an object at once.
     """
-    root = build(manifest, uri)
+    root = _root(manifest, uri)
     if not isinstance(root, dict) or () in manifest.lists:
         raise UnrepresentableError(
             "DCP requires a dict at the root of the checkpoint",
@@ -113,7 +113,7 @@ def lay_out(manifest: Manifest, shard_size: int, uri: str) -> DcpLayout:
     files: dict[str, tuple[list[ArchivePlan], int]] = {}
     for number, group in enumerate(groups):
         file = f"__{number}_0.distcp"
-        files[file] = place_archives(alike(piece.stored) for piece in group)
+        files[file] = place_archives((alike(piece.stored) for piece in group), file)
         items += [
             ItemPlan(piece.name, piece.content, file, plan, piece.chunk)
             for piece, plan in zip(group, files[file][0], strict=True)
@@ -122,6 +122,17 @@ def lay_out(manifest: Manifest, shard_size: int, uri: str) -> DcpLayout:
             if piece.stored is not piece.content:
                 cuts.setdefault(piece.content.path, []).append(piece.stored)
     return DcpLayout(tuple(items), files, cuts)
+
+
+def _root(manifest: Manifest, uri: str) -> Any:
+    """The object to save. Tensors lie in its root, where no tree has to be built of a hundred thousand of them."""
+    noted = manifest.custom.get("pickle")
+    if not noted and all(len(path) == 1 for path in manifest.tensors):
+        rest = build(replace(manifest, tensors={}), uri) if manifest.values or manifest.empties else {}
+        names = {path[0]: spec for path, spec in manifest.tensors.items()}
+        if isinstance(rest, dict) and rest.keys().isdisjoint(names):
+            return {**names, **rest}
+    return build(manifest, uri)
 
 
 def _pieces(name: str, spec: TensorSpec, most: int) -> Iterator[_DcpItem]:
@@ -162,20 +173,11 @@ def metadata(layout: DcpLayout, nested: Mapping[str, Any], profile: str) -> byte
         profile: `default` or `2.3`.
     """
     out = PickleWriter()
-    items = sorted(layout.items, key=lambda item: item.name)
+    items = sorted(layout.items, key=attrgetter("name"))
     fields: dict[str, Callable[[], None]] = {
-        "planner_data": lambda: out.mapping(
-            (partial(out.word, name), partial(_path, out, name, nested)) for name, _ in _by_name(items)
-        ),
-        "state_dict_metadata": lambda: out.mapping(
-            (partial(out.word, name), partial(_describe, out, rows, profile))
-            for name, rows in _by_name(items)
-        ),
-        "storage_data": lambda: out.mapping(
-            (partial(_key, out, item, number), partial(_info, out, item))
-            for _, rows in _by_name(items)
-            for number, item in enumerate(rows)
-        ),
+        "planner_data": lambda: out.group(_paths(out, items, nested)),
+        "state_dict_metadata": lambda: out.group(_descriptions(out, items, profile)),
+        "storage_data": lambda: out.group(_places(out, items)),
         "storage_meta": lambda: out.value(None),
         "version": lambda: out.value(FORMAT),
     }
@@ -185,11 +187,33 @@ def metadata(layout: DcpLayout, nested: Mapping[str, Any], profile: str) -> byte
 
 def _by_name(items: Iterable[ItemPlan]) -> Iterator[tuple[str, list[ItemPlan]]]:
     """Each name with its items: the chunks of a tensor, or an object; a large model has 100,000 names."""
-    return ((name, list(rows)) for name, rows in groupby(items, lambda item: item.name))
+    return ((name, list(rows)) for name, rows in groupby(items, attrgetter("name")))
+
+
+def _paths(out: PickleWriter, items: Iterable[ItemPlan], nested: Mapping[str, Any]) -> Iterator[None]:
+    """Each name with its nested path."""
+    for name, _rows in _by_name(items):
+        out.word(name)
+        yield _path(out, name, nested)
+
+
+def _descriptions(out: PickleWriter, items: Iterable[ItemPlan], profile: str) -> Iterator[None]:
+    """Each name with what it is."""
+    for name, rows in _by_name(items):
+        out.word(name)
+        yield _describe(out, rows, profile)
+
+
+def _places(out: PickleWriter, items: Iterable[ItemPlan]) -> Iterator[None]:
+    """Each chunk or object with its place."""
+    for _name, rows in _by_name(items):
+        for number, item in enumerate(rows):
+            _key(out, item, number)
+            yield _info(out, item)
 
 
 def _path(out: PickleWriter, name: str, nested: Mapping[str, Any]) -> None:
-    parts = tuple(nested.get(name) or ())
+    parts = tuple(nested.get(name) or ()) if nested else ()
     if len(parts) > 1 and ".".join(map(str, parts)) == name:
         out.tuple_of(parts)
     else:
@@ -202,13 +226,13 @@ def _describe(out: PickleWriter, items: Sequence[ItemPlan], profile: str) -> Non
     if not isinstance(spec, TensorSpec):
         out.state(names.METADATA, "BytesStorageMetadata", ())
         return
-    chunks = [item.chunk for item in items if item.chunk is not None]
-    out.copied((spec.dtype, spec.shape), lambda: _tensor(out, spec, chunks, profile))
+    out.copied((spec.dtype, spec.shape), partial(_tensor, out, spec, items, profile))
 
 
-def _tensor(out: PickleWriter, spec: TensorSpec, chunks: Iterable[Chunk], profile: str) -> None:
+def _tensor(out: PickleWriter, spec: TensorSpec, items: Iterable[ItemPlan], profile: str) -> None:
     """A tensor and its chunks; tensors of one dtype or shape are cut alike, and share what describes them."""
     old_names = profile == WIDEST
+    chunks = [item.chunk for item in items if item.chunk is not None]
     fields: Iterable[tuple[str, Callable[[], None]]] = (
         (
             "chunks",
@@ -281,17 +305,41 @@ def _size(out: PickleWriter, extents: tuple[int, ...]) -> None:
 
 def _key(out: PickleWriter, item: ItemPlan, number: int) -> None:
     """The key of an item: the number is that of the chunk among those of its tensor."""
+    out.copied(_key_begins, partial(_key_begins, out))
+    out.word(item.name)
     chunk = item.chunk
-    fields: list[tuple[str, Callable[[], None]]] = [("fqn", lambda: out.word(item.name))]
     if chunk is not None:
-        fields += [("index", lambda: out.value(number)), ("offset", lambda: size(out, chunk.offsets))]
-    out.state(names.METADATA, "MetadataIndex", fields)
+        out.copied((_key, number, chunk.offsets), partial(_chunk_number, out, number, chunk.offsets))
+    out.raw(_ENDS)
+
+
+def _key_begins(out: PickleWriter) -> None:
+    out.begin_state(names.METADATA, "MetadataIndex")
+    out.word("fqn")
+
+
+def _chunk_number(out: PickleWriter, number: int, offsets: tuple[int, ...]) -> None:
+    out.word("index")
+    out.value(number)
+    out.word("offset")
+    size(out, offsets)
 
 
 def _info(out: PickleWriter, item: ItemPlan) -> None:
-    fields: Iterable[tuple[str, Callable[[], None]]] = (
-        ("length", lambda: out.value(item.plan.length)),
-        ("offset", lambda: out.value(item.plan.start)),
-        ("relative_path", lambda: out.word(item.file)),
-    )
-    out.state(names.FILESYSTEM, "_StorageInfo", fields)
+    plan, file = item.plan, item.file
+    out.copied((_info, plan.length), partial(_length, out, plan.length))
+    out.value(plan.start)
+    out.copied((_info, file), partial(_file, out, file))
+
+
+def _length(out: PickleWriter, length: int) -> None:
+    out.begin_state(names.FILESYSTEM, "_StorageInfo")
+    out.word("length")
+    out.value(length)
+    out.word("offset")
+
+
+def _file(out: PickleWriter, file: str) -> None:
+    out.word("relative_path")
+    out.word(file)
+    out.raw(_ENDS)

@@ -20,10 +20,15 @@ from wherry.integrations.containers.pickle.opcodes import load
 from wherry.integrations.containers.pickle.source import open_for_walk
 from wherry.integrations.containers.pickle.values import CallRecord, Global
 from wherry.integrations.containers.torch.values import DTYPES
-from wherry.integrations.formats.dcp.rules import METADATA_RULES, OLD_PROPERTIES, STRIDED
+from wherry.integrations.formats.dcp.rules import (
+    ATTRIBUTES,
+    METADATA_RULES,
+    OLD_PROPERTIES,
+    STRIDED,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Mapping
 
     from wherry.integrations.containers.pickle.values import PickleSource
     from wherry.storage.location import Location
@@ -69,7 +74,7 @@ class DcpIndex:
         tensors: name → tensor.
         objects: names of the items that are not tensors.
         stored: (name, offsets) → item; offsets None for objects.
-        nested: name → nested path, whose integers are list positions.
+        nested: name → nested path, whose integers are list positions, where it is another one than the name.
         writer: the oldest torch that writes such metadata.
     """
 
@@ -96,7 +101,7 @@ def read_index(locations: list[Location]) -> DcpIndex:
     index = DcpIndex()
     for location in locations:
         try:
-            _merge(index, load_state(location))
+            _merge(index, load_state(location, ATTRIBUTES))
         except (CorruptError, UnsupportedError) as error:
             error.uri = error.uri or location.uri
             raise
@@ -105,15 +110,21 @@ def read_index(locations: list[Location]) -> DcpIndex:
     return index
 
 
-def load_state(location: Location) -> dict[str, Any]:
+def load_state(location: Location, attributes: Mapping[Global, list[str]] | None = None) -> dict[str, Any]:
     """The attributes of the `Metadata` object of one file, as inert values.
+
+    Args:
+        location: the file.
+        attributes: classes whose objects may have the tuple of these attributes as their state; see Rules.
 
     Raises:
         HostileError: a global that is not allowed, or limits of the inert machine.
         CorruptError: the file is not a single object of that class.
     """
     with _metadata(location) as data:
-        root, end = load(data, replace(METADATA_RULES, opaque=location.opaque), location.uri)
+        root, end = load(
+            data, replace(METADATA_RULES, attributes=attributes or {}, opaque=location.opaque), location.uri
+        )
         if end != len(data):
             raise _corrupt(f"{len(data) - end} extra bytes after the pickle", location.uri)
     return state_of(root, "Metadata")
@@ -137,21 +148,40 @@ def _merge(index: DcpIndex, state: dict[str, Any]) -> None:
     saved = state.get("storage_meta")
     if isinstance(saved, CallRecord) and "modules" in state_of(saved, "StorageMeta"):
         traits.add("modules")
+    for name, path in (state.pop("planner_data", None) or {}).items():
+        if _nested_path(path) != (name,):
+            index.nested[_name(name)] = path
+    _merge_storage(index, state.pop("storage_data"))
+    # What describes tensors that are alike is often one object; so is then what becomes of it.
+    known: dict[tuple[int, ...], DescribedTensor] = {}
     for name, described in state["state_dict_metadata"].items():
         if described.kind.name == "BytesStorageMetadata":
             index.objects.append(_name(name))
+            continue
+        chunks, properties, size = _values_of(described, "TensorStorageMetadata")
+        same = (id(properties), id(size), *map(id, chunks))
+        if same not in known or name in index.tensors:
+            known[same] = _add_tensor(index, _name(name), chunks, properties, size, traits)
         else:
-            _add_tensor(index, _name(name), state_of(described, "TensorStorageMetadata"), traits)
-    for key, info in state["storage_data"].items():
-        _add_stored(index, state_of(key, "MetadataIndex"), state_of(info, "_StorageInfo"))
-    for name, path in (state.get("planner_data") or {}).items():
-        index.nested[_name(name)] = _nested_path(path)
+            index.tensors[_name(name)] = known[same]
     index.writer = _writer(traits)
 
 
-def _add_tensor(index: DcpIndex, name: str, state: dict[str, Any], traits: set[str]) -> None:
-    dtype = _dtype(state["properties"], traits)
-    shape, chunks = _extents(state["size"]), tuple([_chunk(chunk) for chunk in state["chunks"]])
+def _merge_storage(index: DcpIndex, storage: dict[Any, Any]) -> None:
+    """Take over where chunks lie; of very many chunks what was read is freed meanwhile."""
+    offsets: dict[int, Offsets] = {}  # by the identity of the record, which is one for many chunks
+    found: dict[tuple[str, Offsets], StoredItem] = {}
+    while storage:
+        key, item = _stored_item(*storage.popitem(), offsets)
+        found.setdefault(key, item)  # from the end: of two with one key the last one counts
+    index.stored = {**index.stored, **found} if index.stored else found
+
+
+def _add_tensor(
+    index: DcpIndex, name: str, records: Any, properties: Any, size: Any, traits: set[str]
+) -> DescribedTensor:
+    dtype = _dtype(properties, traits)
+    shape, chunks = _extents(size), tuple([_chunk(chunk) for chunk in records])
     for chunk in chunks:
         if chunk.sizes == shape and not any(chunk.offsets) and len(chunk.offsets) == len(shape):
             continue  # the whole tensor, as almost always
@@ -164,7 +194,8 @@ def _add_tensor(index: DcpIndex, name: str, state: dict[str, Any], traits: set[s
         if (known.dtype, known.shape) != (dtype, shape):
             raise _corrupt(f"conflicting descriptions of {name!r} by two ranks")
         chunks = tuple(dict.fromkeys((*known.chunks, *chunks)))
-    index.tensors[name] = DescribedTensor(dtype, shape, chunks)
+    described = index.tensors[name] = DescribedTensor(dtype, shape, chunks)
+    return described
 
 
 def _chunk(record: Any) -> Chunk:
@@ -198,17 +229,26 @@ def _dtype(record: Any, traits: set[str]) -> str:
     return _OURS[dtype.name]
 
 
-def _add_stored(index: DcpIndex, key: dict[str, Any], info: dict[str, Any]) -> None:
-    name = _name(key["fqn"])
-    said = info.get("transform_descriptors")
-    transforms = require_known(said, name) if said else ()
-    file, offset, length = info["relative_path"], info["offset"], info["length"]
+def _stored_item(key: Any, info: Any, offsets: dict[int, Offsets]) -> tuple[tuple[str, Offsets], StoredItem]:
+    """The name and offsets of a chunk, or the name of an object, and where it lies."""
+    if type(key) is CallRecord and key.kind.name == "MetadataIndex" and type(key.state) is tuple:
+        name, _number, place = key.state
+    else:
+        said = state_of(key, "MetadataIndex")
+        name, place = said["fqn"], said.get("offset")
+    transforms = ()
+    if type(info) is CallRecord and info.kind.name == "_StorageInfo" and type(info.state) is tuple:
+        length, offset, file = info.state
+    else:
+        said = state_of(info, "_StorageInfo")
+        length, offset, file = said["length"], said["offset"], said["relative_path"]
+        if said.get("transform_descriptors"):
+            transforms = require_known(said["transform_descriptors"], _name(name))
     if type(file) is not str or type(offset) is not int or type(length) is not int or min(offset, length) < 0:
         raise _corrupt(f"expected file, offset and length as the storage of {name!r}")
-    place = key.get("offset")
-    index.stored[name, None if place is None else _extents(place)] = StoredItem(
-        file, offset, length, transforms
-    )
+    if id(place) not in offsets:
+        offsets[id(place)] = None if place is None else _extents(place)
+    return (_name(name), offsets[id(place)]), StoredItem(file, offset, length, transforms)
 
 
 def _nested_path(path: Any) -> tuple[str | int, ...]:
@@ -230,6 +270,14 @@ def _name(name: Any) -> str:
     if type(name) is not str:
         raise _corrupt("expected a name as text")
     return name
+
+
+def _values_of(record: Any, kind: str) -> tuple[Any, ...]:
+    """The values of an object's usual attributes."""
+    if isinstance(record, CallRecord) and record.kind.name == kind and type(record.state) is tuple:
+        return record.state
+    state = state_of(record, kind)
+    return tuple(state[name] for name in ATTRIBUTES[record.kind])
 
 
 def state_of(record: Any, kind: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from wherry.formats.reader import Absent, Access, Block, Extent
 from wherry.integrations.containers.flat.reader import FilesReader
 from wherry.integrations.containers.flat.strides import StridedReader
 from wherry.integrations.formats.dcp.chunks import in_order, region_of, uncovered_regions, with_elements
+from wherry.integrations.formats.dcp.items import Items
 from wherry.integrations.formats.dcp.metadata import Chunk
 from wherry.integrations.formats.dcp.transforms import HELD, InflatedItem
 from wherry.mover.output import as_bytes
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region
     from wherry.integrations.containers.flat.strides import PlacedTensor
-    from wherry.integrations.formats.dcp.items import Items
     from wherry.integrations.formats.dcp.metadata import DcpIndex
     from wherry.integrations.formats.dcp.shards import SavedShards
     from wherry.storage.stores import Entry, Location
@@ -102,6 +102,10 @@ class DcpReader(FilesReader):
         """The extents of the chunks, if they follow one another in the order of the tensor's bytes."""
         if not spec.size:
             return ()
+        small = self._small_extent(spec)
+        return self._located_extents(spec) if small is None else (small,)
+
+    def _located_extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
         only = self._only_piece(spec)
         if only is not None:
             return (_extent(only),) if only.placed.raw else None
@@ -157,6 +161,17 @@ class DcpReader(FilesReader):
             yield memoryview(piece)
         if left or (placed.whole and placed.crc not in (0, crc)):
             raise _damage_error(placed, spec)
+
+    def _small_extent(self, spec: TensorSpec) -> Extent | None:
+        """The bytes of a small tensor that is one plain chunk, as most tensors of a large checkpoint are; else None."""
+        described = self._index.tensors.get(spec.path[0]) if len(spec.path) == 1 else None
+        if described is None or len(described.chunks) != 1 or spec.path in self._pieces:
+            return None
+        (chunk,) = described.chunks
+        stored = self._index.stored.get((spec.path[0], chunk.offsets))
+        if stored is None or chunk.sizes != spec.shape or not isinstance(self._items, Items):
+            return None
+        return self._items.small_extent(stored, spec.shape, spec.dtype)
 
     def _only_piece(self, spec: TensorSpec) -> ChunkPiece | None:
         """The chunk of a tensor that is one plain chunk, as tensors that were not sharded are; else None.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import CorruptError, UnsupportedError
-from wherry.integrations.containers.pickle.values import Rules, dict_of
+from wherry.integrations.containers.pickle.values import Global, Rules, dict_of
 from wherry.integrations.containers.torch.values import DTYPES, RULES
 
 if TYPE_CHECKING:
@@ -69,6 +69,12 @@ _MAKERS: dict[tuple[str, str], Maker | None] = {
 }
 # Source: torch.distributed.checkpoint.metadata and planner (torch 2.13).
 _FORMATS = {"TORCH_CONTIGUOUS_FORMAT": 0, "TORCH_CHANNELS_LAST": 1, "TORCH_PRESERVE_FORMAT": 2}
+# The attributes of objects of which an index has one for each tensor.
+ATTRIBUTES = {
+    Global(METADATA, "TensorStorageMetadata"): ["chunks", "properties", "size"],
+    Global(METADATA, "MetadataIndex"): ["fqn", "index", "offset"],
+    Global(FILESYSTEM, "_StorageInfo"): ["length", "offset", "relative_path"],
+}
 METADATA_RULES = Rules(
     members={
         (METADATA, "_MEM_FORMAT_ENCODING"): _FORMATS,

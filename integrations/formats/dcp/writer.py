@@ -11,6 +11,8 @@ from itertools import accumulate, chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from isal import isal_zlib
+
 from wherry.core.keypath import render
 from wherry.core.tensorspec import Span
 from wherry.errors import UsageError, storage_error
@@ -69,7 +71,9 @@ class DcpWriter(ArchivesWriter):
         chunks = frozenset(one.path for rows in layout.cuts.values() for one in rows)
         super().__init__(folder, layout.files, chunks)
         self._cuts = {path: _CutTensor(rows) for path, rows in layout.cuts.items()}
-        self._metadata = metadata
+        self._metadata = isal_zlib.compress(
+            metadata, 1
+        )  # that of very many tensors is large, and waits for long
         self._place = folder.join(METADATA)
 
     def place(self, path: KeyPath, where: Region | Span) -> int:
@@ -138,11 +142,16 @@ class DcpWriter(ArchivesWriter):
             ]
             super().restore(part.path, part.inside, own)
 
+    def close(self) -> None:
+        """Close the files; see ArchivesWriter."""
+        super().close()
+        self._metadata = b""
+
     def finish(self) -> None:
         """Complete the files; write the metadata when everything else is durable."""
         super().finish()
         try:
-            self._place.store.put(self._place.path, self._metadata)
+            self._place.store.put(self._place.path, isal_zlib.decompress(self._metadata))
             if self._place.store.capabilities.local:
                 sync_folder(Path(self._place.parent.path))
         except OSError as error:

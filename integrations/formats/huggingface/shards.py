@@ -19,6 +19,7 @@ from wherry.core.detection import Evidence
 from wherry.core.keypath import render
 from wherry.core.units import plural
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
+from wherry.integrations.containers.flat.places import Places
 from wherry.integrations.containers.flat.strides import PlacedTensor
 from wherry.integrations.containers.msgpack.contents import gather
 from wherry.integrations.containers.msgpack.index import index_file
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Value
     from wherry.core.tensorspec import TensorSpec
-    from wherry.formats.reader import Extent
     from wherry.integrations.containers.msgpack.contents import Place
     from wherry.integrations.formats.huggingface.weights import Container, Weights
     from wherry.storage.location import Location
@@ -68,7 +68,7 @@ class WeightContents:
 
     specs: dict[KeyPath, TensorSpec] = field(default_factory=dict["KeyPath", "TensorSpec"])
     files: list[Entry] = field(default_factory=list[Entry])
-    places: dict[KeyPath, tuple[Extent, ...]] = field(default_factory=dict["KeyPath", "tuple[Extent, ...]"])
+    places: Places = field(default_factory=Places)
     placed: dict[KeyPath, PlacedTensor] = field(default_factory=dict["KeyPath", PlacedTensor])
     flax: dict[KeyPath, Place] = field(default_factory=dict["KeyPath", "Place"])
     values: dict[KeyPath, Value] = field(default_factory=dict["KeyPath", "Value"])
@@ -210,9 +210,11 @@ def _read_safetensors(place: Location, name: str, contents: WeightContents) -> N
     for key, value in (header.metadata or {}).items():
         if contents.custom.setdefault(key, value) != value:
             contents.evidence.append(Evidence(name, f"metadata {key!r} differs from that of other files"))
-    for path, (spec, extents) in placed_tensors(header, place).items():
-        _require_new(path, name, contents, place)
-        contents.specs[path], contents.places[path] = spec, extents
+    contents.places.begin(place)
+    for spec, start, length in placed_tensors(header):
+        _require_new(spec.path, name, contents, place)
+        contents.specs[spec.path] = spec
+        contents.places.add(spec.path, start, length)
 
 
 def _read_bin(place: Location, contents: WeightContents) -> None:
