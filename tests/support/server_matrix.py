@@ -54,6 +54,7 @@ DEPLOYMENTS = {
     "audit": "audit/audit",
 }
 FLOWS = tuple(DEPLOYMENTS)
+_WAITS = " after 240 s"
 _CHILDREN = {"worker": "worker", "server": "prefect", "mlflow": "mlflow"}
 _ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 _CONVERTING = {
@@ -340,10 +341,10 @@ def drill(found: Servers, part: str, moment: str, flows: Sequence[str], number: 
     for cell in cells:
         done = found.ended(following[cell.flow], 240)
         cell.seconds = round(time.monotonic() - begun, 1)
-        cell.following = done["name"] if done else found.state(following[cell.flow])["name"] + " after 240 s"
+        cell.following = done["name"] if done else found.state(following[cell.flow])["name"] + _WAITS
         if done and done["type"] != "COMPLETED":
             cell.open.append(f"message: {done.get('message')}")
-    return _look(found, cells, runs)
+    return _look(found, cells, runs, following)
 
 
 def absence(
@@ -390,10 +391,11 @@ def _return(found: Servers, part: str, *, stopped: bool) -> None:
         _signal_tree(found.place.children[_CHILDREN[part]], signal.SIGCONT)
 
 
-def _look(found: Servers, cells: list[Cell], runs: dict[str, str]) -> list[Cell]:
+def _look(found: Servers, cells: list[Cell], runs: dict[str, str], following: dict[str, str]) -> list[Cell]:
     """How the runs ended, and what is open.
 
-    A run that the automations miss, since the server lost its last events, is ended by the next run that begins later.
+    A run that the automations miss, since the server lost its last events, is ended by the next run that begins later,
+    of any flow; where one run of a deployment is allowed at a time, its own next run waits for that.
     """
     for cell in cells:
         found.ended(runs[cell.flow], max(BEAT_SECONDS, PENDING_SECONDS) + 20)
@@ -402,6 +404,9 @@ def _look(found: Servers, cells: list[Cell], runs: dict[str, str]) -> list[Cell]
             cell.missed = found.state(runs[cell.flow])["type"] not in _ENDED
         time.sleep(GRACE.total_seconds())
         found.ended(found.submit("audit", {"spec": {"scope": "all"}}), 240)
+        for cell in cells:
+            if cell.following.endswith(_WAITS) and (done := found.ended(following[cell.flow], 240)):
+                cell.following = done["name"]
     for cell in cells:
         state = found.state(runs[cell.flow])
         cell.killed = state["name"]
