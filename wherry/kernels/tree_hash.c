@@ -5,6 +5,8 @@
  * the leaf alone, so chunks are hashed side by side, one lane of a vector for each, and 32 bytes are kept of each until
  * all values of the leaf are there and are joined. A piece that begins or ends inside a chunk leaves its bytes in an
  * edge, a buffer of one chunk, until the rest of the chunk has come.
+ *
+ * What has come of a leaf can be given to another process, which has other bytes of it: see wherry_leaves_export.
  */
 #include <pthread.h>
 #include <stddef.h>
@@ -244,7 +246,7 @@ static void join(uint8_t *values, size_t count, uint8_t *out) {
     hash_queue(&root);
 }
 
-enum { LEAF = 4 << 20, CHUNKS = LEAF / CHUNK, WORDS = CHUNK / 64 };
+enum { LEAF = 4 << 20, CHUNKS = LEAF / CHUNK, WORDS = CHUNK / 64, LEVELS = 12 }; /* CHUNKS is 1 << LEVELS */
 
 /* The bytes of a chunk that came in several pieces. */
 typedef struct {
@@ -257,6 +259,9 @@ typedef struct {
     uint8_t *values;           /* of each chunk; NULL before the first byte and after the last */
     uint64_t have[CHUNKS / 64]; /* one bit for each chunk that is hashed */
     Edge **edges;              /* of each chunk, or NULL; NULL without edges */
+    uint16_t *places;          /* of each subtree: 1 + its place in `joined`, 0 if it is not there; NULL without any */
+    uint8_t *joined;           /* values of subtrees that another process has hashed */
+    uint32_t subtrees, room;   /* of these, and how many have room */
     uint32_t left;             /* chunks that are not hashed */
     int users;                 /* calls that write values at this moment */
 } Leaf;
@@ -278,15 +283,22 @@ static uint32_t chunks_of(const Leaves *all, size_t leaf) {
     return (uint32_t)((bytes_of(all, leaf) + CHUNK - 1) / CHUNK);
 }
 
+static int64_t open_leaves;
+
 static void drop(Leaf *leaf) {
     if (!leaf) return;
     if (leaf->edges) {
         for (size_t i = 0; i < CHUNKS; i++) free(leaf->edges[i]);
         free(leaf->edges);
     }
+    free(leaf->places), free(leaf->joined);
     free(leaf->values);
     free(leaf);
+    __atomic_sub_fetch(&open_leaves, 1, __ATOMIC_RELAXED);
 }
+
+/* How many leaves have begun and are not over, in this process. */
+EXPORT int64_t wherry_leaves_open(void) { return __atomic_load_n(&open_leaves, __ATOMIC_RELAXED); }
 
 /* Nothing is known of any leaf of a tensor with this many bytes. NULL if there is no memory. */
 EXPORT Leaves *wherry_leaves_new(uint64_t nbytes) {
@@ -322,9 +334,12 @@ static Leaf *begin(const Leaves *all, size_t number) {
     if (!leaf) return NULL;
     leaf->left = chunks_of(all, number);
     leaf->values = malloc((size_t)leaf->left * VALUE);
-    if (leaf->values) return leaf;
-    free(leaf);
-    return NULL;
+    if (!leaf->values) {
+        free(leaf);
+        return NULL;
+    }
+    __atomic_add_fetch(&open_leaves, 1, __ATOMIC_RELAXED);
+    return leaf;
 }
 
 /* Copy bytes into the edge of a chunk. Returns the edge once it is whole; sets `failed` without memory. */
@@ -352,6 +367,56 @@ static void mark(Leaf *leaf, uint32_t chunk) {
     if (is_marked(leaf, chunk)) return;
     leaf->have[chunk / 64] |= 1ULL << chunk % 64;
     leaf->left--;
+}
+
+/* Take bytes of a chunk, and hash it if it is whole then. */
+static void take_edge(Leaf *leaf, uint32_t chunk, uint32_t from, uint32_t to, uint32_t size, int only,
+                      const uint8_t *data, int *failed) {
+    Edge *edge = fill(leaf, chunk, from, to, size, data, failed);
+    if (!edge) return;
+    hash_chunk(edge->bytes, size, chunk, only ? ROOT : 0, leaf->values + (size_t)chunk * VALUE);
+    mark(leaf, chunk);
+    free(edge), leaf->edges[chunk] = NULL;
+}
+
+/* The subtree of the chunks [first, first + 2^level), among all subtrees of a leaf. */
+static uint32_t number_of(uint32_t first, uint32_t level) { return (1u << (LEVELS - level)) + (first >> level); }
+
+static const uint8_t *joined_at(const Leaf *leaf, uint32_t first, uint32_t level) {
+    uint32_t place = leaf->places ? leaf->places[number_of(first, level)] : 0;
+    return place ? leaf->joined + (size_t)(place - 1) * VALUE : NULL;
+}
+
+/* The value of a subtree all of whose chunks are hashed; of its chunks beyond `count` there are none. */
+static void value_of(const Leaf *leaf, uint32_t count, uint32_t first, uint32_t level, uint32_t flags, uint8_t *out) {
+    const uint8_t *known = joined_at(leaf, first, level);
+    if (!known && !level) known = leaf->values + (size_t)first * VALUE;
+    if (known) {
+        memcpy(out, known, VALUE);
+        return;
+    }
+    uint32_t half = first + (1u << (level - 1));
+    if (half >= count) {
+        value_of(leaf, count, first, level - 1, flags, out);
+        return;
+    }
+    uint8_t pair[BLOCK];
+    value_of(leaf, count, first, level - 1, 0, pair);
+    value_of(leaf, count, half, level - 1, 0, pair + VALUE);
+    uint32_t value[8];
+    memcpy(value, IV, 32);
+    compress(value, pair, BLOCK, 0, PARENT | flags);
+    for (int i = 0; i < 8; i++) put_word(out + 4 * i, value[i]);
+}
+
+/* The hash of a leaf all of whose chunks are hashed; its values are overwritten. */
+static void finish(Leaf *leaf, uint32_t count, uint8_t *out) {
+    if (leaf->places)
+        value_of(leaf, count, 0, LEVELS, ROOT, out);
+    else if (count == 1)
+        memcpy(out, leaf->values, VALUE);
+    else
+        join(leaf->values, count, out);
 }
 
 /* Take `count` runs of `length` bytes: run i lies at data + i * data_step, and in the tensor at offset + i * step.
@@ -419,14 +484,8 @@ EXPORT int64_t wherry_leaves_add(Leaves *all, const uint8_t *data, int64_t data_
                 } else if (!is_marked(leaf, chunk)) {
                     uint64_t left = all->nbytes - first;
                     uint32_t size = left < CHUNK ? (uint32_t)left : CHUNK;
-                    Edge *edge = fill(leaf, chunk, (uint32_t)(at - first), (uint32_t)(end - first), size,
-                                      bytes + (at - start), &failed);
-                    if (edge) {
-                        hash_chunk(edge->bytes, size, chunk, bytes_of(all, number) <= CHUNK ? ROOT : 0,
-                                   leaf->values + (size_t)chunk * VALUE);
-                        mark(leaf, chunk);
-                        free(edge), leaf->edges[chunk] = NULL;
-                    }
+                    take_edge(leaf, chunk, (uint32_t)(at - first), (uint32_t)(end - first), size,
+                              bytes_of(all, number) <= CHUNK, bytes + (at - start), &failed);
                 }
             }
             at = end;
@@ -446,15 +505,177 @@ EXPORT int64_t wherry_leaves_add(Leaves *all, const uint8_t *data, int64_t data_
     /* Join what is complete: nobody else uses it any more. */
     for (int64_t i = 0; i < complete; i++) {
         size_t number = (size_t)numbers[i];
-        Leaf *leaf = all->leaves[number];
-        uint32_t chunks_here = chunks_of(all, number);
-        if (chunks_here == 1)
-            memcpy(hashes + i * VALUE, leaf->values, VALUE);
-        else
-            join(leaf->values, chunks_here, hashes + i * VALUE);
-        drop(leaf);
+        finish(all->leaves[number], chunks_of(all, number), hashes + i * VALUE);
+        drop(all->leaves[number]);
         all->leaves[number] = NULL;
     }
     free(held);
+    return failed ? -1 : complete;
+}
+
+/* What has come of a leaf, for another process: entries in the order of their chunks.
+ *
+ * - chunk (2 bytes, low byte first), level (1), value (32): all bytes of the chunks [chunk, chunk + 2^level) have come,
+ *   and no larger subtree of which that is true has them.
+ * - chunk (2), EDGE (1), start (2), stop (2), bytes: of the chunk, these bytes have come, and neither all nor those beside
+ *   them.
+ *
+ * So the same bytes give the same entries, in whatever pieces they came. */
+enum { HEAD = 3, BOUNDS = 4, EDGE = 255 };
+
+typedef struct {
+    uint8_t *at;
+    uint64_t room;
+    int full; /* whether something had no room */
+} Entries;
+
+static void put_entry(Entries *to, uint32_t chunk, uint32_t kind, const uint8_t *bounds, const uint8_t *data, uint64_t size) {
+    uint64_t before = HEAD + (bounds ? BOUNDS : 0);
+    if (to->full || to->room < before + size) {
+        to->full = 1;
+        return;
+    }
+    to->at[0] = (uint8_t)chunk, to->at[1] = (uint8_t)(chunk >> 8), to->at[2] = (uint8_t)kind;
+    if (bounds) memcpy(to->at + HEAD, bounds, BOUNDS);
+    memcpy(to->at + before, data, size);
+    to->at += before + size, to->room -= before + size;
+}
+
+static int are_marked(const Leaf *leaf, uint32_t first, uint32_t width) {
+    if (width < 64) return (leaf->have[first / 64] >> first % 64 & ((1ULL << width) - 1)) == (1ULL << width) - 1;
+    for (uint32_t word = first / 64; word < (first + width) / 64; word++)
+        if (leaf->have[word] != ~0ULL) return 0;
+    return 1;
+}
+
+static void put_edges(const Edge *edge, uint32_t chunk, Entries *to) {
+    for (uint32_t from = 0; from < CHUNK;) {
+        if (!(edge->have[from / 64] >> from % 64 & 1)) {
+            from++;
+            continue;
+        }
+        uint32_t stop = from;
+        while (stop < CHUNK && edge->have[stop / 64] >> stop % 64 & 1) stop++;
+        uint8_t bounds[BOUNDS] = {(uint8_t)from, (uint8_t)(from >> 8), (uint8_t)stop, (uint8_t)(stop >> 8)};
+        put_entry(to, chunk, EDGE, bounds, edge->bytes + from, stop - from);
+        from = stop;
+    }
+}
+
+static void put_subtree(const Leaf *leaf, uint32_t count, uint32_t first, uint32_t level, Entries *to) {
+    uint32_t width = 1u << level;
+    if (first >= count) return;
+    if (first + width <= count && width < count && are_marked(leaf, first, width)) {
+        uint8_t value[VALUE];
+        value_of(leaf, count, first, level, 0, value);
+        put_entry(to, first, level, NULL, value, VALUE);
+    } else if (level) {
+        put_subtree(leaf, count, first, level - 1, to);
+        put_subtree(leaf, count, first + width / 2, level - 1, to);
+    } else if (leaf->edges && leaf->edges[first]) {
+        put_edges(leaf->edges[first], first, to);
+    }
+}
+
+/* Write what has come of a leaf that is not over. Returns how many bytes that is; -1 if there is no room for it, -2 if
+ * there is no such leaf. */
+EXPORT int64_t wherry_leaves_export(Leaves *all, size_t number, uint8_t *out, uint64_t room) {
+    if (number >= all->count) return -2;
+    Entries to = {.at = out, .room = room};
+    pthread_mutex_lock(&all->lock);
+    if (all->leaves[number] && !all->over[number])
+        put_subtree(all->leaves[number], chunks_of(all, number), 0, LEVELS, &to);
+    pthread_mutex_unlock(&all->lock);
+    return to.full ? -1 : to.at - out;
+}
+
+static uint32_t pair_at(const uint8_t *bytes) { return (uint32_t)bytes[0] | (uint32_t)bytes[1] << 8; }
+
+static uint32_t size_of(const Leaves *all, size_t number, uint32_t chunk) {
+    uint64_t left = bytes_of(all, number) - (uint64_t)chunk * CHUNK;
+    return left < CHUNK ? (uint32_t)left : CHUNK;
+}
+
+/* Whether bytes are what wherry_leaves_export can write of a leaf. */
+static int are_entries(const Leaves *all, size_t number, const uint8_t *data, uint64_t size) {
+    uint32_t count = chunks_of(all, number), next = 0; /* first chunk that may come */
+    uint32_t edge = CHUNKS, end = 0;                    /* chunk of the last edge, and where that ends */
+    for (uint64_t at = 0; at < size;) {
+        if (size - at < HEAD) return 0;
+        uint32_t first = pair_at(data + at), kind = data[at + 2];
+        at += HEAD;
+        if (first >= count) return 0;
+        if (kind == EDGE) {
+            if (size - at < BOUNDS) return 0;
+            uint32_t from = pair_at(data + at), stop = pair_at(data + at + 2), whole = size_of(all, number, first);
+            at += BOUNDS;
+            if (from >= stop || stop > whole || stop - from == whole || size - at < stop - from) return 0;
+            if (first == edge ? from <= end : first < next) return 0;
+            at += stop - from, edge = first, end = stop, next = first + 1;
+        } else {
+            if (kind >= LEVELS || size - at < VALUE) return 0;
+            uint32_t width = 1u << kind;
+            if (first < next || first % width || first + width > count || width >= count) return 0;
+            at += VALUE, next = first + width;
+        }
+    }
+    return 1;
+}
+
+/* Keep the value of a subtree, unless all of its chunks are hashed. */
+static void take_subtree(Leaf *leaf, uint32_t first, uint32_t level, const uint8_t *value, int *failed) {
+    if (are_marked(leaf, first, 1u << level)) return;
+    if (!leaf->places && !(leaf->places = calloc(2 * CHUNKS, sizeof *leaf->places))) {
+        *failed = 1;
+        return;
+    }
+    if (leaf->subtrees == leaf->room) {
+        uint32_t room = leaf->room ? 2 * leaf->room : 16;
+        uint8_t *moved = realloc(leaf->joined, (size_t)room * VALUE);
+        if (!moved) {
+            *failed = 1;
+            return;
+        }
+        leaf->joined = moved, leaf->room = room;
+    }
+    memcpy(leaf->joined + (size_t)leaf->subtrees * VALUE, value, VALUE);
+    leaf->places[number_of(first, level)] = (uint16_t)++leaf->subtrees;
+    for (uint32_t chunk = first; chunk < first + (1u << level); chunk++) mark(leaf, chunk);
+}
+
+/* Take what another process has exported of a leaf. Returns 1 if the leaf is complete now, and writes its hash; else 0;
+ * -1 if there is no memory (then the leaf is never completed), -2 if the bytes are no export of this leaf. */
+EXPORT int wherry_leaves_import(Leaves *all, size_t number, const uint8_t *data, uint64_t size, uint8_t *hash) {
+    if (number >= all->count || !are_entries(all, number, data, size)) return -2;
+    uint32_t count = chunks_of(all, number);
+    int failed = 0, complete = 0;
+    pthread_mutex_lock(&all->lock);
+    Leaf *leaf = all->leaves[number];
+    if (!all->over[number] && !leaf) {
+        leaf = all->leaves[number] = begin(all, number);
+        failed = !leaf;
+    }
+    for (uint64_t at = 0; at < size && !failed && !all->over[number];) {
+        uint32_t first = pair_at(data + at), kind = data[at + 2];
+        at += HEAD;
+        if (kind == EDGE) {
+            uint32_t from = pair_at(data + at), stop = pair_at(data + at + 2);
+            at += BOUNDS;
+            if (!is_marked(leaf, first))
+                take_edge(leaf, first, from, stop, size_of(all, number, first), count == 1, data + at, &failed);
+            at += stop - from;
+        } else {
+            take_subtree(leaf, first, kind, data + at, &failed);
+            at += VALUE;
+        }
+    }
+    if (leaf && failed) leaf->left++; /* a chunk that never comes */
+    if (leaf && !all->over[number] && !leaf->left && !leaf->users) all->over[number] = 1, complete = 1;
+    pthread_mutex_unlock(&all->lock);
+    if (complete) { /* nobody else uses it any more */
+        finish(leaf, count, hash);
+        drop(leaf);
+        all->leaves[number] = NULL;
+    }
     return failed ? -1 : complete;
 }
