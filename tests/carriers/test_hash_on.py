@@ -24,7 +24,7 @@ from wherry.core.tensorspec import TensorSpec
 from wherry.errors import StorageError, UsageError
 from wherry.formats.checkpoint import open_source
 from wherry.mover.hashing import hash_checkpoint
-from wherry.readings.read_units import read_units
+from wherry.carriers.read_units import read_units
 
 UNIT = 8 << 20
 HANGS = ImaginaryPool.HANGS

@@ -97,7 +97,9 @@ def test_the_boxes_of_grids_give_the_leaves_of_the_package(shape, grid, word):
 
 
 @compiled
-@pytest.mark.parametrize("count", [1, 900, 1024, 1025, 5 * 1024 - 3, cases.LEAF - 1, cases.LEAF, cases.LEAF + 5])
+@pytest.mark.parametrize(
+    "count", [1, 900, 1024, 1025, 5 * 1024 - 3, cases.LEAF - 1, cases.LEAF, cases.LEAF + 5]
+)
 def test_values_that_are_none_are_refused(count):
     cases.check_hostile(count, seed=count)
 

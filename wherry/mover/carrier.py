@@ -58,8 +58,6 @@ class Carrier:
         outputs: receive the bytes; empty for a digest pass.
         hashers: one per source tensor, updated during the pass.
         seen: what the pass saw of the values, while it hashed them.
-        whole: whether it carries every part of its tensors; otherwise their boxes are not hashed, as no leaf of them
-            would be complete.
         crew: the worker threads; they stop with the source.
     """
 
@@ -70,7 +68,6 @@ class Carrier:
     outputs: tuple[Output, ...] = ()
     hashers: dict[KeyPath, LeafHasher] = field(default_factory=dict["KeyPath", LeafHasher])
     seen: SeenValues = field(default_factory=SeenValues)
-    whole: bool = True
     crew: Crew = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     # If more threads than cores hashed at once, all would finish at once, and then wait for storage together.
@@ -161,11 +158,10 @@ class Carrier:
 
     def _wanted_moves(self, moves: Iterable[Move]) -> Iterator[Move]:
         for move in moves:
-            wanted = not self.outputs
+            wanted, hasher = not self.outputs, self._hasher(move.source)
             for output in self.outputs:
-                output.resumed(move)
+                output.resumed(move, hasher)
                 wanted = output.wants(move) or wanted
-            self._hasher(move.source)
             if wanted:
                 yield move
             elif all(output.error for output in self.outputs):
@@ -263,7 +259,7 @@ class Carrier:
             nans = self.seen.see(self.specs[move.source], 0 if move.box else move.span.start, data)
             if not move.box:
                 hasher.update(move.span.start, data)
-            elif self.whole and move.region is not None:
+            elif move.region is not None:
                 hasher.update_box(move.region, data)  # if that is not possible, the target is read again
         if nans and not losses:
             losses = Losses(nan=nans)
