@@ -102,7 +102,7 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class PassHashes:
     """What a pass has hashed.
 
     Attributes:
@@ -161,7 +161,7 @@ def move(
     hashed: Collection[KeyPath] | None = None,
     *,
     shared: bool = False,
-) -> Moved:
+) -> PassHashes:
     """Carry moves into one target, or into several of one source.
 
     Args:
@@ -206,4 +206,4 @@ def move(
         for path, hasher in carrier.hashers.items()
         if shared and moves.are_boxes(path) and (values := hasher.values()) and values.nbytes
     }
-    return Moved(made, job.source_hashes or own, boxes, through.values if through else {})
+    return PassHashes(made, job.source_hashes or own, boxes, through.values if through else {})

@@ -60,12 +60,12 @@ def joined_leaves(
     for path, held in shares.items():
         hasher = LeafHasher(specs[path], (algorithm,))
         # One leaf after the other, so that one is open; where one is not known, the others are of no use.
-        if all(_joined(hasher, leaf, held, path, uri) for leaf in range(len(hasher.leaves))):
+        if all(_join_leaf(hasher, leaf, held, path, uri) for leaf in range(len(hasher.leaves))):
             found[path] = hasher.hashes(algorithm)
     return found
 
 
-def _joined(hasher: LeafHasher, leaf: int, shares: Iterable[_Share], path: KeyPath, uri: str) -> bool:
+def _join_leaf(hasher: LeafHasher, leaf: int, shares: Iterable[_Share], path: KeyPath, uri: str) -> bool:
     """Whether a leaf is known, after what all receipts have of it was taken."""
     for receipt, values in shares:
         digest = values.leaves.get(leaf)
