@@ -72,10 +72,10 @@ class StoredPart:
         """Hash the bytes of the part; a box that does not count leaves the tensor without a digest."""
         if not self.boxes:
             hasher.update(self.move.span.start, data)
-        start = 0
+        at = 0
         for box, extent in zip(self.boxes, self.extents, strict=False):
-            hasher.update_box(box, data[start : start + extent.length])
-            start += extent.length
+            hasher.update_box(box, data[at : at + extent.length])
+            at += extent.length
 
     @property
     def leaves(self) -> range:
