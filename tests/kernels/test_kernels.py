@@ -122,15 +122,19 @@ def test_values_take_less_than_the_chunks_of_a_leaf():
 
 
 @compiled
-def test_open_leaves_are_counted():
-    before = kernels.open_leaves()
-    leaves = kernels.OpenLeaves(2 * cases.LEAF)
-    leaves.add(memoryview(bytes(3000)), cases.LEAF - 1500)
-    assert kernels.open_leaves() == before + 2
-    leaves.add(memoryview(bytes(cases.LEAF)), 0)
-    assert kernels.open_leaves() == before + 1
+def test_leaves_take_memory_for_what_has_come_of_them():
+    """A few KiB each; 32 bytes for each KiB, or for 8 KiB that are whole; and nothing once they are complete."""
+    before, leaf = kernels.open_bytes(), cases.LEAF
+    leaves = kernels.OpenLeaves(64 * leaf)
+    leaves.add(memoryview(bytes(2048)), 0, length=1024, count=128, apart=0, step=leaf // 2)
+    assert 64 * 4096 < kernels.open_bytes() - before < 64 * 8192
+    leaves.add(memoryview(bytes(leaf - 1024)), 1024)
+    assert 63 * 4096 < kernels.open_bytes() - before < 63 * 8192
+    leaves.add(memoryview(bytes(leaf - 8192)), leaf)
+    assert kernels.open_bytes() - before < 63 * 8192 + leaf // 8192 * 32 + 8192
+    leaves.add(memoryview(bytes(100)), 5 * leaf + 4000)
     del leaves
-    assert kernels.open_leaves() == before
+    assert kernels.open_bytes() == before
 
 
 @compiled

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 LEAF = kernels.LEAF
 _SHORTEST_RUN = 1 << 10  # bytes; to hash shorter runs one by one costs more than to read them again in order
 _LEAST_TOGETHER = 64 << 10  # bytes of runs that are hashed in one call
-_MOST_LEAVES = 256  # that a box may touch: they stay open until others have come, and 32 MiB are kept of them
+_MOST_LEAVES = 1 << 14  # between the first and the last byte of a box
+_MOST_OPEN = 128 << 20  # bytes of memory for leaves that are not complete; beyond, no box counts
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -213,14 +214,14 @@ class LeafHasher:
 
         Returns:
             Whether they count. Where they do not, the leaves of the region are not hashed: there are no kernels, the
-            algorithm is not BLAKE3, the runs are short, or the box touches so many leaves that their values take too
-            much memory. Then no other box of the tensor counts either.
+            algorithm is not BLAKE3, the runs are short, or leaves that are not complete take too much memory. Then no
+            other box of the tensor counts either.
         """
         if not all(part.start < part.stop for part in region):
             return True
         runs = None if self._refused else _boxed_runs(self.spec, region)
         hashes = None if runs is None else self._in_any_order()
-        if runs is None or hashes is None:
+        if runs is None or hashes is None or kernels.open_bytes() > _MOST_OPEN:
             self._refused, self._any_order = True, None  # what was hashed of it was in vain
             return False
         for offset, start in runs.starts:
@@ -372,9 +373,9 @@ class _Runs(NamedTuple):
     at_edge: bool
 
 
-def open_leaves() -> int:
-    """How many leaves of this process have begun and are not complete; the values of each take 128 KiB."""
-    return kernels.open_leaves()
+def open_bytes() -> int:
+    """Bytes of memory for the leaves of this process that are not complete."""
+    return kernels.open_bytes()
 
 
 def hashes_boxes(spec: TensorSpec, region: Region, algorithms: tuple[str, ...]) -> bool:

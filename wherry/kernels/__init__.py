@@ -46,7 +46,7 @@ def load() -> ctypes.CDLL | None:
     found.wherry_leaves_export.restype = signed
     found.wherry_leaves_export.argtypes = [place, size, place, unsigned]
     found.wherry_leaves_import.argtypes = [place, size, place, unsigned, place]
-    found.wherry_leaves_open.restype, found.wherry_leaves_open.argtypes = signed, []
+    found.wherry_leaves_bytes.restype, found.wherry_leaves_bytes.argtypes = signed, []
     found.wherry_look_up.argtypes = [place, size, size, place, ctypes.c_int, *[size] * 5, place, place]
     found.wherry_permute.argtypes = [place, place, place, place, place, ctypes.c_int, ctypes.c_int]
     return found
@@ -58,16 +58,17 @@ def kernels() -> str:
     return "none" if library is None else _LANES[library.wherry_lanes(0)]
 
 
-def open_leaves() -> int:
-    """How many leaves of this process have begun and are not complete: each keeps 128 KiB and the parts of its KiB."""
+def open_bytes() -> int:
+    """Bytes of memory for the leaves of this process that have begun and are not complete."""
     library = load()
-    return 0 if library is None else library.wherry_leaves_open()
+    return 0 if library is None else library.wherry_leaves_bytes()
 
 
 class OpenLeaves:
     """The leaves of a tensor whose bytes arrive in any order; used from several threads.
 
-    Of each leaf that has begun, 32 bytes are kept for each KiB, and the bytes of those KiB that came in part.
+    Of each leaf that has begun, 32 bytes are kept for each KiB, or for 8 KiB that lie together, and the bytes of those
+    KiB that came in part.
     """
 
     __slots__ = ("_count", "_library", "_state")
@@ -148,10 +149,10 @@ class OpenLeaves:
         Returns:
             What `take_values` takes; empty if nothing has come, None if it is more than `MOST_VALUES`.
         """
-        held = ctypes.create_string_buffer(MOST_VALUES)
+        held = (ctypes.c_char * MOST_VALUES)()
         size = self._library.wherry_leaves_export(self._state, leaf, held, MOST_VALUES)
         assert size != _ABSENT, f"the tensor has no leaf {leaf}"
-        return None if size < 0 else held.raw[:size]
+        return None if size < 0 else ctypes.string_at(held, size)
 
     def take_values(self, leaf: int, values: bytes) -> bytes | None:
         """Take what has come of a leaf elsewhere; bytes may have come before.

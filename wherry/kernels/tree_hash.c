@@ -3,8 +3,8 @@
  * Written from the specification: "BLAKE3: one function, fast everywhere" (O'Connor, Aumasson, Neves, Wilcox-O'Hearn,
  * 2021), sections 2.1 to 2.5. A chunk of 1024 bytes has a chaining value that depends on its bytes and on its index in
  * the leaf alone, so chunks are hashed side by side, one lane of a vector for each, and 32 bytes are kept of each until
- * all values of the leaf are there and are joined. A piece that begins or ends inside a chunk leaves its bytes in an
- * edge, a buffer of one chunk, until the rest of the chunk has come.
+ * those of 8 chunks are there and are joined; what is left is joined when the leaf is complete. A piece that begins or
+ * ends inside a chunk leaves its bytes in an edge, a buffer of one chunk, until the rest of the chunk has come.
  *
  * What has come of a leaf can be given to another process, which has other bytes of it: see wherry_leaves_export.
  */
@@ -247,6 +247,7 @@ static void join(uint8_t *values, size_t count, uint8_t *out) {
 }
 
 enum { LEAF = 4 << 20, CHUNKS = LEAF / CHUNK, WORDS = CHUNK / 64, LEVELS = 12 }; /* CHUNKS is 1 << LEVELS */
+enum { LOW = 3, PAGE = 1 << LOW, PAGES = CHUNKS / PAGE };
 
 /* The bytes of a chunk that came in several pieces. */
 typedef struct {
@@ -254,17 +255,29 @@ typedef struct {
     uint8_t bytes[CHUNK];
 } Edge;
 
-/* A leaf of which some bytes have come. */
+typedef struct Leaf Leaf;
+
+/* Chunks that lie together, of which some have come and not all. */
 typedef struct {
-    uint8_t *values;           /* of each chunk; NULL before the first byte and after the last */
+    uint8_t values[PAGE][VALUE];
+    Edge *edges[PAGE];
+    Leaf *leaf;
+    uint32_t number; /* its place in the leaf */
+    int users;       /* calls that write values at this moment; -1 when it is being joined */
+} Page;
+
+/* A leaf of which some bytes have come. */
+struct Leaf {
+    Page *pages[PAGES];         /* NULL before the first byte and after the last */
     uint64_t have[CHUNKS / 64]; /* one bit for each chunk that is hashed */
-    Edge **edges;              /* of each chunk, or NULL; NULL without edges */
-    uint16_t *places;          /* of each subtree: 1 + its place in `joined`, 0 if it is not there; NULL without any */
-    uint8_t *joined;           /* values of subtrees that another process has hashed */
-    uint32_t subtrees, room;   /* of these, and how many have room */
-    uint32_t left;             /* chunks that are not hashed */
-    int users;                 /* calls that write values at this moment */
-} Leaf;
+    uint16_t *places;           /* of each subtree of PAGE chunks or more: 1 + its place in `joined`, 0 if it is not there */
+    uint16_t *low_places;       /* the same of smaller ones; only of those that another process has hashed */
+    uint8_t *joined;            /* values of subtrees */
+    uint32_t subtrees, room;    /* of these, and how many have room */
+    uint32_t count, left;       /* chunks that it has, and those that are not hashed */
+    int users;                  /* calls that have bytes of it at this moment */
+    int foreign;                /* whether another process has hashed subtrees */
+};
 
 typedef struct {
     uint64_t nbytes;
@@ -283,22 +296,38 @@ static uint32_t chunks_of(const Leaves *all, size_t leaf) {
     return (uint32_t)((bytes_of(all, leaf) + CHUNK - 1) / CHUNK);
 }
 
-static int64_t open_leaves;
+/* Bytes of all leaves that have begun and are not over, in this process. */
+static int64_t open_bytes;
+
+static void *kept(void *memory, int64_t bytes) {
+    if (memory) __atomic_add_fetch(&open_bytes, bytes, __ATOMIC_RELAXED);
+    return memory;
+}
+
+static void freed(void *memory, int64_t bytes) {
+    if (memory) __atomic_sub_fetch(&open_bytes, bytes, __ATOMIC_RELAXED);
+    free(memory);
+}
+
+EXPORT int64_t wherry_leaves_bytes(void) { return __atomic_load_n(&open_bytes, __ATOMIC_RELAXED); }
+
+enum { HIGH_BYTES = 2 * PAGES * sizeof(uint16_t), LOW_BYTES = 2 * CHUNKS * sizeof(uint16_t) };
+
+static void drop_page(Leaf *leaf, uint32_t number) {
+    Page *page = leaf->pages[number];
+    if (!page) return;
+    for (int i = 0; i < PAGE; i++) freed(page->edges[i], sizeof(Edge));
+    freed(page, sizeof *page);
+    leaf->pages[number] = NULL;
+}
 
 static void drop(Leaf *leaf) {
     if (!leaf) return;
-    if (leaf->edges) {
-        for (size_t i = 0; i < CHUNKS; i++) free(leaf->edges[i]);
-        free(leaf->edges);
-    }
-    free(leaf->places), free(leaf->joined);
-    free(leaf->values);
-    free(leaf);
-    __atomic_sub_fetch(&open_leaves, 1, __ATOMIC_RELAXED);
+    for (uint32_t i = 0; i < PAGES; i++) drop_page(leaf, i);
+    freed(leaf->places, HIGH_BYTES), freed(leaf->low_places, LOW_BYTES);
+    freed(leaf->joined, (int64_t)leaf->room * VALUE);
+    freed(leaf, sizeof *leaf);
 }
-
-/* How many leaves have begun and are not over, in this process. */
-EXPORT int64_t wherry_leaves_open(void) { return __atomic_load_n(&open_leaves, __ATOMIC_RELAXED); }
 
 /* Nothing is known of any leaf of a tensor with this many bytes. NULL if there is no memory. */
 EXPORT Leaves *wherry_leaves_new(uint64_t nbytes) {
@@ -330,34 +359,16 @@ EXPORT void wherry_leaves_skip(Leaves *all, size_t leaf) {
 }
 
 static Leaf *begin(const Leaves *all, size_t number) {
-    Leaf *leaf = calloc(1, sizeof *leaf);
-    if (!leaf) return NULL;
-    leaf->left = chunks_of(all, number);
-    leaf->values = malloc((size_t)leaf->left * VALUE);
-    if (!leaf->values) {
-        free(leaf);
-        return NULL;
-    }
-    __atomic_add_fetch(&open_leaves, 1, __ATOMIC_RELAXED);
+    Leaf *leaf = kept(calloc(1, sizeof *leaf), sizeof *leaf);
+    if (leaf) leaf->count = leaf->left = chunks_of(all, number);
     return leaf;
 }
 
-/* Copy bytes into the edge of a chunk. Returns the edge once it is whole; sets `failed` without memory. */
-static Edge *fill(Leaf *leaf, uint32_t chunk, uint32_t from, uint32_t to, uint32_t size, const uint8_t *data, int *failed) {
-    if (!leaf->edges && !(leaf->edges = calloc(CHUNKS, sizeof *leaf->edges))) return *failed = 1, NULL;
-    Edge *edge = leaf->edges[chunk];
-    if (!edge && !(edge = leaf->edges[chunk] = calloc(1, sizeof *edge))) return *failed = 1, NULL;
-    memcpy(edge->bytes + from, data, to - from);
-    for (uint32_t at = from; at < to;) {
-        uint32_t stop = (at / 64 + 1) * 64 < to ? (at / 64 + 1) * 64 : to, width = stop - at;
-        edge->have[at / 64] |= (width == 64 ? ~0ULL : ((1ULL << width) - 1)) << at % 64;
-        at = stop;
-    }
-    for (uint32_t at = 0; at < size; at += 64) {
-        uint32_t width = size - at < 64 ? size - at : 64;
-        if (edge->have[at / 64] != (width == 64 ? ~0ULL : (1ULL << width) - 1)) return NULL;
-    }
-    return edge;
+static int are_marked(const Leaf *leaf, uint32_t first, uint32_t width) {
+    if (width < 64) return (leaf->have[first / 64] >> first % 64 & ((1ULL << width) - 1)) == (1ULL << width) - 1;
+    for (uint32_t word = first / 64; word < (first + width) / 64; word++)
+        if (leaf->have[word] != ~0ULL) return 0;
+    return 1;
 }
 
 static int is_marked(const Leaf *leaf, uint32_t chunk) { return leaf->have[chunk / 64] >> chunk % 64 & 1; }
@@ -369,28 +380,81 @@ static void mark(Leaf *leaf, uint32_t chunk) {
     leaf->left--;
 }
 
-/* Take bytes of a chunk, and hash it if it is whole then. */
+/* The page of a chunk; NULL without memory. */
+static Page *page_of(Leaf *leaf, uint32_t chunk) {
+    Page **page = &leaf->pages[chunk / PAGE];
+    if (*page || !(*page = kept(malloc(sizeof **page), sizeof **page))) return *page;
+    memset((*page)->edges, 0, sizeof (*page)->edges);
+    (*page)->leaf = leaf, (*page)->number = chunk / PAGE, (*page)->users = 0;
+    return *page;
+}
+
+/* Copy bytes into the edge of a chunk. Returns whether it is whole then; sets `failed` without memory. */
+static int fill(Edge *edge, uint32_t from, uint32_t to, uint32_t size, const uint8_t *data) {
+    memcpy(edge->bytes + from, data, to - from);
+    for (uint32_t at = from; at < to;) {
+        uint32_t stop = (at / 64 + 1) * 64 < to ? (at / 64 + 1) * 64 : to, width = stop - at;
+        edge->have[at / 64] |= (width == 64 ? ~0ULL : ((1ULL << width) - 1)) << at % 64;
+        at = stop;
+    }
+    for (uint32_t at = 0; at < size; at += 64) {
+        uint32_t width = size - at < 64 ? size - at : 64;
+        if (edge->have[at / 64] != (width == 64 ? ~0ULL : (1ULL << width) - 1)) return 0;
+    }
+    return 1;
+}
+
+/* Take bytes of a chunk that is not hashed, and hash it if it is whole then. */
 static void take_edge(Leaf *leaf, uint32_t chunk, uint32_t from, uint32_t to, uint32_t size, int only,
                       const uint8_t *data, int *failed) {
-    Edge *edge = fill(leaf, chunk, from, to, size, data, failed);
-    if (!edge) return;
-    hash_chunk(edge->bytes, size, chunk, only ? ROOT : 0, leaf->values + (size_t)chunk * VALUE);
+    Page *page = page_of(leaf, chunk);
+    Edge **edge = page ? &page->edges[chunk % PAGE] : NULL;
+    if (edge && !*edge) *edge = kept(calloc(1, sizeof **edge), sizeof **edge);
+    if (!edge || !*edge) {
+        *failed = 1;
+        return;
+    }
+    if (!fill(*edge, from, to, size, data)) return;
+    hash_chunk((*edge)->bytes, size, chunk, only ? ROOT : 0, page->values[chunk % PAGE]);
     mark(leaf, chunk);
-    free(edge), leaf->edges[chunk] = NULL;
+    freed(*edge, sizeof **edge);
+    *edge = NULL;
 }
 
 /* The subtree of the chunks [first, first + 2^level), among all subtrees of a leaf. */
 static uint32_t number_of(uint32_t first, uint32_t level) { return (1u << (LEVELS - level)) + (first >> level); }
 
 static const uint8_t *joined_at(const Leaf *leaf, uint32_t first, uint32_t level) {
-    uint32_t place = leaf->places ? leaf->places[number_of(first, level)] : 0;
+    const uint16_t *places = level < LOW ? leaf->low_places : leaf->places;
+    uint32_t place = places ? places[number_of(first, level)] : 0;
     return place ? leaf->joined + (size_t)(place - 1) * VALUE : NULL;
+}
+
+/* Keep the value of a subtree that is not there. */
+static void keep(Leaf *leaf, uint32_t first, uint32_t level, const uint8_t *value, int *failed) {
+    uint16_t **places = level < LOW ? &leaf->low_places : &leaf->places;
+    size_t bytes = level < LOW ? LOW_BYTES : HIGH_BYTES;
+    if (!*places) *places = kept(calloc(1, bytes), (int64_t)bytes);
+    if (*places && leaf->subtrees == leaf->room) {
+        uint32_t room = leaf->room ? 2 * leaf->room : 8;
+        uint8_t *moved = realloc(leaf->joined, (size_t)room * VALUE);
+        if (moved) {
+            kept(moved, (int64_t)(room - leaf->room) * VALUE);
+            leaf->joined = moved, leaf->room = room;
+        }
+    }
+    if (!*places || leaf->subtrees == leaf->room) {
+        *failed = 1;
+        return;
+    }
+    memcpy(leaf->joined + (size_t)leaf->subtrees * VALUE, value, VALUE);
+    (*places)[number_of(first, level)] = (uint16_t)++leaf->subtrees;
 }
 
 /* The value of a subtree all of whose chunks are hashed; of its chunks beyond `count` there are none. */
 static void value_of(const Leaf *leaf, uint32_t count, uint32_t first, uint32_t level, uint32_t flags, uint8_t *out) {
     const uint8_t *known = joined_at(leaf, first, level);
-    if (!known && !level) known = leaf->values + (size_t)first * VALUE;
+    if (!known && !level) known = leaf->pages[first / PAGE]->values[first % PAGE];
     if (known) {
         memcpy(out, known, VALUE);
         return;
@@ -409,15 +473,48 @@ static void value_of(const Leaf *leaf, uint32_t count, uint32_t first, uint32_t 
     for (int i = 0; i < 8; i++) put_word(out + 4 * i, value[i]);
 }
 
-/* The hash of a leaf all of whose chunks are hashed; its values are overwritten. */
-static void finish(Leaf *leaf, uint32_t count, uint8_t *out) {
-    if (leaf->places)
-        value_of(leaf, count, 0, LEVELS, ROOT, out);
-    else if (count == 1)
-        memcpy(out, leaf->values, VALUE);
-    else
-        join(leaf->values, count, out);
+/* Whether all chunks of a page are hashed, nobody writes them, and their values are not needed by themselves. */
+static int is_whole(const Page *page) {
+    const Leaf *leaf = page->leaf;
+    uint32_t first = page->number * PAGE;
+    return !page->users && leaf->left && !leaf->foreign && first + PAGE <= leaf->count && leaf->count > PAGE &&
+           are_marked(leaf, first, PAGE);
 }
+
+/* Of some pages, join the whole ones side by side, and keep one value of each. */
+static void join_pages(Page **pages, size_t count, int *failed) {
+    size_t whole = 0;
+    for (size_t i = 0; i < count; i++)
+        if (pages[i] && is_whole(pages[i])) pages[i]->users = -1, pages[whole++] = pages[i];
+    for (uint32_t width = PAGE / 2; width; width /= 2) {
+        Queue parents = {.blocks = 1, .flags = PARENT};
+        for (size_t i = 0; i < whole; i++)
+            for (uint32_t k = 0; k < width; k++) put(&parents, pages[i]->values[2 * k], 0, pages[i]->values[k]);
+        hash_queue(&parents);
+    }
+    for (size_t i = 0; i < whole; i++) {
+        Leaf *leaf = pages[i]->leaf;
+        keep(leaf, pages[i]->number * PAGE, LOW, pages[i]->values[0], failed);
+        if (*failed) leaf->left++; /* it is never completed */
+        drop_page(leaf, pages[i]->number);
+    }
+}
+
+/* The hash of a leaf all of whose chunks are hashed. */
+static void finish(const Leaf *leaf, uint32_t count, uint8_t *out) {
+    uint32_t pages = (count + PAGE - 1) / PAGE;
+    if (leaf->foreign || pages < 2) {
+        value_of(leaf, count, 0, LEVELS, ROOT, out);
+        return;
+    }
+    uint8_t values[PAGES][VALUE];
+    for (uint32_t i = 0; i < pages; i++) value_of(leaf, count, i * PAGE, LOW, 0, values[i]);
+    join(values[0], pages, out);
+}
+
+static uint64_t first_chunk(uint64_t start) { return (start + CHUNK - 1) / CHUNK * CHUNK; }
+
+static uint64_t next_page(uint64_t at) { return (at / (PAGE * CHUNK) + 1) * (PAGE * CHUNK); }
 
 /* Take `count` runs of `length` bytes: run i lies at data + i * data_step, and in the tensor at offset + i * step.
  *
@@ -432,10 +529,14 @@ EXPORT int64_t wherry_leaves_add(Leaves *all, const uint8_t *data, int64_t data_
     int failed = 0;
     size_t low = (size_t)(offset / LEAF), high = (size_t)((offset + (count - 1) * step + length - 1) / LEAF);
 
-    /* Leaves that the runs touch begin, and stay until this call is over. */
-    size_t wide = high - low + 1;
+    /* Leaves and pages that the runs touch begin, and stay until this call is over. */
+    size_t wide = high - low + 1, turn = 0;
     uint8_t *held = calloc(wide, 1); /* whether this call uses each of them */
-    if (!held) return -1;
+    Page **pages = calloc(count, (length / (PAGE * CHUNK) + 4) * sizeof *pages); /* of each run; NULL if all is there */
+    if (!held || !pages) {
+        free(held), free(pages);
+        return -1;
+    }
     pthread_mutex_lock(&all->lock);
     for (uint64_t run = 0; run < count && !failed; run++) {
         uint64_t start = offset + run * step;
@@ -447,22 +548,37 @@ EXPORT int64_t wherry_leaves_add(Leaves *all, const uint8_t *data, int64_t data_
             }
             held[leaf - low] = 1, all->leaves[leaf]->users++;
         }
+        for (uint64_t at = first_chunk(start); at + CHUNK <= start + length && !failed; at = next_page(at)) {
+            size_t leaf = (size_t)(at / LEAF);
+            uint32_t chunk = (uint32_t)(at % LEAF / CHUNK);
+            Page *page = NULL;
+            if (held[leaf - low] && !are_marked(all->leaves[leaf], chunk / PAGE * PAGE, PAGE)) {
+                page = page_of(all->leaves[leaf], chunk);
+                failed = !page;
+                if (page) page->users++;
+            }
+            pages[turn++] = page;
+        }
     }
+    size_t turns = turn;
     pthread_mutex_unlock(&all->lock);
 
     /* Whole chunks, without the lock: each has a place of its own for its value. */
     Queue chunks = {.blocks = CHUNK / BLOCK, .first = CHUNK_START, .last = CHUNK_END};
+    turn = 0;
     for (uint64_t run = 0; run < count && !failed; run++) {
         uint64_t start = offset + run * step;
         const uint8_t *bytes = data + (int64_t)run * data_step;
-        for (uint64_t at = (start + CHUNK - 1) / CHUNK * CHUNK; at + CHUNK <= start + length; at += CHUNK) {
-            size_t leaf = (size_t)(at / LEAF);
-            if (!held[leaf - low]) continue;
-            uint8_t *values = all->leaves[leaf]->values;
-            if (bytes_of(all, leaf) == CHUNK)
-                hash_chunk(bytes + (at - start), CHUNK, 0, ROOT, values);
-            else
-                put(&chunks, bytes + (at - start), (uint32_t)(at % LEAF / CHUNK), values + at % LEAF / CHUNK * VALUE);
+        for (uint64_t at = first_chunk(start), next; at + CHUNK <= start + length; at = next) {
+            Page *page = pages[turn++];
+            next = next_page(at);
+            for (; page && at < next && at + CHUNK <= start + length; at += CHUNK) {
+                uint32_t chunk = (uint32_t)(at % LEAF / CHUNK);
+                if (bytes_of(all, (size_t)(at / LEAF)) == CHUNK)
+                    hash_chunk(bytes + (at - start), CHUNK, 0, ROOT, page->values[0]);
+                else
+                    put(&chunks, bytes + (at - start), chunk, page->values[chunk % PAGE]);
+            }
         }
     }
     hash_queue(&chunks);
@@ -470,6 +586,8 @@ EXPORT int64_t wherry_leaves_add(Leaves *all, const uint8_t *data, int64_t data_
     /* Count them, and collect the edges. */
     int64_t complete = 0;
     pthread_mutex_lock(&all->lock);
+    for (turn = 0; turn < turns; turn++)
+        if (pages[turn]) pages[turn]->users--;
     for (uint64_t run = 0; run < count && !failed; run++) {
         uint64_t start = offset + run * step, stop = start + length;
         const uint8_t *bytes = data + (int64_t)run * data_step;
@@ -486,15 +604,18 @@ EXPORT int64_t wherry_leaves_add(Leaves *all, const uint8_t *data, int64_t data_
                     uint32_t size = left < CHUNK ? (uint32_t)left : CHUNK;
                     take_edge(leaf, chunk, (uint32_t)(at - first), (uint32_t)(end - first), size,
                               bytes_of(all, number) <= CHUNK, bytes + (at - start), &failed);
+                    pages[turns++] = leaf->pages[chunk / PAGE];
                 }
             }
             at = end;
         }
     }
+    for (size_t i = 0; i < wide; i++)
+        if (held[i]) all->leaves[low + i]->users--;
+    if (!failed) join_pages(pages, turns, &failed);
     for (size_t i = 0; i < wide; i++) {
         if (!held[i]) continue;
         Leaf *leaf = all->leaves[low + i];
-        leaf->users--;
         if (!failed && !leaf->left && !leaf->users && !all->over[low + i]) {
             all->over[low + i] = 1;
             numbers[complete++] = low + i;
@@ -509,7 +630,7 @@ EXPORT int64_t wherry_leaves_add(Leaves *all, const uint8_t *data, int64_t data_
         drop(all->leaves[number]);
         all->leaves[number] = NULL;
     }
-    free(held);
+    free(held), free(pages);
     return failed ? -1 : complete;
 }
 
@@ -541,13 +662,6 @@ static void put_entry(Entries *to, uint32_t chunk, uint32_t kind, const uint8_t 
     to->at += before + size, to->room -= before + size;
 }
 
-static int are_marked(const Leaf *leaf, uint32_t first, uint32_t width) {
-    if (width < 64) return (leaf->have[first / 64] >> first % 64 & ((1ULL << width) - 1)) == (1ULL << width) - 1;
-    for (uint32_t word = first / 64; word < (first + width) / 64; word++)
-        if (leaf->have[word] != ~0ULL) return 0;
-    return 1;
-}
-
 static void put_edges(const Edge *edge, uint32_t chunk, Entries *to) {
     for (uint32_t from = 0; from < CHUNK;) {
         if (!(edge->have[from / 64] >> from % 64 & 1)) {
@@ -572,8 +686,8 @@ static void put_subtree(const Leaf *leaf, uint32_t count, uint32_t first, uint32
     } else if (level) {
         put_subtree(leaf, count, first, level - 1, to);
         put_subtree(leaf, count, first + width / 2, level - 1, to);
-    } else if (leaf->edges && leaf->edges[first]) {
-        put_edges(leaf->edges[first], first, to);
+    } else if (leaf->pages[first / PAGE] && leaf->pages[first / PAGE]->edges[first % PAGE]) {
+        put_edges(leaf->pages[first / PAGE]->edges[first % PAGE], first, to);
     }
 }
 
@@ -625,22 +739,9 @@ static int are_entries(const Leaves *all, size_t number, const uint8_t *data, ui
 /* Keep the value of a subtree, unless all of its chunks are hashed. */
 static void take_subtree(Leaf *leaf, uint32_t first, uint32_t level, const uint8_t *value, int *failed) {
     if (are_marked(leaf, first, 1u << level)) return;
-    if (!leaf->places && !(leaf->places = calloc(2 * CHUNKS, sizeof *leaf->places))) {
-        *failed = 1;
-        return;
-    }
-    if (leaf->subtrees == leaf->room) {
-        uint32_t room = leaf->room ? 2 * leaf->room : 16;
-        uint8_t *moved = realloc(leaf->joined, (size_t)room * VALUE);
-        if (!moved) {
-            *failed = 1;
-            return;
-        }
-        leaf->joined = moved, leaf->room = room;
-    }
-    memcpy(leaf->joined + (size_t)leaf->subtrees * VALUE, value, VALUE);
-    leaf->places[number_of(first, level)] = (uint16_t)++leaf->subtrees;
-    for (uint32_t chunk = first; chunk < first + (1u << level); chunk++) mark(leaf, chunk);
+    leaf->foreign = 1;
+    keep(leaf, first, level, value, failed);
+    for (uint32_t chunk = first; chunk < first + (1u << level) && !*failed; chunk++) mark(leaf, chunk);
 }
 
 /* Take what another process has exported of a leaf. Returns 1 if the leaf is complete now, and writes its hash; else 0;

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wherry.core import dtypes
-from wherry.core.digest import LeafHasher, open_leaves
+from wherry.core.digest import LeafHasher, open_bytes
 from wherry.core.tensorspec import Span, region_shape, row_bands
 from wherry.formats.reader import Access, ReaderOver
 from wherry.mover import boxes as stored_boxes
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 SMALL = 1 << 20  # bytes; decoding a smaller tensor again is cheaper than keeping it
 _MOST = 16 << 30  # bytes of files that are not in use
-# Leaves of this process; where more have begun, no other tensor is hashed by regions, and beyond twice as many none is.
-_MOST_OPEN = 512
+# Bytes for leaves of this process; beyond, no other tensor is hashed by regions, and beyond twice as many none is.
+_MOST_OPEN = 48 << 20
 _MOST_IN_MEMORY = 64 << 20  # bytes of tensors that are not read yet
 
 
@@ -156,7 +156,7 @@ class DecodedReader(ReaderOver):
                 return
             most = 2 * _MOST_OPEN if spec.path in self.gathered else _MOST_OPEN
             hasher = self.gathered.setdefault(spec.path, LeafHasher(spec, self._algorithms))
-        raw, fits = self.access(spec).raw, open_leaves() <= most
+        raw, fits = self.access(spec).raw, open_bytes() <= most
         checked = raw is None or any(one.checksum for one in raw)
         if checked or not fits or not hasher.update_box(region, data):
             with self._lock:  # it is read again in order
