@@ -160,7 +160,7 @@ def _difference(pair: Pair, manifest: Manifest) -> str | None:
         return "no digest recorded"
     recorded = manifest.digests[spec.path]
     algorithm, view = algorithm_of(recorded), memoryview(as_bytes(fetch_elements(leaf)))
-    found = (new_hash(algorithm, view[at : at + LEAF]).digest() for at in range(0, len(view), LEAF))
+    found = [new_hash(algorithm, view[at : at + LEAF]).digest() for at in range(0, len(view), LEAF)]
     same = tensor_digest(replace(spec, path=()), found, algorithm) == recorded
     return None if same else "digest mismatch: the array on the devices differs from the recorded digest"
 

@@ -18,13 +18,13 @@ from tests.support.command import command
 from tests.support.worker_pools import ImaginaryPool
 from wherry.auditor.audit import audit
 from wherry.carriers import child_pool, hash_on
+from wherry.carriers.read_units import read_units
 from wherry.core.digest import LEAF, leaf_count
 from wherry.core.request import SourceRequest
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import StorageError, UsageError
 from wherry.formats.checkpoint import open_source
 from wherry.mover.hashing import hash_checkpoint
-from wherry.readings.read_units import read_units
 
 UNIT = 8 << 20
 HANGS = ImaginaryPool.HANGS

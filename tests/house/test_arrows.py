@@ -48,10 +48,9 @@ ROOMS: Mapping[str, str] = {
     " mover view config ledger",
     "merger": "errors core storage formats tree layout families mover view converter",
     "records": "errors text core runtime storage objects staging mover",
-    "readings": "errors version core storage upload formats mover view converter records",
     "units": "errors version installation core runtime remote storage objects upload staging formats mover ledger"
-    " converter records readings",
-    "carriers": "errors version text core runtime remote formats mover config ledger converter records readings units",
+    " converter records",
+    "carriers": "errors version text core runtime remote formats mover config ledger converter records units",
     "compare": "errors text core runtime formats mover view config ledger",
     "verifier": "errors text core runtime storage staging formats tree mover quantized view config ledger converter"
     " units carriers compare",

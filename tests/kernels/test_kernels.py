@@ -51,6 +51,95 @@ def test_pieces_may_come_in_any_order_and_again(count, cuts, again, seed):
 
 
 @compiled
+@settings(deadline=None, max_examples=60)
+@given(
+    count=st.integers(1, 5 * cases.KIB) | st.integers(cases.LEAF - cases.KIB, cases.LEAF + cases.KIB),
+    cuts=st.integers(0, 60),
+    again=st.integers(0, 9),
+    workers=st.integers(1, 5),
+    last=st.integers(0, 3),
+    seed=st.integers(0, 1 << 30),
+)
+def test_workers_that_exchange_values_give_the_leaves_of_the_package(count, cuts, again, workers, last, seed):
+    cases.check_shares(count, cuts, again, workers, last, seed)
+
+
+@compiled
+@settings(deadline=None, max_examples=30)
+@given(
+    count=st.integers(1, 5 * cases.KIB) | st.integers(cases.LEAF - cases.KIB, cases.LEAF + cases.KIB),
+    cuts=st.integers(0, 60),
+    seed=st.integers(0, 1 << 30),
+)
+def test_the_same_bytes_give_the_same_values(count, cuts, seed):
+    cases.check_same_values(count, cuts, seed)
+
+
+@compiled
+@settings(deadline=None, max_examples=30)
+@given(
+    shape=st.lists(st.integers(1, 9), min_size=0, max_size=2),
+    last=st.integers(1, 1500),
+    parts=st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4)),
+    word=st.sampled_from([1, 2, 4, 8]),
+    workers=st.integers(1, 4),
+    seed=st.integers(0, 99),
+)
+def test_the_boxes_of_workers_give_the_leaves_of_the_package(shape, last, parts, word, workers, seed):
+    whole = (*shape, last)
+    grid = tuple(-(-extent // part) for extent, part in zip(whole, parts, strict=False))
+    cases.check_grid(whole, grid, word, workers, seed)
+
+
+@compiled
+@pytest.mark.parametrize(("shape", "grid"), cases.GRIDS)
+@pytest.mark.parametrize("word", [1, 2, 4, 8])
+def test_the_boxes_of_grids_give_the_leaves_of_the_package(shape, grid, word):
+    cases.check_grid(shape, grid, word, 3, seed=word)
+
+
+@compiled
+@pytest.mark.parametrize(
+    "count", [1, 900, 1024, 1025, 5 * 1024 - 3, cases.LEAF - 1, cases.LEAF, cases.LEAF + 5]
+)
+def test_values_that_are_none_are_refused(count):
+    cases.check_hostile(count, seed=count)
+
+
+@compiled
+def test_values_take_less_than_the_chunks_of_a_leaf():
+    """Runs of whole aligned KiB are joined; where edges take more than 128 KiB, nothing is exchanged."""
+    data, half = memoryview(bytes(cases.LEAF)), cases.LEAF // 2
+    leaves = kernels.OpenLeaves(cases.LEAF)
+    leaves.add(data[:half], 0)
+    assert len(leaves.values(0)) == 35, "one subtree"
+    leaves.add(data[: 7 * 1024 + 100], half)
+    assert len(leaves.values(0)) == 4 * 35 + 7 + 100, "4 + 2 + 1 KiB, and an edge"
+    rows = kernels.OpenLeaves(cases.LEAF)
+    rows.add(data, 0, length=1024, count=2048, apart=2048, step=2048)
+    assert len(rows.values(0)) == 2048 * 35
+    odd = kernels.OpenLeaves(cases.LEAF)
+    odd.add(data, 100, length=900, count=2048, apart=2048, step=2048)
+    assert odd.values(0) is None
+
+
+@compiled
+def test_leaves_take_memory_for_what_has_come_of_them():
+    """A few KiB each; 32 bytes for each KiB, or for 8 KiB that are whole; and nothing once they are complete."""
+    before, leaf = kernels.open_bytes(), cases.LEAF
+    leaves = kernels.OpenLeaves(64 * leaf)
+    leaves.add(memoryview(bytes(2048)), 0, length=1024, count=128, apart=0, step=leaf // 2)
+    assert 64 * 4096 < kernels.open_bytes() - before < 64 * 8192
+    leaves.add(memoryview(bytes(leaf - 1024)), 1024)
+    assert 63 * 4096 < kernels.open_bytes() - before < 63 * 8192
+    leaves.add(memoryview(bytes(leaf - 8192)), leaf)
+    assert kernels.open_bytes() - before < 63 * 8192 + leaf // 8192 * 32 + 8192
+    leaves.add(memoryview(bytes(100)), 5 * leaf + 4000)
+    del leaves
+    assert kernels.open_bytes() == before
+
+
+@compiled
 @settings(deadline=None, max_examples=30)
 @given(
     rows=st.integers(1, 40),

@@ -19,7 +19,7 @@ from wherry.records.unit_proof import proofs_in
 from wherry.records.unit_receipt import receipts_by_unit
 from wherry.staging.lease_watch import Owner
 from wherry.storage.stores import locate
-from wherry.units import make, prove, read_boxes
+from wherry.units import make, prove
 from wherry.units import work as working
 from wherry.units.commit import commit
 from wherry.units.split_job import split
@@ -129,7 +129,7 @@ def lie_about_checksum(target, tensor):
 def worker_named(name):
     """This process counts as a worker of this name, which is another one."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (make, prove, working, challenge, read_boxes):
+        for module in (make, prove, working, challenge):
             patch.setattr(module, "this_worker", lambda: name)
         yield
 

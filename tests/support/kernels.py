@@ -77,6 +77,167 @@ def check_runs(rows: int, layers: int, width: int, cut: int, seed: int) -> None:
     )
 
 
+def exported(leaves: OpenLeaves, count: int, complete: dict[int, bytes]) -> dict[int, bytes]:
+    """What has come of each leaf that is not complete."""
+    found = {leaf: leaves.values(leaf) for leaf in range(-(-count // LEAF)) if leaf not in complete}
+    assert all(values is not None for values in found.values())
+    return {leaf: values for leaf, values in found.items() if values}
+
+
+def joined(
+    count: int, shares: list[tuple[dict[int, bytes], dict[int, bytes]]], then: list[tuple[int, memoryview]]
+) -> list[bytes | None]:
+    """The leaves of which several processes have parts: complete ones and values, and pieces that come last."""
+    leaves, found = OpenLeaves(count), {}
+    for complete, values in shares:
+        for leaf, digest in complete.items():
+            leaves.skip(leaf)
+            found[leaf] = digest
+        for leaf, part in values.items():
+            if digest := leaves.take_values(leaf, part):
+                found[leaf] = digest
+    for start, piece in then:
+        found |= dict(leaves.add(piece, start))
+    return [found.get(leaf) for leaf in range(-(-count // LEAF))]
+
+
+def check_shares(count: int, cuts: int, again: int, workers: int, last: int, seed: int) -> None:
+    """Leaves of random bytes whose pieces come to several workers, which exchange what they have.
+
+    Args:
+        count: bytes.
+        cuts: between pieces.
+        again: pieces that come to two workers.
+        workers: their number.
+        last: pieces that come when the values of all workers have.
+        seed: of everything.
+    """
+    chosen = random.Random(seed)
+    data = memoryview(random_bytes(count, seed))
+    rows = pieces(count, cuts, again, chosen)
+    then = [(start, data[start:stop]) for start, stop in rows[:last]]
+    shares = []
+    for worker in range(workers):
+        leaves, complete = OpenLeaves(count), {}
+        for start, stop in rows[last:][worker::workers]:
+            complete |= dict(leaves.add(data[start:stop], start))
+        shares.append((complete, exported(leaves, count, complete)))
+    wanted = expected(data.tobytes())
+    chosen.shuffle(shares)
+    assert joined(count, shares, then) == wanted, (count, cuts, again, workers, last, seed)
+    # Half of them are joined first, and given on.
+    half = len(shares) // 2
+    leaves, complete = OpenLeaves(count), {}
+    for own, values in shares[:half]:
+        for leaf, digest in own.items():
+            leaves.skip(leaf)
+            complete[leaf] = digest
+        for leaf, part in values.items():
+            if digest := leaves.take_values(leaf, part):
+                complete[leaf] = digest
+    relayed = (complete, exported(leaves, count, complete))
+    assert joined(count, [*shares[half:], relayed], then) == wanted
+
+
+def check_same_values(count: int, cuts: int, seed: int) -> None:
+    """The same bytes give the same values, in whatever pieces they come, and no more than 35 bytes a KiB and edges."""
+    chosen = random.Random(seed)
+    data = memoryview(random_bytes(count, seed))
+    kept = pieces(count, cuts, 0, chosen)[: cuts // 2 + 1]
+    found = []
+    for parts in (1, 3, 50):
+        leaves, rows = OpenLeaves(count), []
+        for start, stop in kept:
+            inner = sorted({start, stop, *(chosen.randrange(start, stop + 1) for _ in range(parts))})
+            rows += pairwise(inner)
+        chosen.shuffle(rows)
+        complete = {}
+        for start, stop in rows:
+            complete |= dict(leaves.add(data[start:stop], start))
+        found.append((complete, exported(leaves, count, complete)))
+    assert found[0] == found[1] == found[2], (count, cuts, seed)
+
+
+def check_grid(shape: tuple[int, ...], grid: tuple[int, ...], word: int, workers: int, seed: int) -> None:
+    """The boxes of a grid over an array, shared out to workers, which exchange values."""
+    data = random_bytes(word * int(np.prod(shape)), seed)
+    array = np.frombuffer(data, f"u{word}").reshape(shape)
+    boxes = [
+        tuple(slice(at, min(at + step, extent)) for at, step, extent in zip(corner, grid, shape, strict=True))
+        for corner in product(*(range(0, extent, step) for extent, step in zip(shape, grid, strict=True)))
+    ]
+    chosen = random.Random(seed)
+    boxes += chosen.sample(boxes, len(boxes) // 5)  # some come to two workers
+    chosen.shuffle(boxes)
+    shares = []
+    for worker in range(workers):
+        leaves, complete = OpenLeaves(len(data)), {}
+        for box in boxes[worker::workers]:
+            for row in np.ndindex(array[box].shape[:-1]):
+                place = [part.start + at for part, at in zip(box, (*row, 0), strict=True)]
+                offset = int(np.ravel_multi_index(place, shape)) * word
+                run = np.ascontiguousarray(array[box][row]).view("u1")
+                complete |= dict(leaves.add(run.data, offset))
+        shares.append((complete, exported(leaves, len(data), complete)))
+    assert joined(len(data), shares, []) == expected(data), (shape, grid, word, workers)
+
+
+def hostile_values(count: int) -> Iterator[bytes]:
+    """Bytes that are no values of the first leaf of so many bytes."""
+    value = bytes(32)
+
+    def subtree(chunk: int, level: int, data: bytes = value) -> bytes:
+        return chunk.to_bytes(2, "little") + bytes([level]) + data
+
+    def edge(chunk: int, start: int, stop: int, data: bytes) -> bytes:
+        return subtree(chunk, 255, start.to_bytes(2, "little") + stop.to_bytes(2, "little") + data)
+
+    chunks = -(-min(count, LEAF) // KIB)
+    yield from (b"\0", b"\0\0", subtree(0, 0, value[:31]), subtree(0, 0) + b"\0")
+    yield from (subtree(chunks, 0), subtree(65535, 0), subtree(0, 12), subtree(0, 13), subtree(0, 200))
+    yield from (subtree(1, 1), subtree(2, 2), subtree(0, 0) + subtree(0, 0), subtree(1, 0) + subtree(0, 0))
+    yield subtree(0, max(chunks - 1, 0).bit_length())  # the whole leaf, or more
+    yield from (edge(0, 0, 2, b"a"), edge(0, 3, 3, b""), edge(0, 5, 3, b"ab"), edge(0, 1000, 1030, bytes(30)))
+    yield from (edge(0, 0, min(count, KIB), bytes(min(count, KIB))), edge(chunks, 0, 1, b"a"))
+    yield from (edge(0, 0, 1, b"a") + edge(0, 1, 2, b"b"), edge(0, 4, 5, b"a") + edge(0, 0, 1, b"b"))
+    yield from (edge(0, 0, 1, b"a") + subtree(0, 0), subtree(0, 0) + edge(0, 0, 1, b"a"))
+    last = (min(count, LEAF) - 1) % KIB + 1
+    yield edge(chunks - 1, last, last + 1, b"a")
+    yield edge(0, 0, 65535, b"a" * 70000)
+
+
+def check_hostile(count: int, seed: int) -> None:
+    """Values that are none are refused, whatever they are, and change nothing."""
+    chosen, data = random.Random(seed), random_bytes(count, seed)
+    leaves = OpenLeaves(count)
+    for values in hostile_values(count):
+        assert is_refused(leaves, 0, values), (count, values)
+    for leaf in (-1, -(-count // LEAF), 1 << 40):
+        assert is_refused(leaves, leaf, b"")
+    assert is_refused(leaves, 0, bytes(LEAF))
+    # Values of random bytes, with random changes: what is taken may be wrong, but is within the leaf.
+    half = OpenLeaves(count)
+    half.add(memoryview(data)[: count // 2 + 7], min(5, count - count // 2 - 7) if count > 20 else 0)
+    held = bytearray(half.values(0) or b"")
+    for _ in range(300):
+        changed = bytearray(held)
+        for _ in range(chosen.randrange(1, 4)):
+            if changed:
+                changed[chosen.randrange(len(changed))] = chosen.randrange(256)
+        is_refused(OpenLeaves(count), 0, bytes(changed[: chosen.randrange(len(changed) + 1)]))
+        is_refused(OpenLeaves(count), 0, chosen.randbytes(chosen.randrange(200)))
+    assert [digest for _leaf, digest in sorted(leaves.add(memoryview(data), 0))] == expected(data)
+
+
+def is_refused(leaves: OpenLeaves, leaf: int, values: bytes) -> bool:
+    """Whether values are refused."""
+    try:
+        leaves.take_values(leaf, values)
+    except ValueError:
+        return True
+    return False
+
+
 def check_threads(count: int, piece: int, seed: int, threads: int = 4) -> None:
     """Leaves whose pieces come from several threads."""
     data = memoryview(random_bytes(count, seed))
@@ -119,6 +280,10 @@ def check_lanes(lanes: int) -> None:
         check_runs(64, 8, 7168, 1792, seed=1)
         check_runs(33, 3, 5001, 777, seed=2)
         check_threads(3 * LEAF + 5, 100_003, seed=3)
+        for number, count in enumerate(lengths()):
+            check_shares(count, number % 9, number % 3, 1 + number % 4, number % 2, seed=number)
+            check_same_values(count, number % 9, seed=number)
+        check_shares(2 * LEAF + 777, 900, 50, 3, 9, seed=4)
     finally:
         library.wherry_lanes(0)
 
@@ -182,6 +347,13 @@ def check_gather(rows: int, columns: int, width: int, room: int, seed: int) -> N
 
 GATHERED = ((1, 2, 2, 0), (700, 3, 2, 4096), (700, 3, 2, 0), (64, 5, 1000, 1 << 16), (9, 2, 5000, 4096))
 SHAPES = ((1,), (0, 3), (5, 7), (64, 64), (33, 130), (1, 9), (3, 40, 50), (2, 3, 20, 17), (16, 2, 8, 3))
+GRIDS = (
+    ((4096,), (1000,)),
+    ((64, 2048), (64, 700)),
+    ((40, 3, 1000), (7, 1, 400)),
+    ((5, 6, 7, 801), (5, 2, 7, 801)),
+    ((700, 2, 1024), (100, 1, 1024)),
+)
 CODES = (
     (1, 1, (1, 1), (0, 0)),
     (300, 200, (128, 128), (0, 0)),
@@ -198,6 +370,10 @@ def check_all() -> None:
     """Everything, for a process with a sanitizer."""
     for lanes in (4, 8, 16):
         check_lanes(lanes)
+    for number, (shape, grid) in enumerate(GRIDS):
+        check_grid(shape, grid, 1 << number % 4, 3, seed=number)
+    for count in (1, 900, KIB, KIB + 1, 5 * KIB - 3, LEAF - 1, LEAF, LEAF + 5):
+        check_hostile(count, seed=count)
     for word in WORDS:
         for shape in SHAPES:
             check_permute(word, shape, seed=len(shape))

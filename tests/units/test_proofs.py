@@ -435,7 +435,7 @@ def test_a_move_counts_if_all_of_its_units_have_proved_it(tmp_path):
         found = [proof_from(one, target) for one in proofs(target).values()]
         valid = valid_proofs(opened, made, found)
         assert len(valid) == len(job.units)
-        before = read_before(opened, valid, made, opened.job.target)
+        before = read_before(opened, valid, made, {}, opened.job.target)
     spans = {(render(source), *span) for source, span in before.moves}
     assert spans
     assert not spans & first & second

@@ -18,14 +18,14 @@ from tests.support.families import LLAMA, SIZES, made
 from tests.support.jobs import proofs, receipts
 from tests.support.large_files import MB, large_file
 from wherry.carriers.convert_on import convert_on
+from wherry.converter.plan import joint_moves
 from wherry.core.request import TargetRequest, convert_request
 from wherry.errors import IncompleteError, MismatchError
 from wherry.families import load_family
-from wherry.records.box_record import box_records_in, receipts_state
 from wherry.records.records import records_beside
 from wherry.storage.stores import locate
 from wherry.units.commit import commit
-from wherry.units.split_job import opened_job, split
+from wherry.units.split_job import split
 
 # What is converted to what: system, options, size of a unit.
 REGIONS = ("safetensors", {}, 4 * MB)
@@ -84,16 +84,6 @@ def ended(worker):
     return json.loads(output)
 
 
-def box_records(target):
-    """Number of each reading of boxes → who has made it."""
-    records = records_beside(locate(target))
-    names = records.names()
-    rows = [
-        records.read(name) for one in box_records_in(names, receipts_state(names)).values() for name in one
-    ]
-    return {row["reading"]: process(row) for row in rows}
-
-
 def process(row):
     """The process that has left a record."""
     return int(re.match(r"process (\d+) on", row["worker"])[1])
@@ -130,25 +120,21 @@ def flip(job):
 def test_two_processes_read_back_what_a_third_has_made(case, target, tmp_path):
     request, unit = case
     job = split(request, unit)
-    readings = {one.number: one.twin for one in job.boxes.readings}
-    assert bool(readings) == (request.targets[0].to != "safetensors")
     assert len(job.units) > 2
     maker = start(target)
     assert ended(maker)["proved"] == []
-    assert box_records(target) == {}
     workers = [start(target) for _ in range(2)]
     reports = [ended(worker) for worker in workers]
     pids = {worker.pid for worker in workers}
     assert makers(target) == dict.fromkeys(range(len(job.units)), maker.pid)
     assert set(provers(target).values()) <= pids
     assert set(provers(target)) == set(range(len(job.units)))
-    by = box_records(target)
-    assert set(by) == set(readings)
-    assert all({by[number], by[twin]} == pids for number, twin in readings.items())
-    assert sum(report["readings"] for report in reports) == len(readings)
+    assert sum(len(report["proved"]) for report in reports) == len(job.units)
     [receipt] = commit(target).receipts
-    shared = job.boxes.pairs or job.job.plan.pairs  # a stacked kernel may be neither boxes nor runs
-    wanted = sum(job.job.plan.manifest.tensors[path].nbytes for path in shared)
+    moves, plan = joint_moves([job.job.plan]), job.job.plan
+    boxes = [path for path, source in plan.pairs.items() if moves.are_boxes(source)]
+    shared = boxes or plan.pairs  # a stacked kernel may be neither boxes nor runs
+    wanted = sum(plan.manifest.tensors[path].nbytes for path in shared)
     assert wanted > 10 * MB
     assert receipt.verification["bytes_by_workers"] > wanted - MB  # small tensors are left to the commit
     require_result(receipt, request, tmp_path)
@@ -168,31 +154,20 @@ def test_two_processes_find_a_bit_that_was_flipped_after_the_receipt(case, targe
 
 @pytest.mark.slow
 def test_an_engine_of_processes_shares_out_what_is_read_back(case, target, tmp_path):
-    """Whoever has made a unit does not prove it, and the two readings of boxes are by different processes."""
+    """Whoever has made a unit does not prove it."""
     request, unit = case
-    made_by, proved_by, read_by, twins = {}, {}, {}, {}
+    made_by, proved_by = {}, {}
 
     def observe(progress):
         if progress.stage != "verify" or "job.json" not in records_beside(locate(target)).names():
             return
-        if not twins:
-            with opened_job(target) as job:
-                twins.update({one.number: one.twin for one in job.boxes.readings})
         made_by.update(makers(target))
         proved_by.update(provers(target))
-        read_by.update(box_records(target))
 
     [receipt] = convert_on(request, "processes:2", unit_bytes=unit, progress=observe).receipts
-    readers = {*proved_by.values(), *read_by.values()}
-    assert len({*made_by.values(), *readers}) == 2
-    assert os.getpid() not in {*made_by.values(), *readers}
+    processes = {*made_by.values(), *proved_by.values()}
+    assert len(processes) == 2
+    assert os.getpid() not in processes
     assert proved_by
     assert all(made_by[number] != pid for number, pid in proved_by.items())
-    assert all(
-        read_by[number] != read_by[twin] for number, twin in twins.items() if {number, twin} <= set(read_by)
-    )
-    if (
-        len(set(made_by.values())) == 2
-    ):  # else one has made all before the other began, and leaves boxes to the commit
-        assert set(read_by) == set(twins)
     require_result(receipt, request, tmp_path)

@@ -12,6 +12,7 @@ import wherry
 from tests.support.families import LLAMA as CONFIG
 from tests.support.families import SIZES, made
 from tests.support.systems import carry, hashes
+from wherry.converter import job
 from wherry.core.digest import weights_digest
 from wherry.errors import MismatchError
 from wherry.families import load_family
@@ -115,7 +116,7 @@ def at_once(boxes, monkeypatch):
     monkeypatch.setattr("wherry.core.digest._SHORTEST_RUN", 1)
     monkeypatch.setattr("wherry.core.digest._LEAST_TOGETHER", 1)
     again: list[str] = []
-    monkeypatch.setattr("wherry.converter.job.hash_rest", lambda *_words, **_more: again.append("target"))
+    monkeypatch.setattr("wherry.converter.proof.prove_boxes", lambda *_words, **_more: again.append("target"))
     digest = groups.digest_moves
 
     def noted(specs, source):
@@ -140,6 +141,21 @@ def test_boxes_and_their_sources_are_hashed_in_the_pass_that_moves_them(wide, at
     assert receipt.source.weights_digest == weights_of(wide)
     assert carry(tmp_path / "out", tmp_path / "back", "huggingface").target.weights_digest
     assert hashes(tmp_path / "back") == hashes(wide)
+
+
+def test_boxes_are_read_back_as_they_are_stored(wide, at_once, boxes, tmp_path, monkeypatch):
+    """While others are written, and not through the reader of the finished target."""
+    read, real = [], job.hash_checkpoint
+
+    def noted(checkpoint, *words, paths, **more):
+        read.extend(checkpoint.manifest.tensors[path] for path in paths)
+        return real(checkpoint, *words, paths=paths, **more)
+
+    monkeypatch.setattr(job, "hash_checkpoint", noted)
+    receipt = carry(wide, tmp_path / "out", "maxtext")
+    assert receipt.verification["ok"]
+    assert boxes
+    assert all(spec.nbytes <= move.SMALL for spec in read), "small tensors are read together"
 
 
 def test_a_box_that_storage_alters_is_not_committed(wide, at_once, tmp_path, monkeypatch):

@@ -45,7 +45,7 @@ def convert_units(
 
 
 # Kind of a record → what is done when it comes.
-_PHASES = {"receipt": "convert", "proof": "verify", "box": "verify"}
+_PHASES = {"receipt": "convert", "proof": "verify"}
 
 
 def _round(
@@ -60,19 +60,11 @@ def _round(
     before = set(receipts_by_unit(made.records.names()))
     counts = UnitCounts(len(made.units), len(before))
     total = sum(unit.nbytes for unit in made.units)
-    boxes = sum(reading.unit.nbytes_in for reading in made.boxes.readings)
-    meters = {
-        kind: Meter(phase, boxes if kind == "box" else total, progress, counts)
-        for kind, phase in _PHASES.items()
-    }
+    meters = {kind: Meter(phase, total, progress, counts) for kind, phase in _PHASES.items()}
     meters["receipt"].resume(sum(made.units[number].nbytes for number in before))
     with closing(carrier.carry(made, where, counts)) as records:
         for name in records:
             kind, number = name.split("-")[:2]
-            if kind == "box":
-                read = made.boxes.readings[int(number)].unit
-                meters[kind].add(read.nbytes_in, read.name)
-                continue
             unit = made.units[int(number)]
             is_new = kind != "receipt" or unit.number not in before
             counts.done += kind == "receipt" and is_new

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.carriers.carrier import PROCESSES, carrier_of
 from wherry.carriers.child_pool import child_pool
 from wherry.carriers.coordinator import run_workload
+from wherry.carriers.read_units import ReadUnit, read_units, units_digest
 from wherry.carriers.workload import Call
 from wherry.core.algorithms import HASH_BYTES
 from wherry.core.digest import leaf_count, tensor_digest
@@ -28,7 +29,6 @@ from wherry.errors import DamagedError, HostileError, MismatchError, WherryError
 from wherry.formats.checkpoint import open_source, present_fingerprint
 from wherry.ledger.open import resolve_named
 from wherry.mover.hashing import Hashes, hash_leaves
-from wherry.readings.read_units import ReadUnit, read_units, units_digest
 from wherry.version import __version__
 
 if TYPE_CHECKING:

@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.carriers.challenge import answer_to
 from wherry.errors import NotFoundError, TargetExistsError, WherryError, wherry_error
-from wherry.records.box_record import box_records_in, receipts_state
 from wherry.records.claims import Claims
 from wherry.records.records import JOB
 from wherry.records.unit_proof import proofs_in
 from wherry.records.unit_receipt import receipts_by_unit
-from wherry.units.read_boxes import BoxReaders, read_claimed
 from wherry.units.split_job import opened_job
 from wherry.units.work import make_claimed, prove_claimed
 
@@ -33,14 +31,13 @@ class _OpenJob:
     Attributes:
         token: id of the coordinator.
         stack: closes it.
-        job, claims, boxes: of the job; None before it is open.
+        job, claims: of the job; None before it is open.
     """
 
     token: str = ""
     stack: ExitStack = field(default_factory=ExitStack)
     job: SplitJob | None = None
     claims: Claims | None = None
-    boxes: BoxReaders | None = None
 
 
 _lock = threading.Lock()
@@ -103,25 +100,6 @@ def check(uri: str, token: str, number: int) -> dict[str, Any]:
         return {"error": wherry_error(error, uri=uri).to_json()}
 
 
-def read(uri: str, token: str, number: int) -> dict[str, Any]:
-    """Read boxes of a target whose units are all made.
-
-    Args:
-        uri: of the job.
-        token: id of the coordinator.
-        number: of the reading.
-
-    Returns:
-        `box`, the name of its record, None if this process cannot read them; or `busy`, if another process does; or
-        `error`.
-    """
-    try:
-        with _lock:
-            return _read_boxes(*_open_job(uri, token), number)
-    except Exception as error:  # noqa: BLE001  the coordinator decides
-        return {"error": wherry_error(error, uri=uri).to_json()}
-
-
 def close(token: str) -> dict[str, Any]:
     """Close the job that this process has open for a coordinator."""
     with _lock:
@@ -155,33 +133,15 @@ def _check_unit(job: SplitJob, claims: Claims, number: int) -> dict[str, Any]:
     return {"proof": proof and proof.name, "seconds": proof and proof.seconds}
 
 
-def _read_boxes(job: SplitJob, claims: Claims, number: int) -> dict[str, Any]:
-    names, reading = job.records.names(), job.boxes.readings[number]
-    if finished := box_records_in(names, receipts_state(names)).get(number):
-        return {"box": finished[0], "seconds": None}
-    claim = claims.take(reading.unit, names)
-    if claim is None:
-        return {"busy": True}
-    assert _open.boxes is not None, "the job is open"
-    record = read_claimed(_open.boxes, claims, reading, claim)
-    return {
-        "box": record and record.name,
-        "seconds": record and record.seconds,
-        "worker": record and record.worker,
-    }
-
-
 def _open_job(uri: str, token: str) -> tuple[SplitJob, Claims]:
     if _open.job is None or _open.claims is None or _open.token != token:
         _close()
         _open.job = _open.stack.enter_context(opened_job(uri))
         _open.claims, _open.token = Claims(_open.job.records, coordinator=token), token
-        _open.boxes = BoxReaders(_open.job)
-        _open.stack.callback(_open.boxes.close)
     return _open.job, _open.claims
 
 
 def _close() -> None:
-    _open.job = _open.claims = _open.boxes = None
+    _open.job = _open.claims = None
     _open.token = ""
     _open.stack.close()

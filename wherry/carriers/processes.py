@@ -10,7 +10,6 @@ from wherry.config.file import CONFIG_ENV, config_file
 from wherry.core.progress import UnitCounts
 from wherry.core.units import plural
 from wherry.errors import StorageError
-from wherry.records.box_record import box_records_in, receipts_state
 from wherry.records.claims import claims_among
 from wherry.records.unit_proof import proofs_in
 from wherry.records.unit_receipt import receipts_by_unit
@@ -38,8 +37,7 @@ def carry_with_processes(
         records = made.records.names()
         counts.failed = sum(attempt > 0 for _unit, attempt in claims_among(records))
         counts.workers = sum(not one.has_ended() for one in workers)
-        boxes = box_records_in(records, receipts_state(records)) if made.boxes.readings else {}
-        names = [*receipts_by_unit(records).values(), *proofs_in(records).values(), *boxes.values()]
+        names = [*receipts_by_unit(records).values(), *proofs_in(records).values()]
         found = [name for name in sorted(names[0] for names in names) if name not in seen]
         seen.update(found)
         return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from wherry.carriers import on_worker
-from wherry.records.box_record import box_records_in, receipts_state
 from wherry.records.unit_proof import proofs_in
 from wherry.records.unit_receipt import receipts_by_unit, unit_of
 
@@ -76,8 +75,8 @@ class Workload(Protocol):
 class JobWork:
     """The units of a job, and their proofs; the result of each is the name of the record of its receipt or proof.
 
-    Units are read back when all are made, and by workers that have not made them; boxes by two workers. Where no such
-    workers are left, the commit reads them back.
+    Units are read back when all are made, and by workers that have not made them. Where no such workers are left, the
+    commit reads them back.
     """
 
     again = "resumes with the units that are left"
@@ -85,10 +84,8 @@ class JobWork:
     def __init__(self, challenge: Challenge) -> None:
         self._challenge, self._job = challenge, challenge.job
         self._count, self._proofs = len(self._job.units), self._job.proof_units
-        self._readings, self._first = self._job.boxes.readings, self._count + len(self._proofs)
         self._left = set(range(self._count))  # units without a receipt
         self._makers: dict[int, str] = {}  # number of a unit → who made it
-        self._readers: dict[int, str] = {}  # number of a reading of boxes → who made it
 
     @property
     def uri(self) -> str:
@@ -98,8 +95,7 @@ class JobWork:
     @property
     def names(self) -> list[str]:
         """See Workload."""
-        readings = [reading.unit for reading in self._readings]
-        return [unit.name for unit in (*self._job.units, *self._proofs, *readings)]
+        return [unit.name for unit in (*self._job.units, *self._proofs)]
 
     def finished(self) -> dict[int, str]:
         """See Workload."""
@@ -108,16 +104,7 @@ class JobWork:
         self._left.difference_update(made)
         proofs = proofs_in(records)
         numbers = {self._count + at: self._unit(self._count + at) for at in range(len(self._proofs))}
-        boxes = box_records_in(records, receipts_state(records)) if self._readings else {}
-        for number, row in zip(
-            boxes, self._job.records.read_all([rows[0] for rows in boxes.values()]), strict=True
-        ):
-            self._readers[number] = str(row and row.get("worker"))
-        return {
-            **made,
-            **{at: proofs[unit][0] for at, unit in numbers.items() if unit in proofs},
-            **{self._first + number: rows[0] for number, rows in boxes.items()},
-        }
+        return {**made, **{at: proofs[unit][0] for at, unit in numbers.items() if unit in proofs}}
 
     def proof(self) -> Call:
         """See Workload."""
@@ -132,27 +119,16 @@ class JobWork:
         if number < self._count:
             return True
         worker = str(answer.get("worker", ""))
-        if self._left or not worker:
-            return False
-        if number < self._first:
-            return worker != self._maker(self._unit(number))
-        return worker != self._readers.get(self._readings[number - self._first].twin) and not self._is_alone(
-            worker
-        )
+        return not self._left and bool(worker) and worker != self._maker(self._unit(number))
 
     def unit(self, number: int) -> Call:
         """See Workload."""
         if number < self._count:
             return Call(on_worker.make, (self._job.uri, self._challenge.token, number))
-        if number >= self._first:
-            return Call(on_worker.read, (self._job.uri, self._challenge.token, number - self._first))
         return Call(on_worker.check, (self._job.uri, self._challenge.token, self._unit(number)))
 
     def result(self, number: int, answer: Mapping[str, Any]) -> str | None:
-        """See Workload; None if a unit was not proved, or boxes not read: that is left to the commit."""
-        if number >= self._first:
-            self._readers[number - self._first] = str(answer.get("worker"))
-            return answer["box"]
+        """See Workload; None if a unit was not proved: that is left to the commit."""
         if number >= self._count:
             return answer["proof"]
         self._left.discard(number)
@@ -163,10 +139,6 @@ class JobWork:
     def _unit(self, number: int) -> int:
         """The number of the unit that a proof is of."""
         return self._proofs[number - self._count].number - self._count
-
-    def _is_alone(self, worker: str) -> bool:
-        """Whether a worker has made all units: nobody would confirm what it reads of boxes."""
-        return all(self._maker(number) == worker for number in range(self._count))
 
     def _maker(self, number: int) -> str:
         """Who made a unit; the receipts that are not known are read together."""

@@ -25,9 +25,9 @@ from wherry.formats.companions import copy_companion, file_digest
 from wherry.formats.format import Glimpse
 from wherry.formats.pin import blaming_changes
 from wherry.formats.recorded_files import recorded_files
-from wherry.mover.hashing import Hashes, hash_rest, read_back
+from wherry.mover.hashing import Hashes, hash_checkpoint, read_back
 from wherry.mover.output import Output
-from wherry.mover.readback import BoxesBefore, FilesBeingWritten, ReadBack, ReadBefore
+from wherry.mover.readback import FilesBeingWritten, ReadBack, ReadBefore
 from wherry.runtime.memory import return_freed_memory
 from wherry.runtime.threads import without_collection
 from wherry.staging.copied_staging import CopiedStaging, open_staging
@@ -77,7 +77,6 @@ class Job:
         source_digests: of the source's tensors, if `checkpoint` is a view of it; otherwise the pass computes them.
         source_hashes: the same by algorithm, if other processes have computed them before the pass.
         before: gives what other processes have read back of the target, which is staged at a location.
-        boxes: gives what other processes have read of tensors in boxes, of the finished target that is opened.
         asked: the stated request; see `wherry.converter.command`.
     """
 
@@ -94,7 +93,6 @@ class Job:
     source_digests: Mapping[KeyPath, str] | None = None
     source_hashes: Mapping[str, Hashes] | None = None
     before: Callable[[Location], ReadBefore] = lambda _staged: ReadBefore()
-    boxes: Callable[[Checkpoint, ReadBack], BoxesBefore] = lambda _written, _back: BoxesBefore()
     asked: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
@@ -153,7 +151,11 @@ def stage(job: Job, algorithms: tuple[str, ...], recorded: Sidecar | None, stack
         staging.sync_names()
     targets = targets_of(job.plan)
     meanwhile = job.plan.verify == "digest"
-    back = ReadBack(writer, targets, job.target.uri, _files_of(staged), before=before) if meanwhile else None
+    back = None
+    if meanwhile:
+        back = ReadBack(
+            writer, targets, job.target.uri, _files_of(staged), before=before, algorithms=algorithms
+        )
     output = Output(writer, targets, journal, back, job.plan.overflow)
     return StagedJob(job, staging, staged, journal, companions, output, recorded)
 
@@ -241,13 +243,12 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
     # Boxes and the source's identity read the source again.
     with blaming_changes(job.pin, job.checkpoint.original):
         with opened as written:
-            before = _boxes_before(staged, written)
-            boxed = _hash_boxes(staged, written, ours, before)
-            verification = _verify(staged, written, ours, before)
+            boxed = _hash_boxes(staged, written, ours)
+            verification = _verify(staged, written, ours)
             ours = ours.joined(boxed)
             mark = fingerprint(written.reader.members(), place, marks=job.target.store.capabilities.local)
             files = recorded_files(written.reader, place)
-        del opened, written, before
+        del opened, written
         return_freed_memory()  # of what was opened: the record takes as much
         with without_collection():
             sidecar, receipt = _sidecar(staged, ours, hashes, verification, mark, files)
@@ -321,12 +322,7 @@ def _copy_companions(job: Job, staged: Location) -> tuple[Companion, ...]:
     )
 
 
-def _boxes_before(staged: StagedJob, written: Checkpoint) -> BoxesBefore:
-    back = staged.output.back
-    return BoxesBefore() if back is None else staged.job.boxes(written, back)
-
-
-def _hash_boxes(staged: StagedJob, written: Checkpoint, ours: Hashes, before: BoxesBefore) -> Hashes:
+def _hash_boxes(staged: StagedJob, written: Checkpoint, ours: Hashes) -> Hashes:
     """The digests of tensors whose boxes were not hashed when they were carried: the written target is read.
 
     Raises:
@@ -336,12 +332,12 @@ def _hash_boxes(staged: StagedJob, written: Checkpoint, ours: Hashes, before: Bo
     boxed = {path: source for path, source in job.plan.pairs.items() if path not in ours.digests}
     if not boxed:
         return Hashes(job.algorithm)
-    found = hash_rest(
+    found = hash_checkpoint(
         written,
         job.algorithm,
-        {path: before.leaves.get(path, {}) for path in boxed},
         memory=reading_memory(job.plan, staged.staged),
         progress=job.running.progress,
+        paths=boxed,
         folder=staged.staging.spill,
     )
     if job.plan.verify == "digest":
@@ -354,16 +350,13 @@ def _hash_boxes(staged: StagedJob, written: Checkpoint, ours: Hashes, before: Bo
             boxed,
             found,
             digests,
-            before=before.origin,
             memory=memory,
             progress=job.running.progress,
         )
     return found
 
 
-def _verify(
-    staged: StagedJob, written: Checkpoint, expected: Hashes, before: BoxesBefore
-) -> dict[str, Any] | None:
+def _verify(staged: StagedJob, written: Checkpoint, expected: Hashes) -> dict[str, Any] | None:
     """The outcome of the verification that the plan asks for."""
     job, staging = staged.job, staged.staging
     if job.plan.verify == "store":
@@ -371,12 +364,10 @@ def _verify(
         _require_structure(job, written.manifest)
         algorithm = staging.run.compare_checksums()
         return {"level": "store", "ok": True, "tensors": len(job.plan.pairs), "checksum": algorithm}
-    return _read_back(staged, written, expected, before) if job.plan.verify == "digest" else None
+    return _read_back(staged, written, expected) if job.plan.verify == "digest" else None
 
 
-def _read_back(
-    staged: StagedJob, written: Checkpoint, expected: Hashes, before: BoxesBefore
-) -> dict[str, Any]:
+def _read_back(staged: StagedJob, written: Checkpoint, expected: Hashes) -> dict[str, Any]:
     """Read what the pass could not read back, and check that the metadata refers to what it did."""
     clock, job, back = time.monotonic(), staged.job, staged.output.back
     _require_structure(job, written.manifest)
@@ -398,7 +389,7 @@ def _read_back(
         )
     seconds = round(time.monotonic() - clock, 3)
     taken = {source for target, source in job.plan.pairs.items() if target in proved}
-    by_workers = before.nbytes + (0 if back is None else back.before.nbytes(taken))
+    by_workers = 0 if back is None else back.before.nbytes(taken)
     more = {"bytes_by_workers": by_workers} if by_workers else {}
     return {"level": "digest", "ok": True, "tensors": len(job.plan.pairs), "seconds": seconds, **more}
 

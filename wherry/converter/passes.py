@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from wherry.core.keypath import KeyPath
+    from wherry.core.leaf_values import LeafValues
     from wherry.core.receipt import Receipt
     from wherry.core.tensorspec import TensorSpec
     from wherry.mover.move import JointMoves
@@ -76,8 +77,9 @@ def _pass(jobs: list[Job]) -> list[Receipt | WherryError]:
             return_freed_memory()  # of plans and layouts, before buffers of other sizes
             moves = joint_moves([job.plan for job in jobs])
             where = Pass(staged[0].staged, staged[0].staging.spill, tuple(one.output for one in staged))
-            hashes, own = move(jobs[0], moves, where, algorithms)
+            moved = move(jobs[0], moves, where, algorithms)
             del moves
+            hashes, own = moved.hashes, moved.own
             agree_with_sources(seen.original, recorded, own or hashes)
         algorithm = jobs[0].algorithm
         if own is not None:
@@ -100,6 +102,23 @@ class Pass:
     staged: Location
     spill: Path
     outputs: tuple[Output, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PassHashes:
+    """What a pass has hashed.
+
+    Attributes:
+        hashes: the digests by algorithm of the tensors that were read whole.
+        own: those of the original of a view; None if the source is no view.
+        boxes: what was hashed of tensors that were carried in boxes, where other processes have the rest.
+        sources: the same of the tensors of the original of a view.
+    """
+
+    hashes: Mapping[str, Hashes]
+    own: Mapping[str, Hashes] | None
+    boxes: Mapping[KeyPath, LeafValues]
+    sources: Mapping[KeyPath, LeafValues]
 
 
 def _in_order(moves: JointMoves, where: Pass) -> JointMoves:
@@ -141,8 +160,8 @@ def move(
     algorithms: tuple[str, ...],
     hashed: Collection[KeyPath] | None = None,
     *,
-    whole: bool = True,
-) -> tuple[Mapping[str, Hashes], Mapping[str, Hashes] | None]:
+    shared: bool = False,
+) -> PassHashes:
     """Carry moves into one target, or into several of one source.
 
     Args:
@@ -151,10 +170,7 @@ def move(
         where: where they are written.
         algorithms: with which the pass hashes.
         hashed: the tensors of the original of a view whose digests are computed; all by default.
-        whole: whether every move of each tensor is carried.
-
-    Returns:
-        The digests by algorithm of the tensors that were read whole and, for a view, those of its original; else None.
+        shared: whether other processes carry moves of these tensors, too.
 
     Raises:
         WherryError: reading failed, or every output did.
@@ -171,11 +187,13 @@ def move(
         if seen.is_view:
             from wherry.view.groups import ViewPass
 
-            through = stack.enter_context(ViewPass(seen, specs, algorithms, stopped, progress, hashed))
+            through = stack.enter_context(
+                ViewPass(seen, specs, algorithms, stopped, progress, hashed, shared=shared)
+            )
         reader = through.reader if through else seen.reader
         source = stack.enter_context(Source(reader, pool, where.spill, ways=moves.ways, stopped=stopped))
         meter = Meter("convert", sum(spec.nbytes for spec in specs.values()), progress)
-        carrier = Carrier(source, specs, meter, algorithms, where.outputs, whole=whole)
+        carrier = Carrier(source, specs, meter, algorithms, where.outputs, whole=not shared)
         own = through.carry(carrier, moves) if through else None
         if not through:
             carrier.carry(moves)
@@ -184,7 +202,12 @@ def move(
         raise broken[0]
     tensors = seen.manifest.tensors
     found = {
-        algorithm: replace(Hashes.when_needed(specs, tensors, carrier.leaves, algorithm), seen=carrier.seen)
-        for algorithm in algorithms
+        one: replace(Hashes.when_needed(specs, tensors, carrier.leaves, one), seen=carrier.seen)
+        for one in algorithms
     }
-    return found, job.source_hashes or own
+    boxes = {
+        path: values
+        for path, hasher in carrier.leaves.hashers()
+        if shared and moves.are_boxes(path) and (values := hasher.values()) and values.nbytes
+    }
+    return PassHashes(found, job.source_hashes or own, boxes, through.values if through else {})

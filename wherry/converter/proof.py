@@ -309,7 +309,6 @@ def prove_boxes(
     found: Hashes,
     known: Mapping[KeyPath, str] | None,
     *,
-    before: Mapping[KeyPath, str],
     memory: int,
     progress: OnProgress | None,
 ) -> None:
@@ -321,16 +320,13 @@ def prove_boxes(
         pairs: key path in the target → in the source, of these tensors.
         found: their digests in the target.
         known: digests of the source's own tensors, if `source` is a view of it.
-        before: digests that other processes have read; see `differences`.
         memory: budget for reading.
         progress: called a few times a second.
 
     Raises:
         MismatchError: they differ; the tensor is named.
     """
-    failed = differences(
-        source, written, pairs, found, known, before=before, memory=memory, progress=progress
-    )
+    failed = differences(source, written, pairs, found, known, memory=memory, progress=progress)
     if failed:
         raise MismatchError(
             f"the written target differs from the source: {failed[0].reason}",

@@ -194,14 +194,12 @@ class SharedTraffic:
     Attributes:
         workers: their number; each opens the source.
         times: how many times as many bytes of the source they read as one process does.
-        again: bytes of the source that are read again when the target is read back.
         read_back: bytes of the target that are read back; None for each byte once, where it is read back at all.
         records: number of records that they write beside the target; each is also read once.
     """
 
     workers: int = 1
     times: float = 1.0
-    again: int = 0
     read_back: int | None = None
     records: int = 0
 
@@ -273,10 +271,9 @@ def _of_source(
     place: Location, seen: Checkpoint, plan: PlannedConversion, shared: SharedTraffic
 ) -> StoreTraffic:
     original = seen.original
-    once = shared is ONE_PROCESS and kernels.load() is not None
-    reads, egress = _reads_of_source(seen, plan, times=2 if seen.is_view and not once else 1)
-    reads = round(reads * shared.times) + -(-shared.again // LARGEST)
-    egress = round(egress * shared.times) + shared.again
+    twice = seen.is_view and not hashes_on_the_way()
+    reads, egress = _reads_of_source(seen, plan, times=2 if twice else 1)
+    reads, egress = round(reads * shared.times), round(egress * shared.times)
     companions, nbytes = _count(_companion_reads(plan))
     folders: dict[str, int] = {}
     for member in original.reader.members():
@@ -289,11 +286,16 @@ def _of_source(
     )  # fmt: skip
 
 
+def hashes_on_the_way() -> bool:
+    """Whether the source of a view is hashed while it is read, without a read for its own digests."""
+    return kernels.load() is not None
+
+
 def _reads_of_source(seen: Checkpoint, plan: PlannedConversion, *, times: int) -> tuple[int, int]:
     """The number of reads of the source's tensors, and their bytes.
 
-    The own digests of the source of a view take reads of their own, where its tensors are not decoded anyway. One
-    process with kernels hashes them on the way; what it reads again of short runs is not counted.
+    The own digests of the source of a view take reads of their own, where its tensors are not decoded anyway. With
+    kernels they are hashed on the way; what is read again of short runs is not counted.
 
     Args:
         seen: the source.

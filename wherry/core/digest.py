@@ -29,6 +29,7 @@ from wherry import kernels
 from wherry.core import dtypes
 from wherry.core.algorithms import BLAKE3, HASH_BYTES, HashState, hash_function, new_hash
 from wherry.core.keypath import render
+from wherry.core.leaf_values import LeafValues
 from wherry.core.tensorspec import region_shape
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
 LEAF = kernels.LEAF
 _SHORTEST_RUN = 1 << 10  # bytes; to hash shorter runs one by one costs more than to read them again in order
 _LEAST_TOGETHER = 64 << 10  # bytes of runs that are hashed in one call
-_MOST_LEAVES = 256  # that a box may touch: they stay open until others have come, and 32 MiB are kept of them
+_MOST_LEAVES = 1 << 14  # between the first and the last byte of a box
+_MOST_OPEN = 128 << 20  # bytes of memory for leaves that are not complete; beyond, no box counts
 _ROWS_AT_ONCE = 1000
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
@@ -200,7 +202,7 @@ class LeafHasher:
         leaves: the hashes of each leaf, one after the other in the order of the algorithms; None until they are known.
     """
 
-    __slots__ = ("_any_order", "_open", "_waiting", "algorithms", "leaves", "spec")
+    __slots__ = ("_any_order", "_open", "_refused", "_waiting", "algorithms", "leaves", "spec")
     # One for all: it is held for a moment, and large checkpoints have thousands of hashers.
     _lock = threading.Lock()
 
@@ -209,6 +211,7 @@ class LeafHasher:
         self.algorithms = algorithms
         self.leaves: list[bytes | None] = [None] * leaf_count(spec.nbytes)
         self._any_order: kernels.OpenLeaves | None = None
+        self._refused = False  # whether a box did not count
         self._open: dict[int, HashState] | None = None  # offset → hash that has consumed its leaf up to there
         self._waiting: dict[int, bytes] | None = (
             None  # offset → bytes inside a leaf that is not hashed so far
@@ -250,16 +253,15 @@ class LeafHasher:
 
         Returns:
             Whether they count. Where they do not, the leaves of the region are not hashed: there are no kernels, the
-            algorithm is not BLAKE3, the runs are short, or the box touches so many leaves that their values take too
-            much memory.
+            algorithm is not BLAKE3, the runs are short, or leaves that are not complete take too much memory. Then no
+            other box of the tensor counts either.
         """
         if not all(part.start < part.stop for part in region):
             return True
-        runs = _runs_of(self.spec, region)
-        if runs is None or runs.leaves > _MOST_LEAVES:
-            return False
-        hashes = self._in_any_order()
-        if hashes is None or (runs.length < _SHORTEST_RUN and not runs.at_edge):
+        runs = None if self._refused else _boxed_runs(self.spec, region)
+        hashes = None if runs is None else self._in_any_order()
+        if runs is None or hashes is None or kernels.open_bytes() > _MOST_OPEN:
+            self._refused, self._any_order = True, None  # what was hashed of it was in vain
             return False
         for offset, start in runs.starts:
             self._note(
@@ -277,6 +279,40 @@ class LeafHasher:
     def takes_anywhere(self, nbytes: int) -> bool:
         """Whether a piece of so many bytes may come before those that lie in front of it, at no great cost."""
         return nbytes >= _SHORTEST_RUN and self._in_any_order() is not None
+
+    def take_values(self, leaf: int, values: bytes) -> None:
+        """Take what has come of a leaf elsewhere; without kernels it is not known.
+
+        Args:
+            leaf: its number.
+            values: see `wherry.kernels.OpenLeaves.values`.
+
+        Raises:
+            ValueError: these are no values of this leaf.
+        """
+        hashes = self._in_any_order()
+        digest = None if hashes is None else hashes.take_values(leaf, values)
+        if digest is not None:
+            self.leaves[leaf] = digest
+
+    def values(self) -> LeafValues | None:
+        """What has come, for processes that have the rest.
+
+        None if a box did not count, if there are several algorithms, or if a leaf has so many short pieces that
+        these take more than `wherry.kernels.MOST_VALUES`.
+        """
+        if self._refused or len(self.algorithms) > 1:
+            return None
+        leaves = {leaf: digest for leaf, digest in enumerate(self.leaves) if digest is not None}
+        parts: dict[int, bytes] = {}
+        if self._any_order is not None:
+            for leaf in range(len(self.leaves)):
+                part = b"" if leaf in leaves else self._any_order.values(leaf)
+                if part is None:
+                    return None
+                if part:
+                    parts[leaf] = part
+        return LeafValues(leaves, parts)
 
     def done(self) -> bool:
         """Whether every leaf has been hashed."""
@@ -374,6 +410,44 @@ class _Runs(NamedTuple):
     starts: tuple[tuple[int, int], ...]
     leaves: int
     at_edge: bool
+
+
+def open_bytes() -> int:
+    """Bytes of memory for the leaves of this process that are not complete."""
+    return kernels.open_bytes()
+
+
+def hashes_boxes(spec: TensorSpec, region: Region, algorithms: tuple[str, ...]) -> bool:
+    """Whether this process hashes a box that is like others of a tensor; see `LeafHasher.update_box`.
+
+    Args:
+        spec: the tensor.
+        region: of the box.
+        algorithms: with which leaves are hashed.
+    """
+    return algorithms == (BLAKE3,) and kernels.load() is not None and _boxed_runs(spec, region) is not None
+
+
+def leaves_touched(spec: TensorSpec, region: Region) -> range:
+    """The leaves from that with the first byte of a region to that with the last one.
+
+    Args:
+        spec: the tensor; its elements are whole bytes.
+        region: not empty.
+    """
+    first = last = 0
+    for part, extent in zip(region, spec.shape, strict=True):
+        first, last = first * extent + part.start, last * extent + part.stop - 1
+    size = dtypes.bits(spec.dtype) // 8
+    return range(first * size // LEAF, leaf_count((last + 1) * size))
+
+
+def _boxed_runs(spec: TensorSpec, region: Region) -> _Runs | None:
+    """The runs of a box; None if they are short, or touch so many leaves that these are not hashed."""
+    runs = _runs_of(spec, region)
+    if runs is None or runs.leaves > _MOST_LEAVES or (runs.length < _SHORTEST_RUN and not runs.at_edge):
+        return None
+    return runs
 
 
 def _runs_of(spec: TensorSpec, region: Region) -> _Runs | None:

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 _LANES = {16: "AVX-512", 8: "AVX2", 4: "portable"}
 _HASH = 32  # bytes of a hash
+_ABSENT = -2  # there is no such leaf, or bytes are no values of it
 LEAF = 4 << 20  # bytes; the kernels know no other size
+MOST_VALUES = LEAF // 32  # bytes that are exchanged of a leaf: as much as the values of its chunks are
 
 
 @cache
@@ -45,6 +47,10 @@ def load() -> ctypes.CDLL | None:
     found.wherry_leaves_skip.restype, found.wherry_leaves_skip.argtypes = None, [place, size]
     found.wherry_leaves_add.restype = signed
     found.wherry_leaves_add.argtypes = [place, place, signed, *[unsigned] * 4, place, place]
+    found.wherry_leaves_export.restype = signed
+    found.wherry_leaves_export.argtypes = [place, size, place, unsigned]
+    found.wherry_leaves_import.argtypes = [place, size, place, unsigned, place]
+    found.wherry_leaves_bytes.restype, found.wherry_leaves_bytes.argtypes = signed, []
     found.wherry_look_up.argtypes = [
         place, size, size, ctypes.c_int, size, size, place, ctypes.c_int, *[size] * 5, place, size, place,
     ]  # fmt: skip
@@ -60,10 +66,17 @@ def kernels() -> str:
     return "none" if library is None else _LANES[library.wherry_lanes(0)]
 
 
+def open_bytes() -> int:
+    """Bytes of memory for the leaves of this process that have begun and are not complete."""
+    library = load()
+    return 0 if library is None else library.wherry_leaves_bytes()
+
+
 class OpenLeaves:
     """The leaves of a tensor whose bytes arrive in any order; used from several threads.
 
-    Of each leaf that has begun, 32 bytes are kept for each KiB, and the bytes of those KiB that came in part.
+    Of each leaf that has begun, 32 bytes are kept for each KiB, or for 8 KiB that lie together, and the bytes of those
+    KiB that came in part.
     """
 
     __slots__ = ("_count", "_library", "_state")
@@ -131,6 +144,47 @@ class OpenLeaves:
             raise MemoryError
         assert found >= 0, f"{count} runs of {length} bytes at {offset} lie outside of the tensor"
         return [(numbers[at], hashes.raw[at * _HASH : (at + 1) * _HASH]) for at in range(found)]
+
+    def values(self, leaf: int) -> bytes | None:
+        """What has come of a leaf that is not complete, for another process that has other bytes of it.
+
+        That is the values of the largest subtrees of whole KiB, and the bytes of KiB that have come in part. The same
+        bytes give the same, in whatever pieces they came.
+
+        Args:
+            leaf: its number.
+
+        Returns:
+            What `take_values` takes; empty if nothing has come, None if it is more than `MOST_VALUES`.
+        """
+        held = (ctypes.c_char * MOST_VALUES)()
+        size = self._library.wherry_leaves_export(self._state, leaf, held, MOST_VALUES)
+        assert size != _ABSENT, f"the tensor has no leaf {leaf}"
+        return None if size < 0 else ctypes.string_at(held, size)
+
+    def take_values(self, leaf: int, values: bytes) -> bytes | None:
+        """Take what has come of a leaf elsewhere; bytes may have come before.
+
+        Args:
+            leaf: its number.
+            values: see `values`.
+
+        Returns:
+            The hash of the leaf if it is complete now.
+
+        Raises:
+            ValueError: these are no values of this leaf.
+            MemoryError: there is no memory.
+        """
+        if leaf < 0 or len(values) > MOST_VALUES:
+            raise ValueError(f"invalid values of leaf {leaf}")
+        found = ctypes.create_string_buffer(_HASH)
+        complete = self._library.wherry_leaves_import(self._state, leaf, values, len(values), found)
+        if complete == _ABSENT:
+            raise ValueError(f"invalid values of leaf {leaf}")
+        if complete < 0:
+            raise MemoryError
+        return found.raw if complete else None
 
 
 def permute(view: np.ndarray, out: np.ndarray) -> bool:

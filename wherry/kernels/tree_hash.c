@@ -3,8 +3,10 @@
  * Written from the specification: "BLAKE3: one function, fast everywhere" (O'Connor, Aumasson, Neves, Wilcox-O'Hearn,
  * 2021), sections 2.1 to 2.5. A chunk of 1024 bytes has a chaining value that depends on its bytes and on its index in
  * the leaf alone, so chunks are hashed side by side, one lane of a vector for each, and 32 bytes are kept of each until
- * all values of the leaf are there and are joined. A piece that begins or ends inside a chunk leaves its bytes in an
- * edge, a buffer of one chunk, until the rest of the chunk has come.
+ * those of 8 chunks are there and are joined; what is left is joined when the leaf is complete. A piece that begins or
+ * ends inside a chunk leaves its bytes in an edge, a buffer of one chunk, until the rest of the chunk has come.
+ *
+ * What has come of a leaf can be given to another process, which has other bytes of it: see wherry_leaves_export.
  */
 #include <pthread.h>
 #include <stddef.h>
@@ -244,7 +246,8 @@ static void join(uint8_t *values, size_t count, uint8_t *out) {
     hash_queue(&root);
 }
 
-enum { LEAF = 4 << 20, CHUNKS = LEAF / CHUNK, WORDS = CHUNK / 64 };
+enum { LEAF = 4 << 20, CHUNKS = LEAF / CHUNK, WORDS = CHUNK / 64, LEVELS = 12 }; /* CHUNKS is 1 << LEVELS */
+enum { LOW = 3, PAGE = 1 << LOW, PAGES = CHUNKS / PAGE };
 
 /* The bytes of a chunk that came in several pieces. */
 typedef struct {
@@ -252,14 +255,29 @@ typedef struct {
     uint8_t bytes[CHUNK];
 } Edge;
 
-/* A leaf of which some bytes have come. */
+typedef struct Leaf Leaf;
+
+/* Chunks that lie together, of which some have come and not all. */
 typedef struct {
-    uint8_t *values;           /* of each chunk; NULL before the first byte and after the last */
+    uint8_t values[PAGE][VALUE];
+    Edge *edges[PAGE];
+    Leaf *leaf;
+    uint32_t number; /* its place in the leaf */
+    int users;       /* calls that write values at this moment; -1 when it is being joined */
+} Page;
+
+/* A leaf of which some bytes have come. */
+struct Leaf {
+    Page *pages[PAGES];         /* NULL before the first byte and after the last */
     uint64_t have[CHUNKS / 64]; /* one bit for each chunk that is hashed */
-    Edge **edges;              /* of each chunk, or NULL; NULL without edges */
-    uint32_t left;             /* chunks that are not hashed */
-    int users;                 /* calls that write values at this moment */
-} Leaf;
+    uint16_t *places;           /* of each subtree of PAGE chunks or more: 1 + its place in `joined`, 0 if it is not there */
+    uint16_t *low_places;       /* the same of smaller ones; only of those that another process has hashed */
+    uint8_t *joined;            /* values of subtrees */
+    uint32_t subtrees, room;    /* of these, and how many have room */
+    uint32_t count, left;       /* chunks that it has, and those that are not hashed */
+    int users;                  /* calls that have bytes of it at this moment */
+    int foreign;                /* whether another process has hashed subtrees */
+};
 
 typedef struct {
     uint64_t nbytes;
@@ -278,14 +296,37 @@ static uint32_t chunks_of(const Leaves *all, size_t leaf) {
     return (uint32_t)((bytes_of(all, leaf) + CHUNK - 1) / CHUNK);
 }
 
+/* Bytes of all leaves that have begun and are not over, in this process. */
+static int64_t open_bytes;
+
+static void *kept(void *memory, int64_t bytes) {
+    if (memory) __atomic_add_fetch(&open_bytes, bytes, __ATOMIC_RELAXED);
+    return memory;
+}
+
+static void freed(void *memory, int64_t bytes) {
+    if (memory) __atomic_sub_fetch(&open_bytes, bytes, __ATOMIC_RELAXED);
+    free(memory);
+}
+
+EXPORT int64_t wherry_leaves_bytes(void) { return __atomic_load_n(&open_bytes, __ATOMIC_RELAXED); }
+
+enum { HIGH_BYTES = 2 * PAGES * sizeof(uint16_t), LOW_BYTES = 2 * CHUNKS * sizeof(uint16_t) };
+
+static void drop_page(Leaf *leaf, uint32_t number) {
+    Page *page = leaf->pages[number];
+    if (!page) return;
+    for (int i = 0; i < PAGE; i++) freed(page->edges[i], sizeof(Edge));
+    freed(page, sizeof *page);
+    leaf->pages[number] = NULL;
+}
+
 static void drop(Leaf *leaf) {
     if (!leaf) return;
-    if (leaf->edges) {
-        for (size_t i = 0; i < CHUNKS; i++) free(leaf->edges[i]);
-        free(leaf->edges);
-    }
-    free(leaf->values);
-    free(leaf);
+    for (uint32_t i = 0; i < PAGES; i++) drop_page(leaf, i);
+    freed(leaf->places, HIGH_BYTES), freed(leaf->low_places, LOW_BYTES);
+    freed(leaf->joined, (int64_t)leaf->room * VALUE);
+    freed(leaf, sizeof *leaf);
 }
 
 /* Nothing is known of any leaf of a tensor with this many bytes. NULL if there is no memory. */
@@ -318,31 +359,16 @@ EXPORT void wherry_leaves_skip(Leaves *all, size_t leaf) {
 }
 
 static Leaf *begin(const Leaves *all, size_t number) {
-    Leaf *leaf = calloc(1, sizeof *leaf);
-    if (!leaf) return NULL;
-    leaf->left = chunks_of(all, number);
-    leaf->values = malloc((size_t)leaf->left * VALUE);
-    if (leaf->values) return leaf;
-    free(leaf);
-    return NULL;
+    Leaf *leaf = kept(calloc(1, sizeof *leaf), sizeof *leaf);
+    if (leaf) leaf->count = leaf->left = chunks_of(all, number);
+    return leaf;
 }
 
-/* Copy bytes into the edge of a chunk. Returns the edge once it is whole; sets `failed` without memory. */
-static Edge *fill(Leaf *leaf, uint32_t chunk, uint32_t from, uint32_t to, uint32_t size, const uint8_t *data, int *failed) {
-    if (!leaf->edges && !(leaf->edges = calloc(CHUNKS, sizeof *leaf->edges))) return *failed = 1, NULL;
-    Edge *edge = leaf->edges[chunk];
-    if (!edge && !(edge = leaf->edges[chunk] = calloc(1, sizeof *edge))) return *failed = 1, NULL;
-    memcpy(edge->bytes + from, data, to - from);
-    for (uint32_t at = from; at < to;) {
-        uint32_t stop = (at / 64 + 1) * 64 < to ? (at / 64 + 1) * 64 : to, width = stop - at;
-        edge->have[at / 64] |= (width == 64 ? ~0ULL : ((1ULL << width) - 1)) << at % 64;
-        at = stop;
-    }
-    for (uint32_t at = 0; at < size; at += 64) {
-        uint32_t width = size - at < 64 ? size - at : 64;
-        if (edge->have[at / 64] != (width == 64 ? ~0ULL : (1ULL << width) - 1)) return NULL;
-    }
-    return edge;
+static int are_marked(const Leaf *leaf, uint32_t first, uint32_t width) {
+    if (width < 64) return (leaf->have[first / 64] >> first % 64 & ((1ULL << width) - 1)) == (1ULL << width) - 1;
+    for (uint32_t word = first / 64; word < (first + width) / 64; word++)
+        if (leaf->have[word] != ~0ULL) return 0;
+    return 1;
 }
 
 static int is_marked(const Leaf *leaf, uint32_t chunk) { return leaf->have[chunk / 64] >> chunk % 64 & 1; }
@@ -358,40 +384,182 @@ static void mark(Leaf *leaf, uint32_t from, uint32_t to) {
     }
 }
 
-/* Edges that are whole, and wait to be hashed side by side without the lock. */
+/* The page of a chunk; NULL without memory. */
+static Page *page_of(Leaf *leaf, uint32_t chunk) {
+    Page **page = &leaf->pages[chunk / PAGE];
+    if (*page || !(*page = kept(malloc(sizeof **page), sizeof **page))) return *page;
+    memset((*page)->edges, 0, sizeof (*page)->edges);
+    (*page)->leaf = leaf, (*page)->number = chunk / PAGE, (*page)->users = 0;
+    return *page;
+}
+
+/* Copy bytes into the edge of a chunk. Returns whether it is whole then; sets `failed` without memory. */
+static int fill(Edge *edge, uint32_t from, uint32_t to, uint32_t size, const uint8_t *data) {
+    memcpy(edge->bytes + from, data, to - from);
+    for (uint32_t at = from; at < to;) {
+        uint32_t stop = (at / 64 + 1) * 64 < to ? (at / 64 + 1) * 64 : to, width = stop - at;
+        edge->have[at / 64] |= (width == 64 ? ~0ULL : ((1ULL << width) - 1)) << at % 64;
+        at = stop;
+    }
+    for (uint32_t at = 0; at < size; at += 64) {
+        uint32_t width = size - at < 64 ? size - at : 64;
+        if (edge->have[at / 64] != (width == 64 ? ~0ULL : (1ULL << width) - 1)) return 0;
+    }
+    return 1;
+}
+
+/* Take bytes of a chunk that is not hashed. Returns its edge if it is whole then, which is no more in its page. */
+static Edge *take_edge(Leaf *leaf, uint32_t chunk, uint32_t from, uint32_t to, uint32_t size, const uint8_t *data,
+                       int *failed) {
+    Page *page = page_of(leaf, chunk);
+    Edge **edge = page ? &page->edges[chunk % PAGE] : NULL;
+    if (edge && !*edge) *edge = kept(calloc(1, sizeof **edge), sizeof **edge);
+    if (!edge || !*edge) {
+        *failed = 1;
+        return NULL;
+    }
+    if (!fill(*edge, from, to, size, data)) return NULL;
+    Edge *whole = *edge;
+    *edge = NULL;
+    return whole;
+}
+
+/* The value of a chunk whose edge is whole, from the edge. */
+static void hash_edge(Leaf *leaf, uint32_t chunk, Edge *edge, uint32_t size) {
+    hash_chunk(edge->bytes, size, chunk, leaf->count == 1 ? ROOT : 0, leaf->pages[chunk / PAGE]->values[chunk % PAGE]);
+    mark(leaf, chunk, chunk + 1);
+    freed(edge, sizeof *edge);
+}
+
+/* Edges that are whole, and wait to be hashed side by side without the lock; their pages have a user for each. */
 typedef struct {
     Edge *edge;
-    Leaf *leaf;
+    Page *page;
     uint32_t chunk;
-} Filled;
+} WholeEdge;
 
 typedef struct {
     size_t count, room;
-    Filled *rows;
-} FilledEdges;
+    WholeEdge *rows;
+} WholeEdges;
 
-/* Take an edge out of its leaf. Returns whether there was memory for it. */
-static int take(FilledEdges *filled, Leaf *leaf, uint32_t chunk) {
-    if (filled->count == filled->room) {
-        size_t room = filled->room ? 2 * filled->room : 64;
-        Filled *rows = realloc(filled->rows, room * sizeof *rows);
+/* Let an edge wait. Returns whether there was memory for it. */
+static int wait_for(WholeEdges *waiting, Edge *edge, Page *page, uint32_t chunk) {
+    if (waiting->count == waiting->room) {
+        size_t room = waiting->room ? 2 * waiting->room : 64;
+        WholeEdge *rows = realloc(waiting->rows, room * sizeof *rows);
         if (!rows) return 0;
-        filled->rows = rows, filled->room = room;
+        waiting->rows = rows, waiting->room = room;
     }
-    filled->rows[filled->count++] = (Filled){leaf->edges[chunk], leaf, chunk};
-    leaf->edges[chunk] = NULL;
+    waiting->rows[waiting->count++] = (WholeEdge){edge, page, chunk};
+    page->users++;
     return 1;
 }
 
 /* The values of edges of whole chunks, in leaves of more than one. */
-static void hash_edges(const FilledEdges *filled) {
+static void hash_edges(const WholeEdges *waiting) {
     Queue chunks = {.blocks = CHUNK / BLOCK, .first = CHUNK_START, .last = CHUNK_END};
-    for (size_t i = 0; i < filled->count; i++) {
-        const Filled *row = &filled->rows[i];
-        put(&chunks, row->edge->bytes, row->chunk, row->leaf->values + (size_t)row->chunk * VALUE);
+    for (size_t i = 0; i < waiting->count; i++) {
+        const WholeEdge *row = &waiting->rows[i];
+        put(&chunks, row->edge->bytes, row->chunk, row->page->values[row->chunk % PAGE]);
     }
     hash_queue(&chunks);
 }
+
+/* The subtree of the chunks [first, first + 2^level), among all subtrees of a leaf. */
+static uint32_t number_of(uint32_t first, uint32_t level) { return (1u << (LEVELS - level)) + (first >> level); }
+
+static const uint8_t *joined_at(const Leaf *leaf, uint32_t first, uint32_t level) {
+    const uint16_t *places = level < LOW ? leaf->low_places : leaf->places;
+    uint32_t place = places ? places[number_of(first, level)] : 0;
+    return place ? leaf->joined + (size_t)(place - 1) * VALUE : NULL;
+}
+
+/* Keep the value of a subtree that is not there. */
+static void keep(Leaf *leaf, uint32_t first, uint32_t level, const uint8_t *value, int *failed) {
+    uint16_t **places = level < LOW ? &leaf->low_places : &leaf->places;
+    size_t bytes = level < LOW ? LOW_BYTES : HIGH_BYTES;
+    if (!*places) *places = kept(calloc(1, bytes), (int64_t)bytes);
+    if (*places && leaf->subtrees == leaf->room) {
+        uint32_t room = leaf->room ? 2 * leaf->room : 8;
+        uint8_t *moved = realloc(leaf->joined, (size_t)room * VALUE);
+        if (moved) {
+            kept(moved, (int64_t)(room - leaf->room) * VALUE);
+            leaf->joined = moved, leaf->room = room;
+        }
+    }
+    if (!*places || leaf->subtrees == leaf->room) {
+        *failed = 1;
+        return;
+    }
+    memcpy(leaf->joined + (size_t)leaf->subtrees * VALUE, value, VALUE);
+    (*places)[number_of(first, level)] = (uint16_t)++leaf->subtrees;
+}
+
+/* The value of a subtree all of whose chunks are hashed; of its chunks beyond `count` there are none. */
+static void value_of(const Leaf *leaf, uint32_t count, uint32_t first, uint32_t level, uint32_t flags, uint8_t *out) {
+    const uint8_t *known = joined_at(leaf, first, level);
+    if (!known && !level) known = leaf->pages[first / PAGE]->values[first % PAGE];
+    if (known) {
+        memcpy(out, known, VALUE);
+        return;
+    }
+    uint32_t half = first + (1u << (level - 1));
+    if (half >= count) {
+        value_of(leaf, count, first, level - 1, flags, out);
+        return;
+    }
+    uint8_t pair[BLOCK];
+    value_of(leaf, count, first, level - 1, 0, pair);
+    value_of(leaf, count, half, level - 1, 0, pair + VALUE);
+    uint32_t value[8];
+    memcpy(value, IV, 32);
+    compress(value, pair, BLOCK, 0, PARENT | flags);
+    for (int i = 0; i < 8; i++) put_word(out + 4 * i, value[i]);
+}
+
+/* Whether all chunks of a page are hashed, nobody writes them, and their values are not needed by themselves. */
+static int is_whole(const Page *page) {
+    const Leaf *leaf = page->leaf;
+    uint32_t first = page->number * PAGE;
+    return !page->users && leaf->left && !leaf->foreign && first + PAGE <= leaf->count && leaf->count > PAGE &&
+           are_marked(leaf, first, PAGE);
+}
+
+/* Of some pages, join the whole ones side by side, and keep one value of each. */
+static void join_pages(Page **pages, size_t count, int *failed) {
+    size_t whole = 0;
+    for (size_t i = 0; i < count; i++)
+        if (pages[i] && is_whole(pages[i])) pages[i]->users = -1, pages[whole++] = pages[i];
+    for (uint32_t width = PAGE / 2; width; width /= 2) {
+        Queue parents = {.blocks = 1, .flags = PARENT};
+        for (size_t i = 0; i < whole; i++)
+            for (uint32_t k = 0; k < width; k++) put(&parents, pages[i]->values[2 * k], 0, pages[i]->values[k]);
+        hash_queue(&parents);
+    }
+    for (size_t i = 0; i < whole; i++) {
+        Leaf *leaf = pages[i]->leaf;
+        keep(leaf, pages[i]->number * PAGE, LOW, pages[i]->values[0], failed);
+        if (*failed) leaf->left++; /* it is never completed */
+        drop_page(leaf, pages[i]->number);
+    }
+}
+
+/* The hash of a leaf all of whose chunks are hashed. */
+static void finish(const Leaf *leaf, uint32_t count, uint8_t *out) {
+    uint32_t pages = (count + PAGE - 1) / PAGE;
+    if (leaf->foreign || pages < 2) {
+        value_of(leaf, count, 0, LEVELS, ROOT, out);
+        return;
+    }
+    uint8_t values[PAGES][VALUE];
+    for (uint32_t i = 0; i < pages; i++) value_of(leaf, count, i * PAGE, LOW, 0, values[i]);
+    join(values[0], pages, out);
+}
+
+static uint64_t first_chunk(uint64_t start) { return (start + CHUNK - 1) / CHUNK * CHUNK; }
+
+static uint64_t next_page(uint64_t at) { return (at / (PAGE * CHUNK) + 1) * (PAGE * CHUNK); }
 
 /* Take `count` runs of `length` bytes: run i lies at data + i * data_step, and in the tensor at offset + i * step.
  *
@@ -406,10 +574,14 @@ EXPORT int64_t wherry_leaves_add(Leaves *all, const uint8_t *data, int64_t data_
     int failed = 0;
     size_t low = (size_t)(offset / LEAF), high = (size_t)((offset + (count - 1) * step + length - 1) / LEAF);
 
-    /* Leaves that the runs touch begin, and stay until this call is over. */
-    size_t wide = high - low + 1;
+    /* Leaves and pages that the runs touch begin, and stay until this call is over. */
+    size_t wide = high - low + 1, turn = 0;
     uint8_t *held = calloc(wide, 1); /* whether this call uses each of them */
-    if (!held) return -1;
+    Page **pages = calloc(count, (length / (PAGE * CHUNK) + 4) * sizeof *pages); /* of each run; NULL if all is there */
+    if (!held || !pages) {
+        free(held), free(pages);
+        return -1;
+    }
     pthread_mutex_lock(&all->lock);
     for (uint64_t run = 0; run < count && !failed; run++) {
         uint64_t start = offset + run * step;
@@ -421,30 +593,47 @@ EXPORT int64_t wherry_leaves_add(Leaves *all, const uint8_t *data, int64_t data_
             }
             held[leaf - low] = 1, all->leaves[leaf]->users++;
         }
+        for (uint64_t at = first_chunk(start); at + CHUNK <= start + length && !failed; at = next_page(at)) {
+            size_t leaf = (size_t)(at / LEAF);
+            uint32_t chunk = (uint32_t)(at % LEAF / CHUNK);
+            Page *page = NULL;
+            if (held[leaf - low] && !are_marked(all->leaves[leaf], chunk / PAGE * PAGE, PAGE)) {
+                page = page_of(all->leaves[leaf], chunk);
+                failed = !page;
+                if (page) page->users++;
+            }
+            pages[turn++] = page;
+        }
     }
+    size_t turns = turn;
     pthread_mutex_unlock(&all->lock);
 
     /* Whole chunks, without the lock: each has a place of its own for its value. */
     Queue chunks = {.blocks = CHUNK / BLOCK, .first = CHUNK_START, .last = CHUNK_END};
+    turn = 0;
     for (uint64_t run = 0; run < count && !failed; run++) {
         uint64_t start = offset + run * step;
         const uint8_t *bytes = data + (int64_t)run * data_step;
-        for (uint64_t at = (start + CHUNK - 1) / CHUNK * CHUNK; at + CHUNK <= start + length; at += CHUNK) {
-            size_t leaf = (size_t)(at / LEAF);
-            if (!held[leaf - low]) continue;
-            uint8_t *values = all->leaves[leaf]->values;
-            if (bytes_of(all, leaf) == CHUNK)
-                hash_chunk(bytes + (at - start), CHUNK, 0, ROOT, values);
-            else
-                put(&chunks, bytes + (at - start), (uint32_t)(at % LEAF / CHUNK), values + at % LEAF / CHUNK * VALUE);
+        for (uint64_t at = first_chunk(start), next; at + CHUNK <= start + length; at = next) {
+            Page *page = pages[turn++];
+            next = next_page(at);
+            for (; page && at < next && at + CHUNK <= start + length; at += CHUNK) {
+                uint32_t chunk = (uint32_t)(at % LEAF / CHUNK);
+                if (bytes_of(all, (size_t)(at / LEAF)) == CHUNK)
+                    hash_chunk(bytes + (at - start), CHUNK, 0, ROOT, page->values[0]);
+                else
+                    put(&chunks, bytes + (at - start), chunk, page->values[chunk % PAGE]);
+            }
         }
     }
     hash_queue(&chunks);
 
     /* Count them, and collect the edges. */
     int64_t complete = 0;
-    FilledEdges filled = {0};
     pthread_mutex_lock(&all->lock);
+    for (turn = 0; turn < turns; turn++)
+        if (pages[turn]) pages[turn]->users--;
+    WholeEdges waiting = {0};
     for (uint64_t run = 0; run < count && !failed; run++) {
         uint64_t start = offset + run * step, stop = start + length;
         const uint8_t *bytes = data + (int64_t)run * data_step;
@@ -462,35 +651,39 @@ EXPORT int64_t wherry_leaves_add(Leaves *all, const uint8_t *data, int64_t data_
                 if (leaf && !is_marked(leaf, chunk)) {
                     uint64_t first = at - at % CHUNK, left = all->nbytes - first;
                     uint32_t size = left < CHUNK ? (uint32_t)left : CHUNK;
-                    Edge *edge = fill(leaf, chunk, (uint32_t)(at - first), (uint32_t)(end - first), size,
-                                      bytes + (at - start), &failed);
-                    if (edge && (size < CHUNK || chunks_of(all, number) == 1)) {
-                        hash_chunk(edge->bytes, size, chunk, chunks_of(all, number) == 1 ? ROOT : 0,
-                                   leaf->values + (size_t)chunk * VALUE);
-                        mark(leaf, chunk, chunk + 1);
-                        free(edge), leaf->edges[chunk] = NULL;
-                    } else if (edge && !take(&filled, leaf, chunk)) {
+                    Edge *edge = take_edge(leaf, chunk, (uint32_t)(at - first), (uint32_t)(end - first), size,
+                                           bytes + (at - start), &failed);
+                    Page *page = leaf->pages[chunk / PAGE];
+                    pages[turns++] = page;
+                    if (edge && (size < CHUNK || leaf->count == 1)) {
+                        hash_edge(leaf, chunk, edge, size);
+                    } else if (edge && !wait_for(&waiting, edge, page, chunk)) {
                         failed = 1;
+                        freed(edge, sizeof *edge);
                     }
                 }
             }
             at = end;
         }
     }
-    if (filled.count) { /* its leaves stay, as this call uses them */
+    if (waiting.count) { /* their leaves stay, as this call uses them */
         pthread_mutex_unlock(&all->lock);
-        if (!failed) hash_edges(&filled);
+        if (!failed) hash_edges(&waiting);
         pthread_mutex_lock(&all->lock);
-        for (size_t i = 0; i < filled.count; i++) {
-            if (!failed) mark(filled.rows[i].leaf, filled.rows[i].chunk, filled.rows[i].chunk + 1);
-            free(filled.rows[i].edge);
+        for (size_t i = 0; i < waiting.count; i++) {
+            WholeEdge *row = &waiting.rows[i];
+            if (!failed) mark(row->page->leaf, row->chunk, row->chunk + 1);
+            row->page->users--;
+            freed(row->edge, sizeof *row->edge);
         }
-        free(filled.rows);
+        free(waiting.rows);
     }
+    for (size_t i = 0; i < wide; i++)
+        if (held[i]) all->leaves[low + i]->users--;
+    if (!failed) join_pages(pages, turns, &failed);
     for (size_t i = 0; i < wide; i++) {
         if (!held[i]) continue;
         Leaf *leaf = all->leaves[low + i];
-        leaf->users--;
         if (!failed && !leaf->left && !leaf->users && !all->over[low + i]) {
             all->over[low + i] = 1;
             numbers[complete++] = low + i;
@@ -501,15 +694,160 @@ EXPORT int64_t wherry_leaves_add(Leaves *all, const uint8_t *data, int64_t data_
     /* Join what is complete: nobody else uses it any more. */
     for (int64_t i = 0; i < complete; i++) {
         size_t number = (size_t)numbers[i];
-        Leaf *leaf = all->leaves[number];
-        uint32_t chunks_here = chunks_of(all, number);
-        if (chunks_here == 1)
-            memcpy(hashes + i * VALUE, leaf->values, VALUE);
-        else
-            join(leaf->values, chunks_here, hashes + i * VALUE);
+        finish(all->leaves[number], chunks_of(all, number), hashes + i * VALUE);
+        drop(all->leaves[number]);
+        all->leaves[number] = NULL;
+    }
+    free(held), free(pages);
+    return failed ? -1 : complete;
+}
+
+/* What has come of a leaf, for another process: entries in the order of their chunks.
+ *
+ * - chunk (2 bytes, low byte first), level (1), value (32): all bytes of the chunks [chunk, chunk + 2^level) have come,
+ *   and no larger subtree of which that is true has them.
+ * - chunk (2), EDGE (1), start (2), stop (2), bytes: of the chunk, these bytes have come, and neither all nor those beside
+ *   them.
+ *
+ * So the same bytes give the same entries, in whatever pieces they came. */
+enum { HEAD = 3, BOUNDS = 4, EDGE = 255 };
+
+typedef struct {
+    uint8_t *at;
+    uint64_t room;
+    int full; /* whether something had no room */
+} Entries;
+
+static void put_entry(Entries *to, uint32_t chunk, uint32_t kind, const uint8_t *bounds, const uint8_t *data, uint64_t size) {
+    uint64_t before = HEAD + (bounds ? BOUNDS : 0);
+    if (to->full || to->room < before + size) {
+        to->full = 1;
+        return;
+    }
+    to->at[0] = (uint8_t)chunk, to->at[1] = (uint8_t)(chunk >> 8), to->at[2] = (uint8_t)kind;
+    if (bounds) memcpy(to->at + HEAD, bounds, BOUNDS);
+    memcpy(to->at + before, data, size);
+    to->at += before + size, to->room -= before + size;
+}
+
+static void put_edges(const Edge *edge, uint32_t chunk, Entries *to) {
+    for (uint32_t from = 0; from < CHUNK;) {
+        if (!(edge->have[from / 64] >> from % 64 & 1)) {
+            from++;
+            continue;
+        }
+        uint32_t stop = from;
+        while (stop < CHUNK && edge->have[stop / 64] >> stop % 64 & 1) stop++;
+        uint8_t bounds[BOUNDS] = {(uint8_t)from, (uint8_t)(from >> 8), (uint8_t)stop, (uint8_t)(stop >> 8)};
+        put_entry(to, chunk, EDGE, bounds, edge->bytes + from, stop - from);
+        from = stop;
+    }
+}
+
+static void put_subtree(const Leaf *leaf, uint32_t count, uint32_t first, uint32_t level, Entries *to) {
+    uint32_t width = 1u << level;
+    if (first >= count) return;
+    if (first + width <= count && width < count && are_marked(leaf, first, width)) {
+        uint8_t value[VALUE];
+        value_of(leaf, count, first, level, 0, value);
+        put_entry(to, first, level, NULL, value, VALUE);
+    } else if (level) {
+        put_subtree(leaf, count, first, level - 1, to);
+        put_subtree(leaf, count, first + width / 2, level - 1, to);
+    } else if (leaf->pages[first / PAGE] && leaf->pages[first / PAGE]->edges[first % PAGE]) {
+        put_edges(leaf->pages[first / PAGE]->edges[first % PAGE], first, to);
+    }
+}
+
+/* Write what has come of a leaf that is not over. Returns how many bytes that is; -1 if there is no room for it, -2 if
+ * there is no such leaf. */
+EXPORT int64_t wherry_leaves_export(Leaves *all, size_t number, uint8_t *out, uint64_t room) {
+    if (number >= all->count) return -2;
+    Entries to = {.at = out, .room = room};
+    pthread_mutex_lock(&all->lock);
+    if (all->leaves[number] && !all->over[number])
+        put_subtree(all->leaves[number], chunks_of(all, number), 0, LEVELS, &to);
+    pthread_mutex_unlock(&all->lock);
+    return to.full ? -1 : to.at - out;
+}
+
+static uint32_t pair_at(const uint8_t *bytes) { return (uint32_t)bytes[0] | (uint32_t)bytes[1] << 8; }
+
+static uint32_t size_of(const Leaves *all, size_t number, uint32_t chunk) {
+    uint64_t left = bytes_of(all, number) - (uint64_t)chunk * CHUNK;
+    return left < CHUNK ? (uint32_t)left : CHUNK;
+}
+
+/* Whether bytes are what wherry_leaves_export can write of a leaf. */
+static int are_entries(const Leaves *all, size_t number, const uint8_t *data, uint64_t size) {
+    uint32_t count = chunks_of(all, number), next = 0; /* first chunk that may come */
+    uint32_t edge = CHUNKS, end = 0;                    /* chunk of the last edge, and where that ends */
+    for (uint64_t at = 0; at < size;) {
+        if (size - at < HEAD) return 0;
+        uint32_t first = pair_at(data + at), kind = data[at + 2];
+        at += HEAD;
+        if (first >= count) return 0;
+        if (kind == EDGE) {
+            if (size - at < BOUNDS) return 0;
+            uint32_t from = pair_at(data + at), stop = pair_at(data + at + 2), whole = size_of(all, number, first);
+            at += BOUNDS;
+            if (from >= stop || stop > whole || stop - from == whole || size - at < stop - from) return 0;
+            if (first == edge ? from <= end : first < next) return 0;
+            at += stop - from, edge = first, end = stop, next = first + 1;
+        } else {
+            if (kind >= LEVELS || size - at < VALUE) return 0;
+            uint32_t width = 1u << kind;
+            if (first < next || first % width || first + width > count || width >= count) return 0;
+            at += VALUE, next = first + width;
+        }
+    }
+    return 1;
+}
+
+/* Keep the value of a subtree, unless all of its chunks are hashed. */
+static void take_subtree(Leaf *leaf, uint32_t first, uint32_t level, const uint8_t *value, int *failed) {
+    if (are_marked(leaf, first, 1u << level)) return;
+    leaf->foreign = 1;
+    keep(leaf, first, level, value, failed);
+    if (!*failed) mark(leaf, first, first + (1u << level));
+}
+
+/* Take what another process has exported of a leaf. Returns 1 if the leaf is complete now, and writes its hash; else 0;
+ * -1 if there is no memory (then the leaf is never completed), -2 if the bytes are no export of this leaf. */
+EXPORT int wherry_leaves_import(Leaves *all, size_t number, const uint8_t *data, uint64_t size, uint8_t *hash) {
+    if (number >= all->count || !are_entries(all, number, data, size)) return -2;
+    uint32_t count = chunks_of(all, number);
+    int failed = 0, complete = 0;
+    pthread_mutex_lock(&all->lock);
+    Leaf *leaf = all->leaves[number];
+    if (!all->over[number] && !leaf) {
+        leaf = all->leaves[number] = begin(all, number);
+        failed = !leaf;
+    }
+    for (uint64_t at = 0; at < size && !failed && !all->over[number];) {
+        uint32_t first = pair_at(data + at), kind = data[at + 2];
+        at += HEAD;
+        if (kind == EDGE) {
+            uint32_t from = pair_at(data + at), stop = pair_at(data + at + 2);
+            at += BOUNDS;
+            if (!is_marked(leaf, first)) {
+                uint32_t width = size_of(all, number, first);
+                Edge *edge = take_edge(leaf, first, from, stop, width, data + at, &failed);
+                if (edge) hash_edge(leaf, first, edge, width);
+            }
+            at += stop - from;
+        } else {
+            take_subtree(leaf, first, kind, data + at, &failed);
+            at += VALUE;
+        }
+    }
+    if (leaf && failed) leaf->left++; /* a chunk that never comes */
+    if (leaf && !all->over[number] && !leaf->left && !leaf->users) all->over[number] = 1, complete = 1;
+    pthread_mutex_unlock(&all->lock);
+    if (complete) { /* nobody else uses it any more */
+        finish(leaf, count, hash);
         drop(leaf);
         all->leaves[number] = NULL;
     }
-    free(held);
     return failed ? -1 : complete;
 }

@@ -90,8 +90,7 @@ class Carrier:
         leaves: of the source tensors, completed during the pass.
         seen: what the pass saw of the values, while it hashed them.
         look: whether values are looked at; not where only digests are compared.
-        whole: whether it carries every part of its tensors; otherwise their boxes are not hashed, as no leaf of them
-            would be complete.
+        whole: whether it carries every move of its tensors; otherwise outputs choose.
         expected: the leaves of its tensors, if they are only compared; see LeafTable.
         crew: the worker threads; they stop with the source.
     """
@@ -222,7 +221,7 @@ class Carrier:
         for move in moves:
             wanted = not self.outputs
             for output in self.outputs:
-                output.resumed(move)
+                output.resumed(move, self.leaves)
                 wanted = output.wants(move) or wanted
             if wanted:
                 yield move
@@ -336,7 +335,7 @@ class Carrier:
             nans = self.seen.see(self.specs[move.source], start, data) if self.look else 0
             if not move.box:
                 hasher.update(move.span.start, data)
-            elif self.whole and move.region is not None:
+            elif move.region is not None:
                 hasher.update_box(move.region, data)  # if that is not possible, the target is read again
         if nans and not losses:
             losses = Losses(nan=nans)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wherry.core import dtypes
-from wherry.core.digest import LeafHasher
+from wherry.core.digest import LeafHasher, open_bytes
 from wherry.core.tensorspec import Span, region_shape, row_bands
 from wherry.formats.reader import Access, ReaderOver
 from wherry.mover import boxes as stored_boxes
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 SMALL = 1 << 20  # bytes; decoding a smaller tensor again is cheaper than keeping it
 _MOST = 16 << 30  # bytes of files that are not in use
+# Bytes for leaves of this process; beyond, no other tensor is hashed by regions, and beyond twice as many none is.
+_MOST_OPEN = 48 << 20
 _MOST_IN_MEMORY = 64 << 20  # bytes of tensors that are not read yet
 
 
@@ -152,12 +154,13 @@ class DecodedReader(ReaderOver):
         with self._lock:
             if spec.path not in self._gathering:
                 return
+            most = 2 * _MOST_OPEN if spec.path in self.gathered else _MOST_OPEN
             hasher = self.gathered.setdefault(spec.path, LeafHasher(spec, self._algorithms))
-        access = self.access(spec)
+        access, fits = self.access(spec), open_bytes() <= most
         as_stored = access.kind == "regions" and not self.decodes(spec)
         if access.raw is not None:
             as_stored = not any(one.checksum for one in access.raw)
-        if not as_stored or not hasher.update_box(region, data):
+        if not as_stored or not fits or not hasher.update_box(region, data):
             with self._lock:  # it is read again in order
                 self._gathering.discard(spec.path)
                 self.gathered.pop(spec.path, None)

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from wherry.core.blank_values import SeenValues, nans_notes, repeated_notes, zeros_notes
-from wherry.core.digest import LEAF, leaf_count, tensor_digest
+from wherry.core.digest import LEAF, tensor_digest
 from wherry.core.keypath import KeyPath, render
 from wherry.core.progress import Meter, OnProgress
 from wherry.core.units import short
@@ -296,51 +296,6 @@ def hash_leaves(
         path: tuple(leaf or b"" for leaf in carrier.leaves.hasher(path).leaves[rows.start : rows.stop])
         for path, rows in parts.items()
     }
-
-
-def hash_rest(
-    checkpoint: Checkpoint,
-    algorithm: str,
-    known: Mapping[KeyPath, Mapping[int, bytes]],
-    *,
-    memory: int,
-    progress: OnProgress | None = None,
-    folder: Path | None = None,
-) -> Hashes:
-    """The digests of tensors of which other processes have read some leaves: only the others are read.
-
-    Args:
-        checkpoint: the checkpoint to read.
-        algorithm: of the hashes.
-        known: key path → number of each leaf that was read → its raw hash.
-        memory: the budget in bytes.
-        progress: called a few times a second.
-        folder: for spill files.
-
-    Raises:
-        DamagedError: bytes are missing or corrupt.
-        StorageError: the storage failed.
-    """
-    specs = _choose_specs(checkpoint, known)
-    lost = {path: _unknown(leaf_count(spec.nbytes), known[path]) for path, spec in specs.items()}
-    whole = [path for path, spec in specs.items() if len(lost[path]) == leaf_count(spec.nbytes)]
-    found = hash_checkpoint(
-        checkpoint, algorithm, memory=memory, progress=progress, paths=whole, folder=folder
-    )
-    parts = {path: rows for path, rows in lost.items() if rows and path not in found.digests}
-    read = hash_leaves(checkpoint, algorithm, parts, memory=memory)
-    leaves: dict[KeyPath, tuple[bytes, ...]] = {}
-    for path in specs.keys() - found.digests.keys():
-        rows = {**known[path], **dict(zip(lost[path], read.get(path, ()), strict=True))}
-        leaves[path] = tuple(rows[leaf] for leaf in range(leaf_count(specs[path].nbytes)))
-    digests = {path: tensor_digest(specs[path], rows, algorithm) for path, rows in leaves.items()}
-    return found.joined(Hashes(algorithm, digests, leaves))
-
-
-def _unknown(count: int, known: Mapping[int, bytes]) -> range:
-    """The leaves from the first one that is not known to the last."""
-    rest = [leaf for leaf in range(count) if leaf not in known]
-    return range(rest[0], rest[-1] + 1) if rest else range(0)
 
 
 def _has_leaf(move: Move, leaves: range) -> bool:

@@ -92,6 +92,10 @@ class LeafTable:
                     self._hashers[path] = known
         return known
 
+    def hashers(self) -> Iterator[tuple[KeyPath, LeafHasher]]:
+        """The tensors that come in pieces, each with its hasher."""
+        yield from self._hashers.items()
+
     def take_whole(self, parts: Iterable[tuple[TensorSpec, memoryview]]) -> None:
         """Hash tensors of one leaf each, from all their bytes."""
         only, first, further = self._only, hash_function(self.algorithms[0]), self.algorithms[1:]
@@ -132,6 +136,11 @@ class LeafTable:
         if known is None:
             return None if self.specs[path].nbytes else ()
         return known.hashes(algorithm) if known.done() else None
+
+    def is_complete(self, path: KeyPath) -> bool:
+        """Whether every leaf of a tensor with bytes is hashed."""
+        known = self._hashers.get(path)
+        return path in self._only or (known is not None and known.done())
 
     def column(self, paths: Collection[KeyPath], algorithm: str) -> Mapping[KeyPath, tuple[bytes, ...]]:
         """The hashes of all leaves by one of the algorithms.

@@ -321,3 +321,8 @@ class JointMoves:
     def of(self, source: KeyPath) -> Iterator[Move]:
         """The moves of one source tensor."""
         return self.ways.moves(source, self.targets[source])
+
+    def are_boxes(self, source: KeyPath) -> bool:
+        """Whether the moves of a source tensor are boxes: all are, or none."""
+        first = next(self.of(source), None)
+        return first is not None and first.box

@@ -219,12 +219,17 @@ class Output:
         except WherryError as error:
             self.error = self.error or error
 
-    def resumed(self, move: Move) -> None:
-        """Take a part that an earlier run finished: it is durable, and must be read back too."""
+    def resumed(self, move: Move, leaves: LeafTable) -> None:
+        """Take a part that an earlier run finished: it is durable, and must be read back too.
+
+        Args:
+            move: the part.
+            leaves: of the source, as far as they are hashed.
+        """
         if not self.journal.done:
             return
         if self.back is not None and move.source in self.targets and self.journal.has(move.source, move.span):
-            self.back.take_up(move)
+            self.back.take_up(move, leaves)
 
     def read_back(self, part: StoredPart, memory: memoryview, hasher: LeafHasher, turn: Semaphore) -> None:
         """Read a durable part from storage and compare it; an error is stored, not raised.

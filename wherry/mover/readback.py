@@ -15,6 +15,9 @@ beginning of another is written again after the first part was compared, so the 
 more. And the metadata of the finished container must refer to these bytes: the byte ranges that were read must be those
 that the target's reader names, and so must be the codec of encoded chunks. A tensor for which anything differs, that
 only its reader can decode, or that is small, is read again by the reader.
+
+A box is a chunk that is no run of the tensor's bytes. It is read as it is stored, and hashed as when it was written:
+its leaves are complete when others have been read. That needs the places of chunks that are stored as they are.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from itertools import accumulate, chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.core.algorithms import HASH_BYTES, new_hash
-from wherry.core.digest import LEAF, LeafHasher, leaf_count
+from wherry.core.digest import LEAF, LeafHasher, hashes_boxes, leaf_count, leaves_touched
 from wherry.core.tensorspec import Span
 from wherry.errors import DamagedError, MismatchError
 from wherry.formats.reader import EncodedChunk, Extent
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     from wherry.core.tensorspec import Region, TensorSpec
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.writer import Checks, EncodedFunction, ExtentsFunction, Writer
+    from wherry.mover.leaf_table import LeafTable
     from wherry.mover.move import Move
     from wherry.storage.location import Location
 
@@ -56,12 +60,30 @@ class StoredPart:
         target: the tensor that it is a part of.
         extents: the byte ranges of files that hold it, as it is or encoded.
         chunks: the chunks to decode, if it is encoded.
+        boxes: the chunks of a box, one of each byte range; empty if the part is a run of bytes.
     """
 
     move: Move
     target: TensorSpec
     extents: tuple[Extent, ...]
     chunks: tuple[EncodedChunk, ...] = ()
+    boxes: tuple[Region, ...] = ()
+
+    def hash_into(self, hasher: LeafHasher, data: memoryview) -> None:
+        """Hash the bytes of the part; a box that does not count leaves the tensor without a digest."""
+        if not self.boxes:
+            hasher.update(self.move.span.start, data)
+        at = 0
+        for box, extent in zip(self.boxes, self.extents, strict=False):
+            hasher.update_box(box, data[at : at + extent.length])
+            at += extent.length
+
+    @property
+    def leaves(self) -> range:
+        """The leaves that have bytes of the part, and those between."""
+        if self.boxes and self.move.region is not None:
+            return leaves_touched(self.target, self.move.region)
+        return range(self.move.span.start // LEAF, leaf_count(self.move.span.stop))
 
     @property
     def place(self) -> int:
@@ -114,6 +136,7 @@ class ReadBefore:
         algorithm: of the hashes.
         moves: source key path and span of each part → the checksums of what was read; see `Writer.checks`.
         leaves: source key path → number of each leaf that lies in such parts alone → its raw hash.
+        values: source key path → leaf and values of what such parts have of the other leaves, of boxes.
         blocks: source key path → the blocks that these parts share with others.
         changed: the paths of files that are no longer as they were read.
     """
@@ -125,6 +148,9 @@ class ReadBefore:
     leaves: Mapping[KeyPath, Mapping[int, bytes]] = field(
         default_factory=dict["KeyPath", "Mapping[int, bytes]"]
     )
+    values: Mapping[KeyPath, Sequence[tuple[int, bytes]]] = field(
+        default_factory=dict["KeyPath", "Sequence[tuple[int, bytes]]"]
+    )
     blocks: Mapping[KeyPath, Sequence[SharedBlock]] = field(
         default_factory=dict["KeyPath", "Sequence[SharedBlock]"]
     )
@@ -133,24 +159,6 @@ class ReadBefore:
     def nbytes(self, sources: Collection[KeyPath]) -> int:
         """Bytes of the parts of some tensors."""
         return sum(span.nbytes for source, span in self.moves if source in sources)
-
-
-@dataclass(frozen=True, slots=True)
-class BoxesBefore:
-    """What other processes have read of tensors that were carried in boxes, before the target was finished.
-
-    Attributes:
-        leaves: key path in the target → number of leaf → its raw hash, on which two processes agree.
-        origin: key path in the source → digest of the tensor, as it was read back from the target, or from a source
-            that has the same tensors.
-        nbytes: bytes of these leaves.
-    """
-
-    leaves: Mapping[KeyPath, Mapping[int, bytes]] = field(
-        default_factory=dict["KeyPath", "Mapping[int, bytes]"]
-    )
-    origin: Mapping[KeyPath, str] = field(default_factory=dict["KeyPath", str])
-    nbytes: int = 0
 
 
 @dataclass(slots=True)
@@ -165,6 +173,7 @@ class ReadBack:
         told: sources of which the writer was told checksums that an earlier run, or a worker, has computed; those that
             the container records are compared with the bytes that are read.
         before: what other processes have read back.
+        algorithms: with which the leaves of the source are hashed; by default, boxes are left to the reader.
     """
 
     writer: Writer
@@ -173,6 +182,7 @@ class ReadBack:
     files: FilesBeingWritten = FilesBeingWritten()
     told: set[KeyPath] = field(default_factory=set["KeyPath"])
     before: ReadBefore = ReadBefore()
+    algorithms: tuple[str, ...] = ()
     _where: ExtentsFunction = field(init=False)
     _encoded: EncodedFunction = field(init=False)
     _waiting: deque[StoredPart] = field(default_factory=deque["StoredPart"])
@@ -183,6 +193,9 @@ class ReadBack:
     _hashers: dict[KeyPath, LeafHasher] = field(default_factory=dict["KeyPath", LeafHasher])
     _crcs: dict[KeyPath, PieceCrc] = field(default_factory=dict["KeyPath", PieceCrc])
     _shared: dict[KeyPath, list[SharedBlock]] = field(default_factory=dict["KeyPath", "list[SharedBlock]"])
+    _left: set[KeyPath] = field(
+        default_factory=set["KeyPath"]
+    )  # tensors in boxes that are left to the reader
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -200,8 +213,15 @@ class ReadBack:
             if part is not None:
                 self._queue(part)
 
-    def take_up(self, move: Move) -> None:
-        """Note a part that an earlier run has written: it is read, unless another process has read it back."""
+    def take_up(self, move: Move, leaves: LeafTable) -> None:
+        """Note a part that an earlier run has written: it is read, unless another process has read it back.
+
+        Args:
+            move: that wrote it.
+            leaves: of the source, as far as they are hashed; of boxes that an earlier run wrote they may not be known.
+        """
+        if move.box and not leaves.is_complete(move.source):
+            self._left.add(move.source)
         part = self._readable_part(move)
         if part is None:
             return
@@ -290,12 +310,16 @@ class ReadBack:
             own = self._hasher(expected.spec, source, expected.algorithms[0])
             crc = self._crc(part)
             self._read.setdefault(source, []).append(part)
-        own.update(span.start, data)
+        part.hash_into(own, data)
         if crc is not None:
             crc.update(span.start, data)
-        for leaf in range(span.start // LEAF, leaf_count(span.stop)):
+        for leaf in part.leaves:
             found, wanted = own.leaves[leaf], expected.leaves[leaf]
-            if found is not None and found != (wanted or b"")[:HASH_BYTES]:
+            if found is None:
+                continue
+            if part.boxes and wanted is None:  # when it was written, a box did not count
+                self._left.add(source)
+            elif found != (wanted or b"")[:HASH_BYTES]:
                 raise self._differs(part, f"first difference in leaf {leaf}")
 
     def _differs(self, part: StoredPart, reason: str) -> MismatchError:
@@ -317,6 +341,7 @@ class ReadBack:
             self.targets[source].path
             for source, hasher in self._hashers.items()
             if hasher.done()
+            and source not in self._left
             and not self._lies_in(source, changed)
             and self._same_blocks(source)
             and self._same_bytes(source, written)
@@ -335,6 +360,8 @@ class ReadBack:
             known = self._hashers[source] = LeafHasher(spec, (algorithm,))
             for leaf, digest in self.before.leaves.get(source, {}).items():
                 known.preset(leaf, digest)
+            for leaf, values in self.before.values.get(source, ()):
+                known.take_values(leaf, values)
         return known
 
     def _crc(self, part: StoredPart) -> PieceCrc | None:
@@ -363,7 +390,22 @@ class ReadBack:
     def _readable_part(self, move: Move) -> StoredPart | None:
         """The part of a move; None if it is left to the reader."""
         target = self.targets[move.source]
-        return None if move.box or target.nbytes < self.files.least else self._part(move, target)
+        if target.nbytes < self.files.least:
+            return None
+        return self._box(move, target) if move.box else self._part(move, target)
+
+    def _box(self, move: Move, target: TensorSpec) -> StoredPart | None:
+        if move.source in self._left or move.region is None or target.chunks is None:
+            return None
+        boxes = tuple(cells(move.region, target.chunks))
+        found = [self._where(target.path, box) or () for box in boxes]
+        if not all(
+            len(extents) == 1 and hashes_boxes(target, box, self.algorithms)
+            for box, extents in zip(boxes, found, strict=True)
+        ):
+            self._left.add(move.source)
+            return None
+        return StoredPart(move, target, tuple(chain.from_iterable(found)), boxes=boxes)
 
     def _part(self, move: Move, target: TensorSpec) -> StoredPart | None:
         if target.chunks is None or move.region is None:
@@ -389,6 +431,8 @@ class ReadBack:
     def _same_bytes(self, source: KeyPath, written: Checkpoint) -> bool:
         spec = written.manifest.tensors[self.targets[source].path]
         parts = sorted(self._read[source], key=lambda part: part.move.span.start)
+        if any(part.boxes for part in parts):
+            return all(_same_boxes(part, spec, written) for part in parts)
         if chunks := [chunk for part in parts for chunk in part.chunks]:
             return _chunk_ranges(chunks) == _chunk_ranges(written.reader.encoded(spec) or ())
         raw = written.reader.access(spec).raw
@@ -403,6 +447,15 @@ class ReadBack:
             return all(_has_crc(crc, part, extent) for part, extent in _parts_of(raw))
         whole = self._where(target.path, Span(0, target.nbytes)) if recorded else ()
         return recorded == [extent.crc32 for extent in whole or ()]
+
+
+def _same_boxes(part: StoredPart, spec: TensorSpec, written: Checkpoint) -> bool:
+    """Whether the reader of the finished target reads the chunks of a box from where they were read back."""
+    chunk: Callable[[TensorSpec, Region], Extent | None] | None = getattr(written.reader, "chunk", None)
+    if chunk is None:  # a reader of an older plug-in
+        return False
+    found = [chunk(spec, box) for box in part.boxes]
+    return None not in found and _ranges(filter(None, found)) == _ranges(part.extents)
 
 
 def crc_of(where: ExtentsFunction, target: TensorSpec) -> PieceCrc:

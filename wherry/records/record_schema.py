@@ -23,6 +23,7 @@ from wherry.errors import CorruptError
 
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-z:-]+$")]
 _File = Annotated[tuple[str, NonNegativeInt, str], Strict(False)]
+_Values = Annotated[tuple[list[NonNegativeInt], str, list[list[Any]]], Strict(False)]
 _Block = Annotated[tuple[str, str, NonNegativeInt, NonNegativeInt, str], Strict(False)]
 
 
@@ -70,6 +71,8 @@ class _ReceiptRow(_RecordRow):
     hashed: dict[str, dict[str, str]]
     notes: list[list[Any]]
     parts: list[Annotated[tuple[str, _PartRow], Strict(False)]]
+    boxes: dict[str, _Values]
+    sources: dict[str, _Values]
     worker: str
     seconds: float
 
@@ -87,19 +90,7 @@ class _ProofRow(_RecordRow):
     nbytes: NonNegativeInt
     seconds: float
     shared: list[_File]
-
-
-class _BoxRow(_RecordRow):
-    reading: NonNegativeInt
-    state: _Digest
-    digest: _Digest
-    token: _Digest
-    version: str
-    algorithm: str
-    receipts: _Digest
-    hashes: list[str]
-    worker: str
-    seconds: float
+    boxes: dict[str, _Digest]
 
 
 class _UploadRow(BaseModel):
@@ -131,7 +122,6 @@ _KINDS: dict[str, type[_RecordRow]] = {
     "claim": _ClaimRow,
     "receipt": _ReceiptRow,
     "proof": _ProofRow,
-    "box": _BoxRow,
     "shared": _SharedFileRow,
     "challenge": _ChallengeRow,
 }

@@ -62,7 +62,8 @@ class Unit:
         beside: parts that it reads because they share a leaf of the digest with its own, and does not write.
         region: the bytes of its only file that it makes, where other units make others; None if it makes whole files.
         sources: the stored tensors of the source that these are made of.
-        hashed: the stored tensors whose digests it computes, where the source is seen through another layout.
+        hashed: the stored tensors that it reads for their digests, where the source is seen through another layout and
+            what units have of them cannot be hashed when it is moved.
         nbytes_in: bytes that are read from the source.
     """
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import base64
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wherry.core.keypath import parse, render
+from wherry.core.keypath import KeyPath, parse, render
 from wherry.errors import CorruptError, describe_exception
 from wherry.records.unit_receipt import MadeFile
 from wherry.staging.journal import decode, encode
@@ -19,7 +19,6 @@ from wherry.staging.journal import decode, encode
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from wherry.core.keypath import KeyPath
     from wherry.staging.journal import DurableMove
 
 _PROOF = re.compile(r"proof-(?P<unit>\d+)-(?P<token>[0-9a-f]{8})")
@@ -57,6 +56,7 @@ class UnitProof:
             where the receipts have checksums.
         blocks: of local files.
         shared: the files that it has read and that several units have made, in the state before it has read them.
+        boxes: tensor that the unit moves in boxes, all of which were read → digest of what was hashed of it.
         worker: host and process.
         nbytes: bytes that were read.
         seconds: how long it took.
@@ -74,6 +74,7 @@ class UnitProof:
     nbytes: int
     seconds: float
     shared: tuple[MadeFile, ...] = ()
+    boxes: Mapping[KeyPath, str] = field(default_factory=dict["KeyPath", str])
 
     @property
     def name(self) -> str:
@@ -98,6 +99,7 @@ class UnitProof:
             "nbytes": self.nbytes,
             "seconds": self.seconds,
             "shared": [list(file) for file in self.shared],
+            "boxes": {render(path): digest for path, digest in self.boxes.items()},
         }
 
 
@@ -125,6 +127,7 @@ def proof_from(row: Mapping[str, Any], uri: str) -> UnitProof:
             nbytes=row["nbytes"],
             seconds=row["seconds"],
             shared=tuple(MadeFile(*file) for file in row["shared"]),
+            boxes={parse(path): digest for path, digest in row["boxes"].items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptError(

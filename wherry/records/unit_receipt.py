@@ -1,26 +1,26 @@
 """UnitReceipt: what an attempt at a unit has made: its files or objects, and the hashes of the leaves that it moved.
 
-Hashes of leaves merge in any order, so the digests of the result are those of a conversion in one process.
+Hashes of leaves merge in any order, so the digests of the result are those of a conversion in one process. Of leaves
+of which other units have the rest (of tensors in boxes, and of the stored tensors of a view) a receipt has values that
+are joined with those of the other receipts (`joined_leaves`).
 """
 
 from __future__ import annotations
 
 import base64
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wherry.core.algorithms import HASH_BYTES
-from wherry.core.digest import tensor_digest
 from wherry.core.keypath import KeyPath, parse, render
+from wherry.core.leaf_values import LeafValues
 from wherry.errors import CorruptError, MismatchError, describe_exception
-from wherry.mover.hashing import Hashes
 from wherry.staging.journal import DurableMove, decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from wherry.core.tensorspec import Span, TensorSpec
+    from wherry.core.tensorspec import Span
     from wherry.records.unit import Unit
 
 _RECEIPT = re.compile(r"receipt-(?P<unit>\d+)-(?P<token>[0-9a-f]{8})")
@@ -52,6 +52,8 @@ class UnitReceipt:
         files: what it has made.
         moves: the moves, with the hashes of their leaves.
         hashed: algorithm → stored tensor of the source → raw hashes of its leaves, of a view.
+        boxes: tensor that the unit moves in boxes → what it has hashed of it; of those that it has hashed.
+        sources: stored tensor of the source of a view → what the unit has hashed of it.
         notes: what the writer has noted about objects, for the commit.
         parts: path of an object and one of its parts, with the checksum of the store; only with `--verify store`.
         worker: host and process.
@@ -69,6 +71,8 @@ class UnitReceipt:
     seconds: float
     notes: tuple[list[Any], ...] = ()
     parts: tuple[list[Any], ...] = ()
+    boxes: Mapping[KeyPath, LeafValues] = field(default_factory=dict["KeyPath", "LeafValues"])
+    sources: Mapping[KeyPath, LeafValues] = field(default_factory=dict["KeyPath", "LeafValues"])
 
     @property
     def name(self) -> str:
@@ -92,6 +96,8 @@ class UnitReceipt:
             "hashed": hashed,
             "notes": list(self.notes),
             "parts": list(self.parts),
+            "boxes": {render(path): values.to_json() for path, values in self.boxes.items()},
+            "sources": {render(path): values.to_json() for path, values in self.sources.items()},
             "worker": self.worker,
             "seconds": self.seconds,
         }
@@ -120,6 +126,8 @@ def receipt_from(row: Mapping[str, Any], uri: str) -> UnitReceipt:
             seconds=row["seconds"],
             notes=tuple(row["notes"]),
             parts=tuple(row["parts"]),
+            boxes={parse(path): LeafValues.from_json(values) for path, values in row["boxes"].items()},
+            sources={parse(path): LeafValues.from_json(values) for path, values in row["sources"].items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptError(
@@ -147,7 +155,7 @@ def require_equal(one: UnitReceipt, other: UnitReceipt, uri: str) -> None:
     Raises:
         MismatchError: they differ.
     """
-    if _content(one) != _content(other):
+    if _content(one) != _content(other) or not _agree(one, other):
         raise MismatchError(
             f"two workers made different bytes of unit {one.unit}: {one.worker} and {other.worker}",
             uri=uri,
@@ -157,7 +165,17 @@ def require_equal(one: UnitReceipt, other: UnitReceipt, uri: str) -> None:
 
 def _content(receipt: UnitReceipt) -> tuple[Any, ...]:
     moves = sorted((move.source, move.span, sorted(move.leaves.items())) for move in receipt.moves)
-    return moves, receipt.hashed, sorted((file.name, file.nbytes) for file in receipt.files)
+    return moves, sorted((file.name, file.nbytes) for file in receipt.files)
+
+
+def _agree(one: UnitReceipt, other: UnitReceipt) -> bool:
+    """Whether two attempts have hashed the same, as far as both have: a machine may have no kernels."""
+    pairs: list[tuple[Mapping[KeyPath, Any], Mapping[KeyPath, Any]]] = [
+        (one.boxes, other.boxes),
+        (one.sources, other.sources),
+        *((rows, other.hashed.get(name, {})) for name, rows in one.hashed.items()),
+    ]
+    return all(mine[path] == theirs[path] for mine, theirs in pairs for path in mine.keys() & theirs.keys())
 
 
 def require_whole(receipt: UnitReceipt, unit: Unit, uri: str) -> None:
@@ -170,7 +188,8 @@ def require_whole(receipt: UnitReceipt, unit: Unit, uri: str) -> None:
     spans = {(move.source, move.span) for move in receipt.moves}
     whole = moved == sum(part.nbytes for part in unit.parts) and len(spans) == len(receipt.moves)
     files = {file.name: file.nbytes for file in receipt.files} == dict(unit.files)
-    hashed = all(set(rows) == set(unit.hashed) for rows in receipt.hashed.values())
+    hashed = all(set(rows) <= set(unit.hashed) for rows in receipt.hashed.values())
+    hashed = hashed and receipt.boxes.keys() <= {part.source for part in unit.parts}
     if receipt.digest != unit.digest or not (whole and files and hashed):
         raise MismatchError(
             f"the receipt of unit {unit.name} by {receipt.worker} does not cover the unit",
@@ -197,27 +216,3 @@ def merged_moves(receipts: Iterable[UnitReceipt], uri: str) -> list[DurableMove]
                     cure=f"check both machines, remove {maker.name} and {receipt.name}, and run `wherry work` again",
                 )
     return [move for move, _receipt in found.values()]
-
-
-def merged_hashes(
-    receipts: Iterable[UnitReceipt], specs: Mapping[KeyPath, TensorSpec], algorithms: Iterable[str]
-) -> dict[str, Hashes]:
-    """The digests of the source's own tensors, by algorithm, that the units of a view have computed.
-
-    Args:
-        receipts: of all units.
-        specs: the source's tensors.
-        algorithms: of the digests.
-    """
-    rows = [(name, hashed) for receipt in receipts for name, hashed in receipt.hashed.items()]
-    found: dict[str, Hashes] = {}
-    for algorithm in algorithms:
-        raw = {path: leaves for name, hashed in rows if name == algorithm for path, leaves in hashed.items()}
-        leaves = {path: _cut(text) for path, text in raw.items()}
-        digests = {path: tensor_digest(specs[path], own, algorithm) for path, own in leaves.items()}
-        found[algorithm] = Hashes(algorithm, digests, leaves)
-    return found
-
-
-def _cut(raw: bytes) -> tuple[bytes, ...]:
-    return tuple(raw[start : start + HASH_BYTES] for start in range(0, len(raw), HASH_BYTES))

@@ -4,9 +4,8 @@
   file that is larger than a unit (`regions`).
 - Unit: files of the target, with the moves that fill them: the piece of work that another machine can do (`cut`).
 - Job: a conversion that is cut; its plan is the queue, and the store of the target is the memory (`split_job`).
-- Work: makes units that are free (`work`, `make`), and reads back what others have made (`prove`, `read_boxes`).
+- Work: makes units that are free (`work`, `make`), and reads back what others have made (`prove`).
 - Commit: takes what receipts name and proofs confirm, and finishes the target (`commit`, `proof_check`).
 
-Units, claims, receipts and proofs as records are in `wherry.records`, how reading is shared out in `wherry.readings`,
-and what starts the workers in `wherry.carriers`.
+Units, claims, receipts and proofs as records are in `wherry.records`, and what starts the workers in `wherry.carriers`.
 """

@@ -5,7 +5,8 @@ have made; then the conversion is resumed. So it is proved and committed like an
 compared with the hashes of the leaves that were read from the source, the commit member comes last and cannot
 overwrite, and of two commits at the same time one makes the target. A receipt that lies cannot get through.
 
-What other processes than its makers have read back is not read again (`proof_check`).
+What other processes than its makers have read back is not read again (`proof_check`). What receipts leave open of the
+digests (short runs, workers without kernels, SHA-256) is read here, as a conversion in one process does.
 """
 
 from __future__ import annotations
@@ -22,14 +23,13 @@ from wherry.converter.convert import convert_all
 from wherry.core.keypath import render
 from wherry.core.units import plural
 from wherry.errors import IncompleteError, MismatchError, TargetInUseError, storage_errors
+from wherry.mover.hashing import Hashes, hash_checkpoint
 from wherry.mover.readback import ReadBefore
-from wherry.readings.box_check import boxes_before, valid_records
-from wherry.records.box_record import box_record_from, box_records_in, receipts_state
 from wherry.records.claims import TOKEN_DIGITS, claims_of
+from wherry.records.joined_leaves import joined_leaves, merged_hashes, with_boxes
 from wherry.records.unit_proof import proof_from, proofs_in
 from wherry.records.unit_receipt import (
     UnitReceipt,
-    merged_hashes,
     merged_moves,
     receipt_from,
     receipts_by_unit,
@@ -45,19 +45,18 @@ from wherry.storage.folders import make_folders, sync_folder, sync_tree
 from wherry.units.made_files import folder_token, object_path, shared_marks, watch_files
 from wherry.units.make import attempt_folder, member, staged_at, staging_of
 from wherry.units.open_parts import without_open
-from wherry.units.proof_check import differences, has_leaf, read_before, valid_proofs
+from wherry.units.proof_check import differences, is_blamed, read_before, valid_proofs
 from wherry.units.shared_files import SharedUploads, shared_record, shared_token
 from wherry.units.split_job import opened_job
 from wherry.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from wherry.converter.job import Job
+    from wherry.core.keypath import KeyPath
     from wherry.core.progress import OnProgress
     from wherry.core.receipt import GroupReceipt
-    from wherry.formats.checkpoint import Checkpoint
-    from wherry.mover.readback import BoxesBefore, ReadBack
     from wherry.records.unit import Unit
     from wherry.records.unit_proof import UnitProof
     from wherry.storage.location import Location
@@ -86,20 +85,16 @@ def commit(uri: str, *, progress: OnProgress | None = None) -> GroupReceipt:
     """
     with opened_job(uri) as split:
         shared = SharedUploads(split, partial(object_path, split))
-        receipts, before = None if _is_made(split) else _receipts(split, shared), _unread
-        boxes = split.job.boxes
-        if receipts is not None:
-            before, boxes = _proofs(split, receipts), _boxes(split, receipts)
-            _compose(split, receipts, shared)
+        receipts, before, sources = None if _is_made(split) else _receipts(split, shared), _unread, None
+        if receipts is not None:  # all of them is checked before anything is moved
+            boxes, sources = _boxes(split, receipts), _source_hashes(split, receipts)
+            before = _proofs(split, receipts, boxes)
+            _compose(split, receipts, boxes, shared)
 
         def prepare(job: Job) -> Job:
             if receipts is None:
                 return job
-            job = replace(job, before=before, boxes=boxes)
-            if not job.checkpoint.is_view:
-                return job
-            specs = job.checkpoint.original.manifest.tensors
-            return replace(job, source_hashes=merged_hashes(receipts, specs, split.algorithms))
+            return replace(job, before=before, source_hashes=_with_rest(job, sources, progress))
 
         group = convert_all(split.request, progress=progress, prepare=prepare)
         split.records.end()
@@ -246,7 +241,45 @@ def _unread(_staged: Location) -> ReadBefore:
     return ReadBefore()
 
 
-def _proofs(split: SplitJob, receipts: list[UnitReceipt]) -> Callable[[Location], ReadBefore]:
+def _source_hashes(split: SplitJob, receipts: list[UnitReceipt]) -> dict[str, Hashes] | None:
+    """The digests of the source of a view, as far as workers have hashed it.
+
+    Raises:
+        MismatchError: a receipt has invalid values.
+    """
+    source = split.job.checkpoint
+    if not source.is_view:
+        return None
+    return merged_hashes(receipts, source.original.manifest.tensors, split.algorithms, split.uri)
+
+
+def _with_rest(
+    job: Job, sources: Mapping[str, Hashes] | None, progress: OnProgress | None
+) -> dict[str, Hashes] | None:
+    """The digests of the source of a view; tensors that workers have not hashed are read."""
+    if sources is None:
+        return None
+    source, memory, found = job.checkpoint.original, job.plan.memory, dict[str, "Hashes"]()
+    for name, known in sources.items():
+        rest = [path for path in source.manifest.tensors if path not in known.digests]
+        read = hash_checkpoint(source, name, memory=memory, progress=progress, stage="digest", paths=rest)
+        found[name] = known.joined(read)
+    return found
+
+
+def _boxes(split: SplitJob, receipts: list[UnitReceipt]) -> dict[KeyPath, tuple[bytes, ...]]:
+    """The leaves of tensors that were moved in boxes, as far as all workers together have hashed them.
+
+    Raises:
+        MismatchError: a receipt has invalid values.
+    """
+    rows, specs = [(one, one.boxes) for one in receipts], split.job.checkpoint.manifest.tensors
+    return joined_leaves(rows, specs, split.algorithms[0], split.uri) if len(split.algorithms) == 1 else {}
+
+
+def _proofs(
+    split: SplitJob, receipts: list[UnitReceipt], boxes: Mapping[KeyPath, Sequence[bytes]]
+) -> Callable[[Location], ReadBefore]:
     """A function that gives what workers have read back, of the target as it is staged.
 
     Raises:
@@ -258,41 +291,36 @@ def _proofs(split: SplitJob, receipts: list[UnitReceipt]) -> Callable[[Location]
     rows = split.records.read_all([one for all_ in proofs_in(split.records.names()).values() for one in all_])
     shared = shared_marks(split, receipts)
     proofs = valid_proofs(split, receipts, [proof_from(row, split.uri) for row in rows if row], shared)
-    other = next(differences(proofs, merged_moves(receipts, split.uri)), None)
+    other = next(differences(proofs, receipts, merged_moves(receipts, split.uri)), None)
     if other is None:
         return lambda staged: replace(
-            read_before(split, proofs, receipts, staged),
+            read_before(split, proofs, receipts, boxes, staged),
             changed=watch_files(split, receipts, staged, shared),
         )
     by_name = {receipt.name: receipt for receipt in receipts}
     odd = [by_name[name] for name in other.proof.receipts]
-    odd = [one for one in odd if has_leaf(split.units[one.unit], other.source, other.leaf)] or odd
+    odd = [one for one in odd if is_blamed(split, one, other)] or odd
     for receipt in odd:
         vain = [proof for proof in proofs if receipt.name in proof.receipts]
         _make_again(split, split.units[receipt.unit], [receipt.name], vain)
     raise IncompleteError(
         f"{', '.join(f'unit {split.units[one.unit].name}' for one in odd)}: {other.proof.worker} read back other bytes"
-        f" of leaf {other.leaf} than {', '.join(one.worker for one in odd)} wrote",
+        f"{other.where} than {', '.join(one.worker for one in odd)} wrote",
         uri=split.uri,
         path=render(other.source),
         cure=f"run `wherry work {shlex.quote(split.job.committed.uri)}`, which writes them again",
     )
 
 
-def _boxes(split: SplitJob, receipts: list[UnitReceipt]) -> Callable[[Checkpoint, ReadBack], BoxesBefore]:
-    """A function that gives what workers have read of boxes, of the finished target."""
-    names = split.records.names()
-    found = [one for rows in box_records_in(names, receipts_state(names)).values() for one in rows]
-    rows = split.records.read_all(found) if split.boxes.readings else []
-    records = [box_record_from(row, split.uri) for row in rows if row]
-    boxes, algorithm = split.boxes, split.algorithms[0]
-    return boxes_before(boxes, algorithm, valid_records(boxes, algorithm, receipts, records))
-
-
-def _compose(split: SplitJob, receipts: list[UnitReceipt], shared: SharedUploads) -> None:
+def _compose(
+    split: SplitJob,
+    receipts: list[UnitReceipt],
+    boxes: Mapping[KeyPath, Sequence[bytes]],
+    shared: SharedUploads,
+) -> None:
     """Leave files, objects and a journal as a run does that was interrupted after its last move."""
     area, store = staging_of(split), split.records.store
-    rows = merged_moves(receipts, split.uri)
+    rows = with_boxes(merged_moves(receipts, split.uri), boxes)
     if store is not None:
         uploads = list(shared.uploads.values())
         runs = [receipt.token for receipt in receipts] + [upload.run for upload in uploads]

@@ -2,8 +2,8 @@
 
 The numbers follow from metadata alone. Time is that of the busiest worker if each moves bytes at the given rate, and
 takes the next unit when it has finished one; latency, retries and workers that die are left out. Workers also share the
-read-back. The commit alone reads back tensors that only the reader of the finished target can read in order, and parts
-of uploads, which cannot be read before they are complete.
+read-back. The commit alone reads back tensors that only the reader of the finished target can read in order, those in
+boxes that are not hashed when they are moved, and parts of uploads, which cannot be read before they are complete.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.converter.plan import joint_moves, plan_target
-from wherry.converter.traffic import ONE_PROCESS, SharedTraffic, traffic_of
+from wherry.converter.traffic import ONE_PROCESS, SharedTraffic, hashes_on_the_way, traffic_of
 from wherry.converter.unused_options import require_used
+from wherry.core.algorithms import BLAKE3
+from wherry.core.digest import hashes_boxes
 from wherry.core.units import parse_size, plural, show_seconds, show_size
 from wherry.errors import UsageError
 from wherry.formats.checkpoint import open_source
 from wherry.formats.registry import find_target_format
 from wherry.ledger.open import resolve_named
 from wherry.mover.readback import is_run
-from wherry.readings.box_readings import NO_BOXES, box_readings
 from wherry.storage.stores import locate
 from wherry.units.cut import UNIT_BYTES, PlanContents, cut, most_of_file
 from wherry.units.regions import step_in
@@ -31,11 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from wherry.converter.plan import Plan
-    from wherry.core.keypath import KeyPath
     from wherry.core.request import ConvertRequest
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.checkpoint import Checkpoint
-    from wherry.readings.box_readings import Boxes, BoxReading
     from wherry.records.unit import Unit
     from wherry.storage.location import Location
 
@@ -155,8 +154,7 @@ def plan_for_workers(
         require_used(checkpoint.uri, request.targets, [plan.unused])
         place = locate(target.uri)
         units, whole = units_of(seen, plan, place, unit_bytes)
-        boxes = box_readings(seen, plan, units, unit_bytes)
-        back = _read_back(plan, units, boxes if workers > 1 else NO_BOXES, place)
+        back = _read_back(plan, units, place)
         shared = _shared_traffic(seen, plan, units, back, workers) if units else ONE_PROCESS
         plan = replace(plan, traffic=traffic_of(seen, plan, shared))
     found = _shared_out(plan, units, back, workers, rate)
@@ -176,47 +174,48 @@ class _ReadBack(NamedTuple):
 
     Attributes:
         by_unit: bytes of each unit that another worker reads.
-        readings: what workers read of boxes.
         alone: bytes that the commit reads alone.
     """
 
     by_unit: list[int]
-    readings: Sequence[BoxReading]
     alone: int
 
 
-def _read_back(plan: Plan, units: Sequence[Unit], boxes: Boxes, target: Location) -> _ReadBack:
+def _read_back(plan: Plan, units: Sequence[Unit], target: Location) -> _ReadBack:
     back, local = plan.verify == "digest", target.store.capabilities.local
     rows = list(_read_in_order(plan)) if back and units else []
-    decoded = sum(spec.nbytes for _path, spec, _box in rows)
+    decoded = sum(spec.nbytes for spec, _box in rows)
     open_uploads = [unit.nbytes for unit in units if back and unit.region is not None and not local]
-    alone = sum(spec.nbytes * (1 + box) for path, spec, box in rows if path not in boxes.pairs)
+    alone = sum(spec.nbytes * (1 + box) for spec, box in rows)
     share = back * (1 - min(1, decoded / max(plan.nbytes_out, 1)))  # of the bytes of a unit that workers read
     by_unit = [round(unit.nbytes * share * (local or unit.region is None)) for unit in units]
-    return _ReadBack(by_unit, boxes.readings, alone + sum(open_uploads))
+    return _ReadBack(by_unit, alone + sum(open_uploads))
 
 
 def _shared_traffic(
     seen: Checkpoint, plan: Plan, units: Sequence[Unit], back: _ReadBack, workers: int
 ) -> SharedTraffic:
-    stored = sum(spec.nbytes for spec in seen.original.manifest.tensors.values()) if seen.is_view else 0
-    again = 0 if seen.is_view else sum(one.unit.nbytes_in for one in back.readings if not one.of_target)
-    read = sum(one.unit.nbytes_in for one in back.readings) - again
+    twice = seen.is_view and not hashes_on_the_way()
+    stored = sum(spec.nbytes for spec in seen.original.manifest.tensors.values()) if twice else 0
     return SharedTraffic(
         workers=min(workers, len(units)),
-        times=sum(unit.nbytes_in for unit in units) / max(plan.nbytes_in + stored, 1),
-        again=again,
-        read_back=sum(back.by_unit) + read + back.alone,
+        times=sum(map(_bytes_read, units)) / max(plan.nbytes_in + stored, 1),
+        read_back=sum(back.by_unit) + back.alone,
         # A claim and a receipt of each unit; a claim and a proof of what workers read back.
-        records=2 * (len(units) + sum(map(bool, back.by_unit)) + len(back.readings)),
+        records=2 * (len(units) + sum(map(bool, back.by_unit))),
     )
+
+
+def _bytes_read(unit: Unit) -> int:
+    """Bytes of the source that a unit reads; where they are hashed on the way, without reads for digests."""
+    moved = sum(part.nbytes for part in (*unit.parts, *unit.beside))
+    return moved if hashes_on_the_way() else unit.nbytes_in
 
 
 def _shared_out(plan: Plan, units: tuple[Unit, ...], back: _ReadBack, workers: int, rate: int) -> WorkerPlan:
     loads = [
-        max(unit.nbytes_in, unit.nbytes) + proved for unit, proved in zip(units, back.by_unit, strict=True)
+        max(_bytes_read(unit), unit.nbytes) + proved for unit, proved in zip(units, back.by_unit, strict=True)
     ]
-    loads += [reading.unit.nbytes_in for reading in back.readings]
     if not units:
         loads = [max(plan.nbytes_in, plan.nbytes_out) + plan.nbytes_out * (plan.verify == "digest")]
     stores = plan.traffic.stores
@@ -231,13 +230,15 @@ def _shared_out(plan: Plan, units: tuple[Unit, ...], back: _ReadBack, workers: i
     )
 
 
-def _read_in_order(plan: Plan) -> Iterator[tuple[KeyPath, TensorSpec, bool]]:
-    """Each tensor whose moves are no runs of its bytes, and whether they are boxes: these are read a second time."""
+def _read_in_order(plan: Plan) -> Iterator[tuple[TensorSpec, bool]]:
+    """Each tensor that the commit reads in order, and whether it is in boxes: these are read a second time."""
     moves = joint_moves([plan])
     for target, source in plan.pairs.items():
         spec, first = plan.manifest.tensors[target], next(moves.of(source), None)
-        if first is not None and not is_run(spec, first):
-            yield target, spec, first.box
+        if first is None or is_run(spec, first):
+            continue
+        if not (first.box and first.region and hashes_boxes(spec, first.region, (BLAKE3,))):
+            yield spec, first.box
 
 
 def longest(loads: Sequence[int], workers: int) -> int:

@@ -38,16 +38,20 @@ from wherry.upload.uploaded_file import SentBefore, UploadContext
 from wherry.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
+    from collections.abc import Generator, Iterable, Mapping
 
     from wherry.converter.job import Job
     from wherry.core.keypath import KeyPath
+    from wherry.core.leaf_values import LeafValues
     from wherry.core.tensorspec import Span
     from wherry.formats.format import Writer
     from wherry.objects.uploads import ObjectStore, Part, Upload
     from wherry.records.claims import Claim
     from wherry.records.unit import Unit
     from wherry.units.split_job import SplitJob
+
+
+_MOST_VALUES = 32 << 20  # bytes of all values in a receipt, as the commit holds all receipts
 
 
 @dataclass(slots=True)
@@ -102,15 +106,17 @@ def make_unit(split: SplitJob, unit: Unit, claim: Claim) -> UnitReceipt:
         sources = {part.source for part in unit.parts}
         moves = replace(whole, targets={path: one for path, one in whole.targets.items() if path in sources})
         where = Pass(area.staged, area.spill, (output,))
-        _hashes, own = move(job, moves, where, split.algorithms, unit.hashed, whole=False)
+        moved = move(job, moves, where, split.algorithms, unit.hashed, shared=True)
         finish(writer) if unit.region is None else finish_region(writer, area.staged)
         files = tuple(_describe_file(split, unit, area.staged, file.name) for file in unit.files)
         notes, parts = _notes(area.staged), _parts(job, area.staged, unit)
     _require_moved(unit, journal.rows)
     hashed = {
         algorithm: {path: b"".join(raw) for path, raw in hashes.leaves.items()}
-        for algorithm, hashes in (own or {}).items()
+        for algorithm, hashes in (moved.own or {}).items()
     }
+    boxes = _within(moved.boxes, _MOST_VALUES)
+    sources = _within(moved.sources, _MOST_VALUES - sum(values.nbytes for values in boxes.values()))
     return UnitReceipt(
         unit=unit.number,
         digest=unit.digest,
@@ -121,9 +127,22 @@ def make_unit(split: SplitJob, unit: Unit, claim: Claim) -> UnitReceipt:
         hashed=hashed,
         notes=notes,
         parts=parts,
+        boxes=boxes,
+        sources=sources,
         worker=this_worker(),
         seconds=round(time.monotonic() - clock, 3),
     )
+
+
+def _within(values: Mapping[KeyPath, LeafValues], most: int) -> dict[KeyPath, LeafValues]:
+    """What takes at most so many bytes; of tensors that are left out, the commit reads every byte."""
+    found: dict[KeyPath, LeafValues] = {}
+    for path in sorted(values, key=lambda path: (values[path].nbytes, path)):
+        most -= values[path].nbytes
+        if most < 0:
+            break
+        found[path] = values[path]
+    return found
 
 
 def finish_region(writer: Writer, staged: Location) -> None:

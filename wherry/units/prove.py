@@ -36,7 +36,7 @@ from wherry.upload.selection import ROOT, FileSketch, name_at
 from wherry.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from wherry.core.keypath import KeyPath
     from wherry.formats.reader import Extent
@@ -69,7 +69,9 @@ def prove_unit(split: SplitJob, unit: Unit, names: Sequence[str], token: str) ->
     least = least_alone(objects=split.records.store is not None)
     assert split.job.row.create is not None, "the format is one that can be written"
     with closing(split.job.row.create(Location(FileSketch(), ROOT), plan.manifest, plan.options)) as writer:
-        back = ReadBack(writer, targets, split.job.target.uri, FilesBeingWritten(least=least))
+        back = ReadBack(
+            writer, targets, split.job.target.uri, FilesBeingWritten(least=least), algorithms=split.algorithms
+        )
         back.add(_moves_of(split, unit))
         parts = [made.located(part) for part in back.parts()]
         hashers = {part.move.source: LeafHasher(targets[part.move.source], (algorithm,)) for part in parts}
@@ -77,6 +79,7 @@ def prove_unit(split: SplitJob, unit: Unit, names: Sequence[str], token: str) ->
             source: crc_of(extents_of(writer), targets[source]) for source in made.told() & hashers.keys()
         }
         _read(split, back, parts, hashers, crcs)
+        boxes = _boxes(unit, parts, hashers)
     return UnitProof(
         unit=unit.number,
         digest=unit.digest,
@@ -84,7 +87,7 @@ def prove_unit(split: SplitJob, unit: Unit, names: Sequence[str], token: str) ->
         version=__version__,
         algorithm=algorithm,
         receipts=tuple(receipt.name for _number, receipt in sorted(made.receipts.items())),
-        moves=tuple(_rows(unit, parts, hashers, crcs)),
+        moves=tuple(_rows(unit, parts, hashers, crcs, boxes)),
         blocks=tuple(
             BlockHash(source, made.names[at.location.path], at.offset, at.length, digest)
             for source, (at, digest) in back.shared()
@@ -93,6 +96,7 @@ def prove_unit(split: SplitJob, unit: Unit, names: Sequence[str], token: str) ->
         nbytes=sum(part.move.span.nbytes for part in parts),
         seconds=round(time.monotonic() - clock, 3),
         shared=tuple(made.shared.values()),
+        boxes=boxes,
     )
 
 
@@ -188,11 +192,28 @@ def _read(
     def read(part: StoredPart) -> None:
         with pool.buffer(part.memory, part.extra, part.place) as memory:
             data, source, start = back.read(part, memory, algorithm), part.move.source, part.move.span.start
-            hashers[source].update(start, data)
+            part.hash_into(hashers[source], data)
             if source in crcs:
                 crcs[source].update(start, data)
 
     Crew().work((partial(read, part) for part in parts), count)
+
+
+def _boxes(
+    unit: Unit, parts: Sequence[StoredPart], hashers: Mapping[KeyPath, LeafHasher]
+) -> dict[KeyPath, str]:
+    """The tensors that the unit moves in boxes, and that were read as far as it does: digest of what was hashed."""
+    read: dict[KeyPath, int] = {}
+    for part in parts:
+        if part.boxes:
+            read[part.move.source] = read.get(part.move.source, 0) + part.move.span.nbytes
+    found: dict[KeyPath, str] = {}
+    for source, nbytes in read.items():
+        values = hashers[source].values()
+        moved = sum(part.nbytes for part in unit.parts if part.source == source)
+        if values is not None and nbytes == moved:
+            found[source] = values.digest
+    return found
 
 
 def _rows(
@@ -200,10 +221,15 @@ def _rows(
     parts: Sequence[StoredPart],
     hashers: Mapping[KeyPath, LeafHasher],
     crcs: Mapping[KeyPath, PieceCrc],
+    boxes: Collection[KeyPath],
 ) -> Iterator[DurableMove]:
-    """The moves of the unit all of whose leaves were read."""
+    """The moves of the unit all of whose leaves were read; of tensors in boxes, those all of whose moves were."""
     for part in parts:
         source, span = part.move.source, part.move.span
+        if part.boxes:
+            if source in boxes:
+                yield DurableMove(source, span, {})
+            continue
         leaves = hashers[source].known(*span) if unit.has(source, span) else None
         if leaves is not None:
             checks = crcs[source].known(*span) if source in crcs else ()

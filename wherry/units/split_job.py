@@ -21,7 +21,6 @@ from wherry.errors import MismatchError, NotFoundError, TargetExistsError, Targe
 from wherry.formats.checkpoint import open_source
 from wherry.formats.pin import settled_checkpoint
 from wherry.ledger.open import resolve_named
-from wherry.readings.box_readings import NO_BOXES, Boxes, box_readings
 from wherry.records.record_schema import request_of
 from wherry.records.records import JOB, Records, records_beside, target_of
 from wherry.staging.in_use import in_use
@@ -53,7 +52,6 @@ class SplitJob:
         request: as it was stated.
         unit_bytes: size of a unit.
         whole: why there is only one unit; empty if there are several.
-        boxes: what workers read of tensors that are carried in boxes.
     """
 
     job: Job
@@ -64,7 +62,6 @@ class SplitJob:
     request: ConvertRequest
     unit_bytes: int
     whole: str = ""
-    boxes: Boxes = NO_BOXES
 
     @property
     def identity(self) -> str:
@@ -176,8 +173,7 @@ def _plan_job(request: ConvertRequest, unit_bytes: int) -> Generator[SplitJob]:
         algorithms = algorithms_of(job.algorithm, read_sidecar(checkpoint.location))
         records = records_beside(job.committed)
         header = header_of(job, algorithms)
-        boxes = box_readings(job.checkpoint, job.plan, units, unit_bytes)
-        yield SplitJob(job, units, records, header, algorithms, request, unit_bytes, whole, boxes)
+        yield SplitJob(job, units, records, header, algorithms, request, unit_bytes, whole)
 
 
 def _require_units(job: Job, units: Sequence[Unit], whole: str) -> None:

@@ -48,7 +48,7 @@ def shares(rows: Sequence[FilesOfMove], unit_of: Mapping[str, int]) -> Iterator[
     for unit in sorted(mine):
         own = mine[unit]
         more: set[int] = set()
-        if not rows[0].box:  # boxes are hashed when the target is read back
+        if not rows[0].box:  # of boxes, units exchange what they have of a leaf
             for span in _join_spans(rows, own):
                 first = bisect_right(stops, span.start // LEAF * LEAF)
                 last = bisect_left(starts, -(-span.stop // LEAF) * LEAF)

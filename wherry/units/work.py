@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core.progress import logger
 from wherry.errors import IncompleteError, MismatchError, TargetExistsError, WherryError
-from wherry.records.box_record import box_records_in, receipts_state
 from wherry.records.claims import EXPIRY_SECONDS, Claims, claims_among
 from wherry.records.records import JOB
 from wherry.records.unit_proof import proofs_in
@@ -26,14 +25,12 @@ from wherry.records.unit_receipt import receipts_by_unit
 from wherry.remote.waits import waiting
 from wherry.units.make import make_unit, this_worker
 from wherry.units.prove import prove_unit
-from wherry.units.read_boxes import BoxReaders, read_claimed
 from wherry.units.split_job import opened_job
 from wherry.units.worker_needs import require_able
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from wherry.readings.box_readings import BoxReading
     from wherry.records.claims import Claim
     from wherry.records.unit import Unit
     from wherry.records.unit_proof import UnitProof
@@ -56,7 +53,6 @@ class WorkReport:
         made: names of the units that it made.
         nbytes: bytes of their files.
         proved: names of the units that it read back.
-        readings: how many times it has read boxes.
         units: number of units of the job.
         ended: whether the job ended meanwhile, because it was committed.
     """
@@ -67,7 +63,6 @@ class WorkReport:
     units: int
     ended: bool = False
     proved: tuple[str, ...] = ()
-    readings: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The form of `wherry work --json`."""
@@ -97,15 +92,12 @@ def work(
     with opened_job(uri) as split:
         require_able(split)
         claims = Claims(split.records, expiry)
-        worker = _Worker(split, claims, on_unit)
         try:
-            return worker.run()
+            return _Worker(split, claims, on_unit).run()
         except (Exception, KeyboardInterrupt, SystemExit):
             with suppress(WherryError):  # otherwise they expire
                 claims.release()
             raise
-        finally:
-            worker.boxes.close()
 
 
 def make_claimed(split: SplitJob, claims: Claims, unit: Unit, claim: Claim) -> UnitReceipt:
@@ -181,8 +173,6 @@ class _Worker:
         self._proved: list[Unit] = []
         self._makers: dict[str, str] = {}  # name of a receipt → who wrote it
         self._left_out = set[int]()  # numbers of proofs that this worker cannot make
-        self._readings = 0
-        self.boxes = BoxReaders(split)
         self._failures = 0
         self._id = secrets.token_hex(4)
 
@@ -196,10 +186,8 @@ class _Worker:
             count = len(self._split.units)
             if unit.number < count:
                 self._make(unit, claim)
-            elif unit.number < 2 * count:
-                self._prove(self._split.units[unit.number - count], claim)
             else:
-                self._read(self._split.boxes.readings[unit.number - 2 * count], claim)
+                self._prove(self._split.units[unit.number - count], claim)
 
     def _claim_next(self) -> tuple[Unit, Claim] | WorkReport:
         """The next unit, once one can be claimed; the report if none is left."""
@@ -210,8 +198,7 @@ class _Worker:
             finished = receipts_by_unit(names)
             rest = [unit for unit in self._split.units if unit.number not in finished]
             if not rest:
-                found = self._claimed_proof(names, finished) or self._claimed_boxes(names, finished)
-                return found or self._report()
+                return self._claimed_proof(names, finished) or self._report()
             for unit in in_order(rest, names, self._id):
                 claim = self._claims.take(unit, names)
                 if claim is not None:
@@ -235,44 +222,8 @@ class _Worker:
                 return proof, claim
         return None
 
-    def _claimed_boxes(
-        self, names: Sequence[str], finished: Mapping[int, Sequence[str]]
-    ) -> tuple[Unit, Claim] | None:
-        """The next boxes to read, whose twin this worker has not read; None if there are none that nobody reads.
-
-        A worker that has made all units is alone: nobody would confirm what it reads.
-        """
-        readings, count = self._split.boxes.readings, 2 * len(self._split.units)
-        if not readings or all(self._makers_of(rows) == {this_worker()} for rows in finished.values()):
-            return None
-        made = box_records_in(names, receipts_state(names))
-        rest = [
-            one.unit for one in readings if one.number not in made and one.unit.number not in self._left_out
-        ]
-        for unit in in_order(rest, names, self._id):
-            twin = readings[unit.number - count].twin
-            if this_worker() in self._makers_of(made.get(twin, ())):
-                self._left_out.add(unit.number)
-            elif (claim := self._claims.take(unit, names)) is not None:
-                return unit, claim
-        return None
-
-    def _read(self, reading: BoxReading, claim: Claim) -> None:
-        """Read boxes; where that fails, they are left to others."""
-        try:
-            record = read_claimed(self.boxes, self._claims, reading, claim)
-        except WherryError as error:
-            if not error.retryable:
-                raise
-            _log.warning("the boxes of reading %d were not read: %s", reading.number, error)
-            record = None
-        if record is None:
-            self._left_out.add(claim.unit)
-        else:
-            self._readings += 1
-
     def _makers_of(self, receipts: Sequence[str]) -> set[str]:
-        """Who has written some receipts, or records of readings."""
+        """Who has written some receipts."""
         for name in receipts:
             if name not in self._makers:
                 row = self._split.records.read(name)
@@ -325,6 +276,4 @@ class _Worker:
         names = tuple(unit.name for unit in self._made)
         nbytes = sum(unit.nbytes for unit in self._made)
         proved = tuple(unit.name for unit in self._proved)
-        return WorkReport(
-            self._split.uri, names, nbytes, len(self._split.units), ended, proved, self._readings
-        )
+        return WorkReport(self._split.uri, names, nbytes, len(self._split.units), ended, proved)

@@ -1,7 +1,8 @@
 """groups: the pass over a view, which also computes the digests of the source's own tensors.
 
 Where a view's tensor has all bytes of a source's, both have the same leaves. Otherwise the regions that a view reads
-are hashed as pieces of the source's leaves. What cannot be hashed so is read a second time: short runs, leaves with an
+are hashed as pieces of the source's leaves; where several processes share the moves, each has a part of these, and
+gives the values of its chunks to the others. What cannot be hashed so is read a second time: short runs, leaves with an
 algorithm other than BLAKE3, tensors with a checksum in their container, and everything where there are no kernels.
 Both reads are done group by group: some source tensors, and the target tensors that are made of them. So the data that
 was decoded or read for one is still available for the other, and files of decoded tensors are removed as soon as their
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
     from types import TracebackType
 
+    from wherry.core.digest import LeafHasher
     from wherry.core.keypath import KeyPath
+    from wherry.core.leaf_values import LeafValues
     from wherry.core.progress import OnProgress
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.checkpoint import Checkpoint
@@ -148,6 +151,8 @@ class ViewPass:
 
     Attributes:
         reader: reads the view's tensors, and hashes the source's meanwhile if possible.
+        values: what this process has hashed of the source's tensors whose digests it does not compute, or of which
+            other processes have the rest; known when all is carried.
     """
 
     def __init__(
@@ -158,6 +163,8 @@ class ViewPass:
         stopped: threading.Event,
         progress: OnProgress | None,
         hashed: Collection[KeyPath] | None = None,
+        *,
+        shared: bool = False,
     ) -> None:
         """Determine the groups; nothing is read yet.
 
@@ -168,8 +175,10 @@ class ViewPass:
             stopped: ends the pass.
             progress: called a few times a second, for the stage `digest`.
             hashed: the source's tensors whose digests are computed; all by default.
+            shared: whether other processes carry moves of these tensors, too.
         """
         self._source = seen.original
+        self._shared = shared
         self._specs = seen.original.manifest.tensors
         self._hashed = frozenset(self._specs if hashed is None else hashed)
         self._needs = {path: seen.made_of(path) for path in paths}
@@ -182,6 +191,7 @@ class ViewPass:
         self.reader = seen.reader_over(self._decoded)
         self._view = seen if isinstance(seen, View) else None
         self._equal: dict[KeyPath, KeyPath] = {}  # the source's tensor → the view's with the same bytes
+        self.values: dict[KeyPath, LeafValues] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -200,8 +210,7 @@ class ViewPass:
 
         Raises: what `Carrier.carry` does.
         """
-        if carrier.whole:
-            self._hash_on_the_way(moves)
+        self._hash_on_the_way(moves)
         total = sum(nbytes for path, nbytes in self._sizes.items() if path in self._hashed)
         meter = Meter("digest", total, self._progress)
         with (
@@ -217,8 +226,15 @@ class ViewPass:
                 decoded = LeafTable(self._specs, self._algorithms)
                 decoded.add(self._decoded.hashed or {})
                 found = left.leaves.joined(used.leaves, decoded, known)
+                if self._shared:
+                    self.values = dict(self._parts_of(carrier, known))
                 if not all(output.error for output in carrier.outputs):
-                    rest = [self._specs[path] for path in self._hashed if path not in found]
+                    elsewhere = {*self.values, *self._left_to_others()}
+                    rest = [
+                        self._specs[path]
+                        for path in self._hashed
+                        if path not in found and path not in elsewhere
+                    ]
                     tasks = used.tasks(digest_moves(rest, used.source))
                     carrier.crew.work(tasks, threads.worker_count())
         specs = {path: self._specs[path] for path in self._hashed}
@@ -229,15 +245,39 @@ class ViewPass:
         """Find the source's tensors that are hashed while the view's are carried."""
         straight = [path for path in self._needs if moves.ways[path].access.raw is not None]
         same = {self._view.same_bytes(path): path for path in straight} if self._view else {}
-        self._equal = {path: target for path, target in same.items() if path in self._hashed}
-        self._decoded.gather(self._hashed.difference(self._equal, *(self._needs[path] for path in straight)))
+        wanted = self._hashed.union(*self._needs.values()) if self._shared else self._hashed
+        self._equal = {path: target for path, target in same.items() if path in wanted}
+        self._decoded.gather(wanted.difference(self._equal, *(self._needs[path] for path in straight)))
+
+    def _on_the_way(self, carrier: Carrier) -> dict[KeyPath, LeafHasher]:
+        """The source's tensors of which bytes were hashed while the view's were carried."""
+        leaves = carrier.leaves
+        same = {path: leaves.hasher(name) for path, name in self._equal.items() if name in leaves}
+        return {**same, **self._decoded.gathered}
 
     def _known(self, carrier: Carrier) -> LeafTable:
         """The leaves of the source's tensors that were hashed while the view's were carried."""
         found = LeafTable(self._specs, self._algorithms)
-        found.add_same(carrier.leaves, self._equal)
-        found.add({path: hasher for path, hasher in self._decoded.gathered.items() if hasher.done()})
+        found.add_same(
+            carrier.leaves, {path: self._equal[path] for path in self._equal if path in self._hashed}
+        )
+        gathered = self._decoded.gathered.items()
+        found.add({path: one for path, one in gathered if path in self._hashed and one.done()})
         return found
+
+    def _parts_of(self, carrier: Carrier, known: LeafTable) -> Iterator[tuple[KeyPath, LeafValues]]:
+        """What was hashed of the source's tensors, for the processes that have the rest of them."""
+        for path, hasher in self._on_the_way(carrier).items():
+            values = None if path in known else hasher.values()
+            if values is not None and values.nbytes:
+                yield path, values
+
+    def _left_to_others(self) -> Iterator[KeyPath]:
+        """The source's tensors of which this process has carried nothing, but something of those that lie with them."""
+        taken = self._decoded.gathered
+        for needs in self._needs.values() if self._shared else ():
+            if not taken.keys().isdisjoint(needs):
+                yield from (path for path in needs if path not in taken and self._decoded.gathers(path))
 
     @contextmanager
     def _hashing(self, reader: Reader, view: Source, meter: Meter) -> Generator[Carrier]:

@@ -135,7 +135,6 @@ def differences(
     found: Hashes,
     known: Mapping[KeyPath, str] | None = None,
     *,
-    before: Mapping[KeyPath, str],
     memory: int,
     progress: OnProgress | None,
 ) -> list[Failure]:
@@ -149,18 +148,15 @@ def differences(
         pairs: key path in the target → in the source, of these tensors.
         found: their digests in the target.
         known: digests of the source's own tensors, if `source` is a view of it; unknown ones are computed again.
-        before: digests of the source's tensors that other processes have read, of a view through the inverse layout.
-            One that differs is not believed: the tensor is read here.
         memory: budget for reading.
         progress: called a few times a second.
     """
     del written, known
-    rest = {path: taken for path, taken in pairs.items() if before.get(taken) != found.digests.get(path)}
     theirs = hash_checkpoint(
-        source, found.algorithm, memory=memory, progress=progress, paths=list(rest.values())
+        source, found.algorithm, memory=memory, progress=progress, paths=list(pairs.values())
     )
-    expected = {path: theirs.digests[taken] for path, taken in rest.items()}
-    return compare(found, expected, {path: theirs.leaves[taken] for path, taken in rest.items()})
+    expected = {path: theirs.digests[taken] for path, taken in pairs.items()}
+    return compare(found, expected, {path: theirs.leaves[taken] for path, taken in pairs.items()})
 
 
 @differences.register(LayoutView)
@@ -171,7 +167,6 @@ def _(
     found: Hashes,
     known: Mapping[KeyPath, str] | None = None,
     *,
-    before: Mapping[KeyPath, str],
     memory: int,
     progress: OnProgress | None,
 ) -> list[Failure]:
@@ -183,7 +178,7 @@ def _(
         own = mine if mine is None else Hashes(found.algorithm, mine)
         back, algorithm = inverse.projected, found.algorithm
         compared = _compare(
-            inverse, source.source, forward, back, algorithm, memory, progress, own, before=before,
+            inverse, source.source, forward, back, algorithm, memory, progress, own,
             overflow=source.overflow,
         )  # fmt: skip
         return list(compared)
@@ -218,7 +213,6 @@ def _compare(
     progress: OnProgress | None,
     known: Hashes | None = None,
     measured: MeasuredError | None = None,
-    before: Mapping[KeyPath, str] | None = None,
     *,
     overflow: bool,
 ) -> Iterator[Failure]:
@@ -229,11 +223,7 @@ def _compare(
         )
     else:
         theirs = Hashes(algorithm, {path: known.digests[path] for path in wanted})
-    equal = {path for path, digest in (before or {}).items() if theirs.digests.get(path) == digest}
-    rest = [path for path in view.manifest.tensors if path not in equal]
-    found = hash_checkpoint(
-        view, algorithm, memory=memory, progress=progress, stage="roundtrip", paths=rest
-    ).joined(Hashes(algorithm, {path: theirs.digests[path] for path in equal}))
+    found = hash_checkpoint(view, algorithm, memory=memory, progress=progress, stage="roundtrip")
     bound = _bound(forward)
     for failure in compare(found, theirs.digests, theirs.leaves):
         yield from _measure(failure, view, source, back, bound, measured or MeasuredError(), overflow)
