@@ -20,10 +20,12 @@ from hypothesis import strategies as st
 from tests.support import hostile
 from tests.support.corpus import CORPUS, needs, place
 from wherry.errors import WherryError
+from wherry.integrations.containers.pickle import machine
 from wherry.integrations.containers.pickle.harmless import HARMLESS
 from wherry.integrations.containers.pickle.opcodes import load
 from wherry.integrations.containers.pickle.tree import plant
-from wherry.integrations.containers.pickle.values import CallRecord, Rules, dict_of
+from wherry.integrations.containers.pickle.values import CallRecord, Global, Rules, dict_of
+from wherry.integrations.formats.dcp.rules import METADATA_RULES
 
 
 def load_all(data, rules) -> None:
@@ -204,3 +206,54 @@ def test_large_metadata_is_parsed_in_seconds():
     began = time.process_time()
     assert load(data, Rules(allowed={}), "x")[0] == rows
     assert time.process_time() - began < 5
+
+
+def inert(value):
+    """A value of the machine as one that can be compared; records without their identity."""
+    if isinstance(value, CallRecord):
+        return (tuple(value.kind), inert(value.args), inert(value.state), inert(list(value.items)))
+    if isinstance(value, dict):
+        return [(inert(key), inert(item)) for key, item in value.items()]
+    if isinstance(value, (list, tuple)) and not isinstance(value, Global):
+        return [inert(item) for item in value]
+    return value
+
+
+def outcome(data):
+    try:
+        return inert(load(data, METADATA_RULES, "memory://")[0])
+    except WherryError as error:
+        return type(error)
+
+
+_CHUNK = b"ctorch.distributed.checkpoint.metadata\nChunkStorageMetadata\nq\x00"
+_NAME, _LIST = b"X\x01\x00\x00\x00aq\x01", b"]q\x02"
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        b"(h\x01K\x05ub",
+        b"(h\x01h\x01h\x01K\x07ub",  # the last of two values counts
+        b"(h\x01](h\x01h\x01eub",
+        b"(h\x01]ub",
+        b"(h\x01M\x01\x02h\x01J\xff\xff\xff\xffub",
+        b"(h\x01ub",  # a name without a value
+        b"(K\x01K\x02ub",  # a name that is no text
+        b"(h\x02K\x02ub",  # a name that has no hash
+        b"(h\x01K\x05u",  # nothing is set
+        b"(h\x01K\x05ub}(h\x01K\x06ub",  # set twice
+        b"(h\x01K\x05uh\x01K\x06sb",
+        b"(h\x01(h\x01tub",
+        b"(h\x09K\x05ub",  # beyond the memo
+        b"(h\x01h\x02ubh\x02K\x03a0",
+        b"(" + b"h\x01K\x05" * 40 + b"ub",
+    ],
+)
+def test_an_object_that_is_read_at_once_is_what_its_opcodes_make(monkeypatch, attributes):
+    """Whatever follows on the beginning of an object, and wherever the data ends."""
+    head = b"\x80\x02" + _CHUNK + b"0" + _NAME + b"0" + _LIST + b"0"
+    data = head + b"(h\x00)\x81}" + attributes + b"h\x00)\x81}" + attributes + b"l."
+    whole = [outcome(data[:stop]) for stop in range(len(data) + 1)]
+    monkeypatch.setattr(machine, "_OBJECT", b"never")
+    assert whole == [outcome(data[:stop]) for stop in range(len(data) + 1)]

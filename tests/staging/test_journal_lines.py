@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from wherry.core.account import Losses
+from wherry.core.digest import LEAF
 from wherry.core.tensorspec import Span
-from wherry.staging.journal import DurableMove, open_journal
+from wherry.staging.journal import DurableMove, encode, open_journal
 
 HEADER = {"plan": "p", "source": "s", "version": "1"}
 ROWS = [DurableMove((f"tensor {number}",), Span(0, 8), {0: bytes([number]) * 32}) for number in range(3)]
@@ -29,6 +31,52 @@ def found(path, header=HEADER):
 
 def test_what_was_recorded_is_found(tmp_path):
     assert found(written(tmp_path / "journal")) == (ROWS, None)
+
+
+def test_lines_of_an_earlier_version_are_found(tmp_path):
+    """Each of their moves is a row; now small tensors are columns."""
+    journal = open_journal(tmp_path / "journal", HEADER)
+    journal._append({"done": [encode(row) for row in ROWS]})
+    journal.close()
+    assert found(tmp_path / "journal") == (ROWS, None)
+
+
+def test_what_is_no_small_tensor_is_recorded_as_it_is(tmp_path):
+    """Two leaves, a part that does not begin with the tensor, checksums, losses."""
+    leaf = bytes(32)
+    rows = [
+        DurableMove(("two leaves",), Span(0, LEAF + 8), {0: leaf, 1: leaf}),
+        DurableMove(("end",), Span(8, 16), {0: leaf}),
+        DurableMove(("box",), Span(0, 8), {}),
+        DurableMove(("checks",), Span(0, 8), {0: leaf}, ((0, 8, 1),)),
+        DurableMove(("losses",), Span(0, 8), {0: leaf}, (), Losses(nan=1)),
+        DurableMove(("two algorithms",), Span(0, 8), {0: 2 * leaf}),
+    ]
+    assert found(written(tmp_path / "journal", rows)) == (rows, None)
+    assert found(written(tmp_path / "together", [])) == ([], None)
+    journal = open_journal(tmp_path / "together", HEADER)
+    journal.record(rows)
+    journal.close()
+    assert sorted(found(tmp_path / "together")[0]) == sorted(rows)
+
+
+@pytest.mark.parametrize(
+    "small",
+    [
+        {"paths": ["w"], "sizes": [0], "leaves": "AAAA"},
+        {"paths": ["w"], "sizes": [LEAF + 1], "leaves": "AAAA"},
+        {"paths": ["w"], "sizes": ["8"], "leaves": "AAAA"},
+        {"paths": ["w"], "sizes": [], "leaves": "AAAA"},
+        {"paths": ["w"], "sizes": [8], "leaves": "?"},
+        {"paths": ["w"]},
+        [],
+    ],
+)
+def test_columns_that_cannot_be_read_make_all_of_it_worthless(tmp_path, small):
+    journal = open_journal(tmp_path / "journal", HEADER)
+    journal._append({"done": [], "small": small})
+    journal.close()
+    assert found(tmp_path / "journal")[0] == []
 
 
 @pytest.mark.parametrize("name", HEADER)

@@ -382,7 +382,11 @@ class Machine:
             self.stack[-1] = CallRecord(wanted, ())
             return
         self.call(())
-        if type(self.stack[-1]) is CallRecord and self.stack[-1].kind is wanted:
+        if (
+            type(wanted) is Global
+            and self.rules.survey is None
+            and self.rules.allowed.get(wanted, "") is None
+        ):
             self._recorded[id(wanted)] = wanted
 
     def _list_of_known(self, position: int, last: int) -> tuple[list[Any], int] | None:
@@ -435,7 +439,8 @@ class Machine:
             raise CorruptError("invalid pickle: it sets items of something other than a dict", cure=_AGAIN)
         for index in range(0, len(items), 2):
             key = items[index]
-            target[key if type(key) is str else checked_key(key)] = items[index + 1]
+            plain = type(key) is str or type(key) is CallRecord
+            target[key if plain else checked_key(key)] = items[index + 1]
 
     def extend(self, items: list[Any]) -> None:
         """Append items to the list on top of the stack."""
