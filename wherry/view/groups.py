@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from wherry.core.progress import Meter
@@ -219,14 +220,13 @@ class ViewPass:
             carrier.take_up()
             with carrier.settling():
                 carrier.crew.work(self._tasks(carrier, moves, used, left), threads.worker_count())
-                known = self._known(carrier)
+                known = self._collect(carrier)
                 for path in known:
                     meter.add(self._specs[path].nbytes, self._specs[path].name)
                 hashers = {**left.hashers, **used.hashers, **(self._decoded.hashed or {}), **known}
-                if self._shared:
-                    self.values = dict(self._parts_of(carrier, known))
                 if not all(output.error for output in carrier.outputs):
-                    known_here = {*hashers, *self.values, *self._left_to_others()}
+                    taken = {*known, *self.values}
+                    known_here = {*hashers, *taken, *self._left_to_others(taken)}
                     rest = [self._specs[path] for path in self._hashed if path not in known_here]
                     tasks = used.tasks(digest_moves(rest, used.source))
                     carrier.crew.work(tasks, threads.worker_count())
@@ -241,31 +241,28 @@ class ViewPass:
         self._equal = {path: target for path, target in same.items() if path in wanted}
         self._decoded.gather(wanted.difference(self._equal, *(self._needs[path] for path in straight)))
 
-    def _on_the_way(self, carrier: Carrier) -> dict[KeyPath, LeafHasher]:
-        """The source's tensors of which bytes were hashed while the view's were carried."""
-        same = {path: carrier.hashers.get(target) for path, target in self._equal.items()}
-        found = {**same, **self._decoded.gathered}
-        return {path: hasher for path, hasher in found.items() if hasher is not None}
+    def _collect(self, carrier: Carrier) -> dict[KeyPath, LeafHasher]:
+        """The leaves of the source's tensors that were hashed while the view's were carried.
 
-    def _known(self, carrier: Carrier) -> dict[KeyPath, LeafHasher]:
-        """The leaves of the source's tensors that were hashed while the view's were carried."""
-        found = self._on_the_way(carrier)
-        return {path: one for path, one in found.items() if path in self._hashed and one.done()}
+        What was hashed of others is kept in `values`, for the processes that have the rest of them.
+        """
+        same = ((path, carrier.hashers.get(target)) for path, target in self._equal.items())
+        known: dict[KeyPath, LeafHasher] = {}
+        for path, hasher in chain(same, self._decoded.take_gathered(self._specs)):
+            if hasher is not None and path in self._hashed and hasher.done():
+                known[path] = hasher
+            elif self._shared and hasher is not None and (values := hasher.values()) and values.nbytes:
+                self.values[path] = values
+        return known
 
-    def _parts_of(
-        self, carrier: Carrier, known: Mapping[KeyPath, LeafHasher]
-    ) -> Iterator[tuple[KeyPath, LeafValues]]:
-        """What was hashed of the source's tensors, for the processes that have the rest of them."""
-        for path, hasher in self._on_the_way(carrier).items():
-            values = None if path in known else hasher.values()
-            if values is not None and values.nbytes:
-                yield path, values
+    def _left_to_others(self, taken: Collection[KeyPath]) -> Iterator[KeyPath]:
+        """The source's tensors of which this process has carried nothing, but something of those that lie with them.
 
-    def _left_to_others(self) -> Iterator[KeyPath]:
-        """The source's tensors of which this process has carried nothing, but something of those that lie with them."""
-        taken = self._decoded.gathered
+        Args:
+            taken: the tensors of which it has hashed something.
+        """
         for needs in self._needs.values() if self._shared else ():
-            if not taken.keys().isdisjoint(needs):
+            if not set(needs).isdisjoint(taken):
                 yield from (path for path in needs if path not in taken and self._decoded.gathers(path))
 
     @contextmanager
