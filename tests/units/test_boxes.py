@@ -223,6 +223,18 @@ def test_three_workers_one_of_which_is_killed_read_nothing_twice(llama, target, 
     assert wherry.verify(target, level="roundtrip", against=str(llama)).ok
 
 
+def test_workers_that_put_leaves_aside_exchange_the_same(llama, target, tmp_path, read, monkeypatch):
+    """As they do where their open leaves would take too much memory."""
+    monkeypatch.setattr("wherry.mover.decode._MOST_OPEN", -1)
+    job_of(llama, target)
+    made_by(target, "one", units=3)
+    made_by(target, "two")
+    read.clear()
+    [receipt] = commit(target).receipts
+    assert read_of_source(read) == 0
+    require_digests(receipt, llama, tmp_path)
+
+
 def test_a_worker_alone_leaves_boxes_to_the_read_back_of_the_commit(
     llama, target, tmp_path, read, read_by_reader
 ):

@@ -143,6 +143,14 @@ def test_boxes_and_their_sources_are_hashed_in_the_pass_that_moves_them(wide, at
     assert hashes(tmp_path / "back") == hashes(wide)
 
 
+def test_leaves_that_are_put_aside_give_the_same_digests(wide, at_once, tmp_path, monkeypatch):
+    """Open leaves of the source take little memory: what has come of them is kept as values in between."""
+    monkeypatch.setattr("wherry.mover.decode._MOST_OPEN", -1)
+    receipt = carry(wide, tmp_path / "out", "maxtext")
+    assert at_once == []
+    assert receipt.source.weights_digest == weights_of(wide)
+
+
 def test_boxes_are_read_back_as_they_are_stored(wide, at_once, boxes, tmp_path, monkeypatch):
     """While others are written, and not through the reader of the finished target."""
     read, real = [], job.hash_checkpoint

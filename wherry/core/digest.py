@@ -295,6 +295,13 @@ class LeafHasher:
         if digest is not None:
             self.leaves[leaf] = digest
 
+    def take(self, values: LeafValues) -> None:
+        """Take what another hasher of the same bytes has; see `take_values`."""
+        for leaf, digest in values.leaves.items():
+            self.preset(leaf, digest)
+        for leaf, part in values.parts.items():
+            self.take_values(leaf, part)
+
     def values(self) -> LeafValues | None:
         """What has come, for processes that have the rest.
 

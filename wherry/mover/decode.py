@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -29,11 +29,12 @@ from wherry.mover.spill import SharedWork, Spill
 from wherry.storage.direct import reading
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterable, Iterator
+    from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 
     import numpy as np
 
     from wherry.core.keypath import KeyPath
+    from wherry.core.leaf_values import LeafValues
     from wherry.core.tensorspec import Region, TensorSpec
     from wherry.formats.reader import Absent, Reader
     from wherry.mover.spill import SpillFile, Write
@@ -42,8 +43,9 @@ if TYPE_CHECKING:
 
 SMALL = 1 << 20  # bytes; decoding a smaller tensor again is cheaper than keeping it
 _MOST = 16 << 30  # bytes of files that are not in use
-# Bytes for leaves of this process; beyond, no other tensor is hashed by regions, and beyond twice as many none is.
-_MOST_OPEN = 48 << 20
+_MOST_OPEN = (
+    48 << 20
+)  # bytes for open leaves; beyond, those of tensors that are hashed by regions are put aside
 _MOST_IN_MEMORY = 64 << 20  # bytes of tensors that are not read yet
 
 
@@ -61,7 +63,6 @@ class DecodedReader(ReaderOver):
     Attributes:
         stopped: ends decoding once it is set.
         hashed: the leaves of tensors that were hashed while they were decoded, if hashing is enabled.
-        gathered: the leaves of stored tensors that are hashed region by region, while a view takes them.
     """
 
     def __init__(
@@ -89,7 +90,9 @@ class DecodedReader(ReaderOver):
         self._memory: OrderedDict[KeyPath, _HeldTensor] = OrderedDict()
         self._lock = threading.Lock()
         self.hashed: dict[KeyPath, LeafHasher] | None = {} if algorithms else None
-        self.gathered: dict[KeyPath, LeafHasher] = {}
+        self._gathered: dict[KeyPath, LeafHasher] = {}
+        self._aside: dict[KeyPath, list[LeafValues]] = {}
+        self._taking: Counter[KeyPath] = Counter()  # threads that hash a region of a tensor
         self._gathering: set[KeyPath] = set()
 
     def inner(self, spec: TensorSpec) -> tuple[Reader, TensorSpec]:
@@ -154,16 +157,47 @@ class DecodedReader(ReaderOver):
         with self._lock:
             if spec.path not in self._gathering:
                 return
-            most = 2 * _MOST_OPEN if spec.path in self.gathered else _MOST_OPEN
-            hasher = self.gathered.setdefault(spec.path, LeafHasher(spec, self._algorithms))
-        access, fits = self.access(spec), open_bytes() <= most
+            hasher = self._gathered.setdefault(spec.path, LeafHasher(spec, self._algorithms))
+            self._taking[spec.path] += 1
+        access = self.access(spec)
         as_stored = access.kind == "regions" and not self.decodes(spec)
         if access.raw is not None:
             as_stored = not any(one.checksum for one in access.raw)
-        if not as_stored or not fits or not hasher.update_box(region, data):
-            with self._lock:  # it is read again in order
-                self._gathering.discard(spec.path)
-                self.gathered.pop(spec.path, None)
+        counts = as_stored and hasher.update_box(region, data)
+        with self._lock:
+            self._taking[spec.path] -= 1
+            if not counts:
+                self._give_up(spec.path)
+            elif open_bytes() > _MOST_OPEN:
+                for path in [path for path in self._gathered if not self._taking[path]]:
+                    self._put_aside(path)
+
+    def _give_up(self, path: KeyPath) -> None:
+        """Leave a tensor to be read again in order; the caller has the lock."""
+        self._gathering.discard(path)
+        self._gathered.pop(path, None)
+        self._aside.pop(path, None)
+
+    def _put_aside(self, path: KeyPath) -> None:
+        """Keep what has come of a tensor as values, which take less memory; the caller has the lock."""
+        values = self._gathered[path].values()
+        if values is None:
+            self._give_up(path)
+        else:
+            self._aside.setdefault(path, []).append(values)
+            del self._gathered[path]
+
+    def take_gathered(self, specs: Mapping[KeyPath, TensorSpec]) -> Iterator[tuple[KeyPath, LeafHasher]]:
+        """What was hashed of tensors region by region, one tensor after the other; each is given once.
+
+        Args:
+            specs: the tensors.
+        """
+        for path in sorted({*self._gathered, *self._aside}):
+            hasher = self._gathered.pop(path, None) or LeafHasher(specs[path], self._algorithms)
+            for values in self._aside.pop(path, ()):
+                hasher.take(values)
+            yield path, hasher
 
     def gathers(self, path: KeyPath) -> bool:
         """Whether the regions of a tensor are hashed while they are taken."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.converter.plan import joint_moves, plan_target
+from wherry.converter.source_digests import read_for_digests
 from wherry.converter.traffic import ONE_PROCESS, SharedTraffic, hashes_on_the_way, traffic_of
 from wherry.converter.unused_options import require_used
 from wherry.core.algorithms import BLAKE3
@@ -154,7 +155,7 @@ def plan_for_workers(
         require_used(checkpoint.uri, request.targets, [plan.unused])
         place = locate(target.uri)
         units, whole = units_of(seen, plan, place, unit_bytes)
-        back = _read_back(plan, units, place)
+        back = _read_back(seen, plan, units, place)
         shared = _shared_traffic(seen, plan, units, back, workers) if units else ONE_PROCESS
         plan = replace(plan, traffic=traffic_of(seen, plan, shared))
     found = _shared_out(plan, units, back, workers, rate)
@@ -169,19 +170,21 @@ def large_files(units: Sequence[Unit], target: Location) -> str:
     return "regions of one preallocated file" if local else "parts of one multipart upload"
 
 
-class _ReadBack(NamedTuple):
-    """What is read back of a target.
+class _Reads(NamedTuple):
+    """What is read of a source, and read back of a target.
 
     Attributes:
+        bytes_in: bytes of the source that each unit reads.
         by_unit: bytes of each unit that another worker reads.
         alone: bytes that the commit reads alone.
     """
 
+    bytes_in: list[int]
     by_unit: list[int]
     alone: int
 
 
-def _read_back(plan: Plan, units: Sequence[Unit], target: Location) -> _ReadBack:
+def _read_back(seen: Checkpoint, plan: Plan, units: Sequence[Unit], target: Location) -> _Reads:
     back, local = plan.verify == "digest", target.store.capabilities.local
     rows = list(_read_in_order(plan)) if back and units else []
     decoded = sum(spec.nbytes for spec, _box in rows)
@@ -189,32 +192,37 @@ def _read_back(plan: Plan, units: Sequence[Unit], target: Location) -> _ReadBack
     alone = sum(spec.nbytes * (1 + box) for spec, box in rows)
     share = back * (1 - min(1, decoded / max(plan.nbytes_out, 1)))  # of the bytes of a unit that workers read
     by_unit = [round(unit.nbytes * share * (local or unit.region is None)) for unit in units]
-    return _ReadBack(by_unit, alone + sum(open_uploads))
+    return _Reads(_bytes_read(seen, plan, units), by_unit, alone + sum(open_uploads))
 
 
 def _shared_traffic(
-    seen: Checkpoint, plan: Plan, units: Sequence[Unit], back: _ReadBack, workers: int
+    seen: Checkpoint, plan: Plan, units: Sequence[Unit], back: _Reads, workers: int
 ) -> SharedTraffic:
-    twice = seen.is_view and not hashes_on_the_way()
+    twice = seen.is_view and not hashes_on_the_way()  # as the traffic of one process does
     stored = sum(spec.nbytes for spec in seen.original.manifest.tensors.values()) if twice else 0
     return SharedTraffic(
         workers=min(workers, len(units)),
-        times=sum(map(_bytes_read, units)) / max(plan.nbytes_in + stored, 1),
+        times=sum(back.bytes_in) / max(plan.nbytes_in + stored, 1),
         read_back=sum(back.by_unit) + back.alone,
         # A claim and a receipt of each unit; a claim and a proof of what workers read back.
         records=2 * (len(units) + sum(map(bool, back.by_unit))),
     )
 
 
-def _bytes_read(unit: Unit) -> int:
-    """Bytes of the source that a unit reads; where they are hashed on the way, without reads for digests."""
-    moved = sum(part.nbytes for part in (*unit.parts, *unit.beside))
-    return moved if hashes_on_the_way() else unit.nbytes_in
+def _bytes_read(seen: Checkpoint, plan: Plan, units: Sequence[Unit]) -> list[int]:
+    """Bytes of the source that each unit reads, with those that it reads for digests alone."""
+    again, stored = read_for_digests(seen, plan), seen.original.manifest.tensors
+    return [
+        sum(part.nbytes for part in (*unit.parts, *unit.beside))
+        + sum(stored[path].nbytes for path in unit.hashed if path in again)
+        for unit in units
+    ]
 
 
-def _shared_out(plan: Plan, units: tuple[Unit, ...], back: _ReadBack, workers: int, rate: int) -> WorkerPlan:
+def _shared_out(plan: Plan, units: tuple[Unit, ...], back: _Reads, workers: int, rate: int) -> WorkerPlan:
     loads = [
-        max(_bytes_read(unit), unit.nbytes) + proved for unit, proved in zip(units, back.by_unit, strict=True)
+        max(read, unit.nbytes) + proved
+        for unit, read, proved in zip(units, back.bytes_in, back.by_unit, strict=True)
     ]
     if not units:
         loads = [max(plan.nbytes_in, plan.nbytes_out) + plan.nbytes_out * (plan.verify == "digest")]

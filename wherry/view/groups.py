@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from wherry.core.progress import Meter
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
     from types import TracebackType
 
-    from wherry.core.digest import LeafHasher
     from wherry.core.keypath import KeyPath
     from wherry.core.leaf_values import LeafValues
     from wherry.core.progress import OnProgress
@@ -220,16 +220,15 @@ class ViewPass:
             carrier.take_up()
             with carrier.settling():
                 carrier.crew.work(self._tasks(carrier, moves, used, left), threads.worker_count())
-                known = self._known(carrier)
+                known = self._collect(carrier)
                 for path in known:
                     meter.add(self._specs[path].nbytes, self._specs[path].name)
                 decoded = LeafTable(self._specs, self._algorithms)
                 decoded.add(self._decoded.hashed or {})
                 found = left.leaves.joined(used.leaves, decoded, known)
-                if self._shared:
-                    self.values = dict(self._parts_of(carrier, known))
                 if not all(output.error for output in carrier.outputs):
-                    elsewhere = {*self.values, *self._left_to_others()}
+                    taken = {*known, *self.values}
+                    elsewhere = {*self.values, *self._left_to_others(taken)}
                     rest = [
                         self._specs[path]
                         for path in self._hashed
@@ -249,34 +248,38 @@ class ViewPass:
         self._equal = {path: target for path, target in same.items() if path in wanted}
         self._decoded.gather(wanted.difference(self._equal, *(self._needs[path] for path in straight)))
 
-    def _on_the_way(self, carrier: Carrier) -> dict[KeyPath, LeafHasher]:
-        """The source's tensors of which bytes were hashed while the view's were carried."""
-        leaves = carrier.leaves
-        same = {path: leaves.hasher(name) for path, name in self._equal.items() if name in leaves}
-        return {**same, **self._decoded.gathered}
+    def _collect(self, carrier: Carrier) -> LeafTable:
+        """The leaves of the source's tensors that were hashed while the view's were carried.
 
-    def _known(self, carrier: Carrier) -> LeafTable:
-        """The leaves of the source's tensors that were hashed while the view's were carried."""
-        found = LeafTable(self._specs, self._algorithms)
-        found.add_same(
-            carrier.leaves, {path: self._equal[path] for path in self._equal if path in self._hashed}
+        What was hashed of others is kept in `values`, for the processes that have the rest of them.
+        """
+        found, leaves = LeafTable(self._specs, self._algorithms), carrier.leaves
+        whole = {
+            path: name
+            for path, name in self._equal.items()
+            if path in self._hashed and leaves.is_complete(name)
+        }
+        found.add_same(leaves, whole)
+        same = (
+            (path, leaves.hasher(name))
+            for path, name in self._equal.items()
+            if path not in whole and name in leaves
         )
-        gathered = self._decoded.gathered.items()
-        found.add({path: one for path, one in gathered if path in self._hashed and one.done()})
+        for path, hasher in chain(same, self._decoded.take_gathered(self._specs)):
+            if path in self._hashed and hasher.done():
+                found.add({path: hasher})
+            elif self._shared and (values := hasher.values()) and values.nbytes:
+                self.values[path] = values
         return found
 
-    def _parts_of(self, carrier: Carrier, known: LeafTable) -> Iterator[tuple[KeyPath, LeafValues]]:
-        """What was hashed of the source's tensors, for the processes that have the rest of them."""
-        for path, hasher in self._on_the_way(carrier).items():
-            values = None if path in known else hasher.values()
-            if values is not None and values.nbytes:
-                yield path, values
+    def _left_to_others(self, taken: Collection[KeyPath]) -> Iterator[KeyPath]:
+        """The source's tensors of which this process has carried nothing, but something of those that lie with them.
 
-    def _left_to_others(self) -> Iterator[KeyPath]:
-        """The source's tensors of which this process has carried nothing, but something of those that lie with them."""
-        taken = self._decoded.gathered
+        Args:
+            taken: the tensors of which it has hashed something.
+        """
         for needs in self._needs.values() if self._shared else ():
-            if not taken.keys().isdisjoint(needs):
+            if not set(needs).isdisjoint(taken):
                 yield from (path for path in needs if path not in taken and self._decoded.gathers(path))
 
     @contextmanager

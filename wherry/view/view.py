@@ -256,13 +256,17 @@ class ViewReader(BaseReader):
 
     def overhead(self, spec: TensorSpec, region: Region) -> int:
         """Memory for the largest part of the source that is read for a region, and for its cast."""
-        stored = self._projected.targets.get(spec.path)
-        if stored is None:
+        found = self.parts(spec, region)
+        if not found:
             return 0
-        every = copies(stored, region, self._projected.pieces)
-        found = [part for copy in every for part in self._cut(copy)]
         held = max((part_bytes(part, spec.dtype) for part in found), default=0)
         return held + self._parts_overhead(found)
+
+    def parts(self, spec: TensorSpec, region: Region) -> list[Copy]:
+        """The parts of the source that are read for a region, none for a scalar."""
+        stored = self._projected.targets.get(spec.path)
+        every = () if stored is None else copies(stored, region, self._projected.pieces)
+        return [part for copy in every for part in self._cut(copy)]
 
     def _parts_overhead(self, found: Iterable[Copy]) -> int:
         """What the reader of the source needs for the part that needs most; stored tensors are read without."""

@@ -1,0 +1,44 @@
+"""source_digests: which tensors of the source of a view are read once more, for their own digests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wherry.converter.plan import joint_moves
+from wherry.converter.traffic import hashes_on_the_way
+from wherry.core.algorithms import BLAKE3
+from wherry.core.digest import hashes_boxes
+from wherry.view.view import View, ViewReader
+
+if TYPE_CHECKING:
+    from wherry.converter.plan import Plan
+    from wherry.core.keypath import KeyPath
+    from wherry.formats.checkpoint import Checkpoint
+
+
+def read_for_digests(seen: Checkpoint, plan: Plan) -> frozenset[KeyPath]:
+    """The stored tensors of the source of a view that workers read once more, for their digests alone.
+
+    Others are hashed while they are moved: kernels are there, and the runs of what is taken of them are long.
+
+    Args:
+        seen: the opened source, or its view in the layout of the target's system.
+        plan: of the conversion.
+    """
+    stored = seen.original.manifest.tensors
+    if not seen.is_view:
+        return frozenset()
+    if not hashes_on_the_way() or not isinstance(seen, View) or not isinstance(seen.reader, ViewReader):
+        return frozenset(stored)
+    again = set(stored)
+    moves = joint_moves([plan])
+    for source in plan.pairs.values():
+        spec, first = seen.manifest.tensors[source], next(moves.of(source), None)
+        region = first.region if first is not None else None
+        parts = [] if region is None else seen.reader.parts(spec, region)
+        same = seen.same_bytes(source)
+        if same is not None or (
+            parts and all(hashes_boxes(one.source, one.region, (BLAKE3,)) for one in parts)
+        ):
+            again.difference_update(seen.made_of(source))
+    return frozenset(again)
