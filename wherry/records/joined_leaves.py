@@ -48,18 +48,20 @@ def joined_leaves(
     Raises:
         MismatchError: a receipt has values of another tensor, invalid ones, or other ones than another receipt.
     """
-    shares: defaultdict[KeyPath, list[_Share]] = defaultdict(list)
+    shares: dict[KeyPath, defaultdict[int, list[_Share]]] = {}
     for receipt, held in rows:
         for path, values in held.items():
             count = leaf_count(specs[path].nbytes) if path in specs else -1
             if count < 0 or any(leaf >= count for leaf in (*values.leaves, *values.parts)):
                 raise _invalid(receipt, path, uri)
-            shares[path].append(_Share(receipt, values))
+            of_leaf = shares.setdefault(path, defaultdict(list))
+            for leaf in (*values.leaves, *values.parts):
+                of_leaf[leaf].append(_Share(receipt, values))
     found: dict[KeyPath, tuple[bytes, ...]] = {}
-    for path, held in shares.items():
+    for path, of_leaf in shares.items():
         hasher = LeafHasher(specs[path], (algorithm,))
         # One leaf after the other, so that one is open; where one is not known, the others are of no use.
-        if all(_join_leaf(hasher, leaf, held, path, uri) for leaf in range(len(hasher.leaves))):
+        if all(_join_leaf(hasher, leaf, of_leaf[leaf], path, uri) for leaf in range(len(hasher.leaves))):
             found[path] = hasher.hashes(algorithm)
     return found
 
