@@ -331,7 +331,7 @@ def check_look_up(
 
 
 def check_gather(rows: int, columns: int, width: int, room: int, seed: int) -> None:
-    """Columns of rows of a file, into memory whose rows are farther apart; a file that is too short is told apart."""
+    """Columns of rows of a file, into memory whose rows are farther apart; a file that is too short is noticed."""
     data = random_bytes(rows * columns * width, seed)
     with tempfile.TemporaryFile() as file:
         file.write(data)
