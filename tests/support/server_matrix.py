@@ -601,8 +601,8 @@ PostgreSQL. The worker is killed with its runs, as if its machine had lost its p
 **ok**: the next run ended Completed; then nothing was open in Prefect, MLflow, ledger and storage. In brackets:
 how the run ended that was hit; `later`: the automations missed it, as the killed server had lost its last events, and
 the next run that began after their time ended it. The times of the automations were shortened to {BEAT_SECONDS} s
-(heartbeats, which come each 30 s; 70 s where PostgreSQL dies as runs register: held for a minute on busy cores, they had
-lost one) and {PENDING_SECONDS} s (pending). `–`: a scheduled run has no process.
+(heartbeats, which come each 30 s; 70 s where PostgreSQL dies as runs register: held for a minute on busy cores,
+they had lost one) and {PENDING_SECONDS} s (pending). `–`: a scheduled run has no process.
 """
 
 
