@@ -259,6 +259,30 @@ def check_threads(count: int, piece: int, seed: int, threads: int = 4) -> None:
     assert [found.get(leaf) for leaf in range(-(-count // LEAF))] == expected(data.tobytes())
 
 
+def check_threaded_runs(rows: int, layers: int, width: int, seed: int, threads: int = 4) -> None:
+    """Leaves of a tensor whose layers come from several threads at once: runs of two threads meet inside of pages."""
+    data = random_bytes(rows * layers * width, seed)
+    array = np.frombuffer(data, "u1").reshape(rows, layers, width)
+    leaves, found, lock = OpenLeaves(len(data)), {}, threading.Lock()
+    begin = threading.Barrier(threads)
+
+    def work(own: Iterable[int]) -> None:
+        begin.wait()
+        for layer in own:
+            box = np.ascontiguousarray(array[:, layer])
+            runs = {"length": width, "count": rows, "apart": width, "step": layers * width}
+            complete = leaves.add(box.reshape(-1).data, layer * width, **runs)
+            with lock:
+                found.update(complete)
+
+    workers = [threading.Thread(target=work, args=(range(at, layers, threads),)) for at in range(threads)]
+    for one in workers:
+        one.start()
+    for one in workers:
+        one.join()
+    assert [found.get(leaf) for leaf in range(-(-len(data) // LEAF))] == expected(data)
+
+
 def lengths() -> Iterator[int]:
     """Lengths around the borders of blocks, chunks and leaves, and a few between."""
     yield from range(1, 5 * KIB + 2, 37)
@@ -280,6 +304,8 @@ def check_lanes(lanes: int) -> None:
         check_runs(64, 8, 7168, 1792, seed=1)
         check_runs(33, 3, 5001, 777, seed=2)
         check_threads(3 * LEAF + 5, 100_003, seed=3)
+        for seed in range(8):
+            check_threaded_runs(700, 12, 1500 + 611 * seed, seed)
         for number, count in enumerate(lengths()):
             check_shares(count, number % 9, number % 3, 1 + number % 4, number % 2, seed=number)
             check_same_values(count, number % 9, seed=number)

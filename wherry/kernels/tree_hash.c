@@ -431,7 +431,7 @@ static void hash_edge(Leaf *leaf, uint32_t chunk, Edge *edge, uint32_t size) {
     freed(edge, sizeof *edge);
 }
 
-/* Edges that are whole, and wait to be hashed side by side without the lock; their pages have a user for each. */
+/* Edges that are whole, and wait to be hashed side by side without the lock, while the call uses their pages. */
 typedef struct {
     Edge *edge;
     Page *page;
@@ -452,7 +452,6 @@ static int wait_for(WholeEdges *waiting, Edge *edge, Page *page, uint32_t chunk)
         waiting->rows = rows, waiting->room = room;
     }
     waiting->rows[waiting->count++] = (WholeEdge){edge, page, chunk};
-    page->users++;
     return 1;
 }
 
@@ -631,8 +630,6 @@ EXPORT int64_t wherry_leaves_add(Leaves *all, const uint8_t *data, int64_t data_
     /* Count them, and collect the edges. */
     int64_t complete = 0;
     pthread_mutex_lock(&all->lock);
-    for (turn = 0; turn < turns; turn++)
-        if (pages[turn]) pages[turn]->users--;
     WholeEdges waiting = {0};
     for (uint64_t run = 0; run < count && !failed; run++) {
         uint64_t start = offset + run * step, stop = start + length;
@@ -654,6 +651,7 @@ EXPORT int64_t wherry_leaves_add(Leaves *all, const uint8_t *data, int64_t data_
                     Edge *edge = take_edge(leaf, chunk, (uint32_t)(at - first), (uint32_t)(end - first), size,
                                            bytes + (at - start), &failed);
                     Page *page = leaf->pages[chunk / PAGE];
+                    if (page) page->users++;
                     pages[turns++] = page;
                     if (edge && (size < CHUNK || leaf->count == 1)) {
                         hash_edge(leaf, chunk, edge, size);
@@ -666,18 +664,19 @@ EXPORT int64_t wherry_leaves_add(Leaves *all, const uint8_t *data, int64_t data_
             at = end;
         }
     }
-    if (waiting.count) { /* their leaves stay, as this call uses them */
+    if (waiting.count) { /* their leaves and pages stay, as this call uses them */
         pthread_mutex_unlock(&all->lock);
         if (!failed) hash_edges(&waiting);
         pthread_mutex_lock(&all->lock);
         for (size_t i = 0; i < waiting.count; i++) {
             WholeEdge *row = &waiting.rows[i];
             if (!failed) mark(row->page->leaf, row->chunk, row->chunk + 1);
-            row->page->users--;
             freed(row->edge, sizeof *row->edge);
         }
         free(waiting.rows);
     }
+    for (turn = 0; turn < turns; turn++)
+        if (pages[turn]) pages[turn]->users--;
     for (size_t i = 0; i < wide; i++)
         if (held[i]) all->leaves[low + i]->users--;
     if (!failed) join_pages(pages, turns, &failed);
