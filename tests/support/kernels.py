@@ -18,7 +18,7 @@ from blake3 import blake3
 from wherry.kernels import OpenLeaves, gather, load, look_up, permute
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 LEAF = 4 << 20
 KIB = 1 << 10
@@ -84,11 +84,11 @@ def exported(leaves: OpenLeaves, count: int, complete: dict[int, bytes]) -> dict
     return {leaf: values for leaf, values in found.items() if values}
 
 
-def joined(
-    count: int, shares: list[tuple[dict[int, bytes], dict[int, bytes]]], then: list[tuple[int, memoryview]]
-) -> list[bytes | None]:
-    """The leaves of which several processes have parts: complete ones and values, and pieces that come last."""
-    leaves, found = OpenLeaves(count), {}
+def take_shares(
+    leaves: OpenLeaves, shares: Iterable[tuple[dict[int, bytes], dict[int, bytes]]]
+) -> dict[int, bytes]:
+    """Take what several processes have: complete leaves, and values. Returns the leaves that are complete now."""
+    found: dict[int, bytes] = {}
     for complete, values in shares:
         for leaf, digest in complete.items():
             leaves.skip(leaf)
@@ -96,6 +96,15 @@ def joined(
         for leaf, part in values.items():
             if digest := leaves.take_values(leaf, part):
                 found[leaf] = digest
+    return found
+
+
+def joined(
+    count: int, shares: list[tuple[dict[int, bytes], dict[int, bytes]]], then: list[tuple[int, memoryview]]
+) -> list[bytes | None]:
+    """The leaves of which several processes have parts: complete ones and values, and pieces that come last."""
+    leaves = OpenLeaves(count)
+    found = take_shares(leaves, shares)
     for start, piece in then:
         found |= dict(leaves.add(piece, start))
     return [found.get(leaf) for leaf in range(-(-count // LEAF))]
@@ -127,14 +136,8 @@ def check_shares(count: int, cuts: int, again: int, workers: int, last: int, see
     assert joined(count, shares, then) == wanted, (count, cuts, again, workers, last, seed)
     # Half of them are joined first, and given on.
     half = len(shares) // 2
-    leaves, complete = OpenLeaves(count), {}
-    for own, values in shares[:half]:
-        for leaf, digest in own.items():
-            leaves.skip(leaf)
-            complete[leaf] = digest
-        for leaf, part in values.items():
-            if digest := leaves.take_values(leaf, part):
-                complete[leaf] = digest
+    leaves = OpenLeaves(count)
+    complete = take_shares(leaves, shares[:half])
     relayed = (complete, exported(leaves, count, complete))
     assert joined(count, [*shares[half:], relayed], then) == wanted
 
@@ -238,6 +241,15 @@ def is_refused(leaves: OpenLeaves, leaf: int, values: bytes) -> bool:
     return False
 
 
+def _in_threads(work: Callable[[Iterable[int]], None], shares: Iterable[Iterable[int]]) -> None:
+    """Have each share done by a thread of its own."""
+    workers = [threading.Thread(target=work, args=(share,)) for share in shares]
+    for one in workers:
+        one.start()
+    for one in workers:
+        one.join()
+
+
 def check_threads(count: int, piece: int, seed: int, threads: int = 4) -> None:
     """Leaves whose pieces come from several threads."""
     data = memoryview(random_bytes(count, seed))
@@ -251,11 +263,7 @@ def check_threads(count: int, piece: int, seed: int, threads: int = 4) -> None:
             with lock:
                 found.update(complete)
 
-    workers = [threading.Thread(target=work, args=(starts[at::threads],)) for at in range(threads)]
-    for one in workers:
-        one.start()
-    for one in workers:
-        one.join()
+    _in_threads(work, [starts[at::threads] for at in range(threads)])
     assert [found.get(leaf) for leaf in range(-(-count // LEAF))] == expected(data.tobytes())
 
 
@@ -275,11 +283,7 @@ def check_threaded_runs(rows: int, layers: int, width: int, seed: int, threads: 
             with lock:
                 found.update(complete)
 
-    workers = [threading.Thread(target=work, args=(range(at, layers, threads),)) for at in range(threads)]
-    for one in workers:
-        one.start()
-    for one in workers:
-        one.join()
+    _in_threads(work, [range(at, layers, threads) for at in range(threads)])
     assert [found.get(leaf) for leaf in range(-(-len(data) // LEAF))] == expected(data)
 
 

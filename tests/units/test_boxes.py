@@ -61,7 +61,7 @@ def small_chunks(monkeypatch):
 @pytest.fixture
 def short(small_chunks, monkeypatch):
     """Runs are hashed however short they are, so that leaves have edges."""
-    monkeypatch.setattr("wherry.core.digest._SHORTEST_RUN", 1)
+    monkeypatch.setattr("wherry.core.digest.SHORTEST_RUN", 1)
     monkeypatch.setattr("wherry.core.digest._LEAST_TOGETHER", 1)
 
 

@@ -113,7 +113,7 @@ def at_once(boxes, monkeypatch):
     """As `boxes`, but short runs are hashed in the pass too, as long ones are; what is read again is noted."""
     if load() is None:
         pytest.skip("no C compiler")
-    monkeypatch.setattr("wherry.core.digest._SHORTEST_RUN", 1)
+    monkeypatch.setattr("wherry.core.digest.SHORTEST_RUN", 1)
     monkeypatch.setattr("wherry.core.digest._LEAST_TOGETHER", 1)
     again: list[str] = []
     monkeypatch.setattr("wherry.converter.proof.prove_boxes", lambda *_words, **_more: again.append("target"))

@@ -30,7 +30,7 @@ from wherry.core import dtypes
 from wherry.core.algorithms import BLAKE3, HASH_BYTES, HashState, hash_function, new_hash
 from wherry.core.keypath import render
 from wherry.core.leaf_values import LeafValues
-from wherry.core.tensorspec import region_shape
+from wherry.core.tensorspec import c_strides, region_shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from wherry.core.tensorspec import Region, TensorSpec
 
 LEAF = kernels.LEAF
-_SHORTEST_RUN = 1 << 10  # bytes; to hash shorter runs one by one costs more than to read them again in order
+SHORTEST_RUN = 1 << 10  # bytes; to hash shorter runs one by one costs more than to read them again in order
 _LEAST_TOGETHER = 64 << 10  # bytes of runs that are hashed in one call
 _MOST_LEAVES = 1 << 14  # between the first and the last byte of a box
 _MOST_OPEN = 128 << 20  # bytes of memory for leaves that are not complete; beyond, no box counts
@@ -278,7 +278,7 @@ class LeafHasher:
 
     def takes_anywhere(self, nbytes: int) -> bool:
         """Whether a piece of so many bytes may come before those that lie in front of it, at no great cost."""
-        return nbytes >= _SHORTEST_RUN and self._in_any_order() is not None
+        return nbytes >= SHORTEST_RUN and self._in_any_order() is not None
 
     def take_values(self, leaf: int, values: bytes) -> None:
         """Take what has come of a leaf elsewhere; without kernels it is not known.
@@ -419,11 +419,6 @@ class _Runs(NamedTuple):
     at_edge: bool
 
 
-def open_bytes() -> int:
-    """Bytes of memory for the leaves of this process that are not complete."""
-    return kernels.open_bytes()
-
-
 def hashes_boxes(spec: TensorSpec, region: Region, algorithms: tuple[str, ...]) -> bool:
     """Whether this process hashes a box that is like others of a tensor; see `LeafHasher.update_box`.
 
@@ -452,7 +447,7 @@ def leaves_touched(spec: TensorSpec, region: Region) -> range:
 def _boxed_runs(spec: TensorSpec, region: Region) -> _Runs | None:
     """The runs of a box; None if they are short, or touch so many leaves that these are not hashed."""
     runs = _runs_of(spec, region)
-    if runs is None or runs.leaves > _MOST_LEAVES or (runs.length < _SHORTEST_RUN and not runs.at_edge):
+    if runs is None or runs.leaves > _MOST_LEAVES or (runs.length < SHORTEST_RUN and not runs.at_edge):
         return None
     return runs
 
@@ -466,8 +461,7 @@ def _runs_of(spec: TensorSpec, region: Region) -> _Runs | None:
     while axis and extents[axis - 1 :] == spec.shape[axis - 1 :]:
         axis -= 1
     axis = max(axis - 1, 0)  # runs go along this axis and those after it
-    strides = [size * math.prod(spec.shape[at + 1 :]) for at in range(len(extents))]
-    inside = [size * math.prod(extents[at + 1 :]) for at in range(len(extents))]
+    strides, inside = c_strides(spec.shape, size), c_strides(extents, size)
     loops = sorted((at for at in range(axis) if extents[at] > 1), key=lambda at: extents[at])
     inner = loops.pop() if loops else None
     count, apart, step = (1, 0, 0) if inner is None else (extents[inner], inside[inner], strides[inner])

@@ -16,7 +16,7 @@ from wherry.core.keypath import KeyPath, render
 from wherry.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 Region: TypeAlias = tuple[slice, ...]
 AxisName: TypeAlias = str | tuple[str, ...] | None
@@ -120,6 +120,16 @@ def _bounds(part: slice, extent: int, spec: TensorSpec) -> tuple[int, int]:
 def region_shape(region: Region) -> tuple[int, ...]:
     """Extents of a region whose bounds are explicit."""
     return tuple(part.stop - part.start for part in region)
+
+
+def c_strides(shape: Sequence[int], size: int = 1) -> tuple[int, ...]:
+    """The strides of an array in C order.
+
+    Args:
+        shape: its extents.
+        size: of an element; strides are in elements by default, and in bytes where it is a number of bytes.
+    """
+    return tuple(size * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def shared_region(one: Region, other: Region) -> Region | None:

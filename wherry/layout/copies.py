@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.core import dtypes
-from wherry.core.tensorspec import Region, TensorSpec, region_shape
+from wherry.core.tensorspec import Region, TensorSpec, c_strides, region_shape
 from wherry.layout.boxes import Box, Groups, bounding, boxes_of, dense_boxes, fused_strides
 from wherry.layout.losses import is_counting, note
 from wherry.layout.words import Elementwise, WordStep, apply_steps, chain
@@ -189,7 +189,7 @@ def _copy(
         if stop - start > 1
     ]
     extents, from_strides, to_strides = _merge_loops(loops)
-    base = _row_strides(region_shape(region))
+    base = c_strides(region_shape(region))
     offset = sum(box[name][0] * target[name] for names in piece.groups for name in names) + sum(
         (start - part.start) * stride for start, part, stride in zip(piece.start, region, base, strict=True)
     )
@@ -197,15 +197,11 @@ def _copy(
     return Copy(spec, read, extents, from_strides, to_strides, offset, steps)
 
 
-def _row_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
-
-
 def _strides(groups: Groups, shape: tuple[int, ...], sizes: Sizes) -> dict[str, int]:
     """Of each axis, its stride in elements of a C-order array of this shape."""
     return {
         name: stride * step
-        for names, stride in zip(groups, _row_strides(shape), strict=True)
+        for names, stride in zip(groups, c_strides(shape), strict=True)
         for name, step in fused_strides(names, sizes).items()
     }
 

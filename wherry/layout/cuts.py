@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from wherry.core import dtypes
+from wherry.core.digest import SHORTEST_RUN
 from wherry.core.tensorspec import Region, row_bands
 
 if TYPE_CHECKING:
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     from wherry.core.tensorspec import Span, TensorSpec
     from wherry.layout.copies import Pieces, StoredTensor, TensorPiece
     from wherry.layout.layout import Sizes
-
-_LONG_RUN = 1 << 10  # bytes that are hashed by themselves
 
 
 def bands(target: StoredTensor, limit: int, sources: Pieces) -> Iterator[tuple[Region, Span]]:
@@ -62,7 +61,7 @@ def rows_of_long_runs(target: StoredTensor, dimension: int, sources: Pieces) -> 
     rows = next((group for group in reversed(source.groups) if group), ())
     if not names or not rows or names[-1] != rows[-1]:
         return 1
-    return _LONG_RUN // max(dtypes.canonical_size(spec.dtype, 1), 1)
+    return SHORTEST_RUN // max(dtypes.canonical_size(spec.dtype, 1), 1)
 
 
 def _run(pieces: tuple[TensorPiece, ...], dimension: int, room: int, sizes: Sizes) -> int:

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from wherry.core import dtypes
-from wherry.core.tensorspec import Region, Span, TensorSpec, region_shape
+from wherry.core.tensorspec import Region, Span, TensorSpec, c_strides, region_shape
 from wherry.formats.reader import Extent
 from wherry.layout.copies import Copy, Pieces, StoredTensor, copies
 
@@ -46,7 +46,7 @@ def _span(spec: TensorSpec, region: Region) -> Span | None:
     cut = next((axis for axis, extent in enumerate(shape) if extent != 1), len(shape))
     if shape[cut + 1 :] != spec.shape[cut + 1 :]:
         return None
-    strides = [math.prod(spec.shape[axis + 1 :]) for axis in range(len(spec.shape))]
+    strides = c_strides(spec.shape)
     first = sum(part.start * stride for part, stride in zip(region, strides, strict=True))
     start = dtypes.canonical_size(spec.dtype, first)
     return Span(start, start + dtypes.canonical_size(spec.dtype, math.prod(region_shape(region))))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
 from wherry.core.detection import Detection, Evidence
-from wherry.core.tensorspec import region_shape, region_within, shared_region
+from wherry.core.tensorspec import c_strides, region_shape, region_within, shared_region
 from wherry.core.units import plural
 from wherry.errors import IncompleteError, NotFoundError
 from wherry.formats.checkpoint import Checkpoint
@@ -202,5 +202,5 @@ def _first(shape: tuple[int, ...], box: PlacedBox) -> int | None:
     cut = next((axis for axis, size in enumerate(box.sizes) if size > 1), len(shape))
     if box.sizes[cut + 1 :] != shape[cut + 1 :]:
         return None
-    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    strides = c_strides(shape)
     return sum(offset * stride for offset, stride in zip(box.offsets, strides, strict=True))

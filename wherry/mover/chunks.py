@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wherry.core import dtypes
-from wherry.core.tensorspec import TensorSpec, region_shape, region_within
+from wherry.core.tensorspec import TensorSpec, c_strides, region_shape, region_within
 from wherry.mover.move import cells
 from wherry.mover.regions import RawBytes, fill_region
 
@@ -40,7 +39,7 @@ def fill_from_chunks(
     """
     chunk, extents = TensorSpec(spec.path, chunks, spec.dtype), region_shape(region)
     size = dtypes.canonical_size(spec.dtype, 1)
-    strides = tuple(size * math.prod(extents[axis + 1 :]) for axis in range(len(extents)))
+    strides = c_strides(extents, size)
     touched = tuple(
         slice(part.start // step * step, -(-part.stop // step) * step)
         for part, step in zip(region, chunk.shape, strict=True)

@@ -16,8 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from wherry import kernels
 from wherry.core import dtypes
-from wherry.core.digest import LeafHasher, open_bytes
+from wherry.core.digest import LeafHasher
 from wherry.core.tensorspec import Span, region_shape, row_bands
 from wherry.formats.reader import Access, ReaderOver
 from wherry.mover import boxes as stored_boxes
@@ -168,7 +169,7 @@ class DecodedReader(ReaderOver):
             self._taking[spec.path] -= 1
             if not counts:
                 self._give_up(spec.path)
-            elif open_bytes() > _MOST_OPEN:
+            elif kernels.open_bytes() > _MOST_OPEN:
                 for path in [path for path in self._gathered if not self._taking[path]]:
                     self._put_aside(path)
 

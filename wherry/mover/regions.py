@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from wherry import kernels
 from wherry.core import dtypes
-from wherry.core.tensorspec import Region, Span, TensorSpec, region_shape
+from wherry.core.tensorspec import Region, Span, TensorSpec, c_strides, region_shape
 from wherry.errors import CorruptError, storage_error
 from wherry.storage.direct import readinto
 from wherry.storage.ranges import LARGEST, fill_together, requests_for
@@ -29,7 +29,6 @@ from wherry.storage.stores import LocalStore
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
 
-    from wherry.core.tensorspec import Region, TensorSpec
     from wherry.formats.reader import Extent
     from wherry.storage.location import Location
 
@@ -75,7 +74,7 @@ def fill_region(
     if 0 in extents:
         return
     size = dtypes.canonical_size(spec.dtype, 1)
-    apart = strides or _strides(extents, size)
+    apart = strides or c_strides(extents, size)
     if isinstance(read, RawBytes) and _gather(spec, region, read, out, apart):
         return
     if strides is None:
@@ -89,11 +88,6 @@ def fill_region(
     target[...] = np.frombuffer(held, "u1").reshape(target.shape)
 
 
-def _strides(extents: tuple[int, ...], size: int) -> tuple[int, ...]:
-    """Bytes from an element of each axis to the next, in C order."""
-    return tuple(size * math.prod(extents[axis + 1 :]) for axis in range(len(extents)))
-
-
 def _gather(
     spec: TensorSpec, region: Region, read: RawBytes, out: memoryview, apart: tuple[int, ...]
 ) -> bool:
@@ -103,7 +97,7 @@ def _gather(
     if extent is None or not isinstance(store, LocalStore) or kernels.load() is None:
         return False
     size = dtypes.canonical_size(spec.dtype, 1)
-    strides = _strides(spec.shape, size)
+    strides = c_strides(spec.shape, size)
     first = extent.offset + sum(part.start * step for part, step in zip(region, strides, strict=True))
     axes = zip(region_shape(region), strides, apart, strict=True)
     # Axes that go on where the next one ends are one, in the file and in memory; the innermost are a run of bytes.
@@ -175,7 +169,7 @@ def _fill_block(spec: TensorSpec, region: Region, read: Read, out: memoryview) -
 
     size = dtypes.canonical_size(spec.dtype, 1)
     axis, extents = _cut(spec.shape, region, size), region_shape(region)
-    strides = [math.prod(spec.shape[place + 1 :]) * size for place in range(len(extents))]
+    strides = c_strides(spec.shape, size)
     first = sum(part.start * stride for part, stride in zip(region[axis:], strides[axis:], strict=True))
     last = sum((part.stop - 1) * stride for part, stride in zip(region[axis:], strides[axis:], strict=True))
     wanted, covered = math.prod(extents[axis:]) * size, last - first + size
@@ -282,7 +276,7 @@ def place(
 
 def _run_starts(shape: tuple[int, ...], region: Region, axis: int) -> Iterator[int | None]:
     """First element of each run of a box, in C order; None if it is beyond the tensor's edge."""
-    strides = [math.prod(shape[number + 1 :]) for number in range(axis + 1)]
+    strides = c_strides(shape)[: axis + 1]
     first = region[axis].start * strides[axis]
     bounds = [
         (range(part.start, part.stop), extent)
