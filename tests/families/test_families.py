@@ -17,6 +17,7 @@ from wherry.families import (
     families,
     family_of_config,
     load_family,
+    model_types,
     side_by_side,
     system_of_format,
     target_manifest,
@@ -43,6 +44,14 @@ def test_model_types_and_formats():
     llama = load_family("llama")
     assert system_of_format(llama, "lingua-consolidated").name == "lingua"
     assert system_of_format(llama, "t5x-legacy") is None
+
+
+def test_model_types_are_known_without_reading_whole_families():
+    for name in families():
+        assert model_types(name) == load_family(name).model_types, name
+    load_family.cache_clear()
+    assert family_of_config({"model_type": "t5"}) == "t5"
+    assert load_family.cache_info().misses == 1
 
 
 def test_scan_axis_and_rotary_layout():

@@ -7,16 +7,12 @@ import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.error import HTTPError
 
 import click
 
 from wherry.console.say import say
 from wherry.core.units import plural
 from wherry.errors import StorageError, UsageError, WherryError
-from wherry.remote.probe import reason_of
-from wherry.remote.retries import answer_policy, call_with_retries
-from wherry.storage.home import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -151,8 +147,12 @@ def emit(uri: str, event: str, step: int | None, api: str | None, json_: bool) -
 
     The event starts the deployments that have it as a trigger.
     """
+    from urllib.error import HTTPError
+
     from wherry.core.emit import event_body, post_event, whole_uri
     from wherry.ledger.resolve import checkpoint_uri
+    from wherry.remote.retries import answer_policy, call_with_retries
+    from wherry.storage.home import without_secrets
 
     place = whole_uri(os.fspath(checkpoint_uri(uri)))
     _warn_of_nothing(place)
@@ -183,6 +183,10 @@ def emit(uri: str, event: str, step: int | None, api: str | None, json_: bool) -
 
 def _not_posted(error: OSError, server: str, place: str) -> StorageError:
     """The error that the event was not posted: the server refused it, or does not answer at all."""
+    from urllib.error import HTTPError
+
+    from wherry.remote.probe import reason_of
+
     anyway = "the nightly run finds the checkpoint anyway"
     reason = reason_of(error, _EMIT_SECONDS)
     if isinstance(error, HTTPError):

@@ -13,19 +13,17 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import http.client
 import json
 import logging
 import os
 import re
 import sys
-import urllib.error
-import urllib.request
 import uuid
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import urllib.request
     from collections.abc import Mapping
 
 COMMITTED = "wherry.checkpoint.committed"
@@ -113,6 +111,10 @@ def post(url: str, text: str, headers: Mapping[str, str], *, timeout: float) -> 
         OSError: the server cannot be reached, or does not speak HTTP.
         ValueError: it is not an address.
     """
+    import http.client  # only sending needs it and urllib, and they take longer than a small command
+    import urllib.error
+    import urllib.request
+
     headers = {"Content-Type": "application/json", **headers}
     request = urllib.request.Request(url, text.encode(), headers, method="POST")  # noqa: S310  see above
     try:
@@ -132,14 +134,15 @@ def opener(*handlers: urllib.request.BaseHandler) -> urllib.request.OpenerDirect
     Args:
         handlers: further handlers of urllib.
     """
-    return urllib.request.build_opener(_Stay, *handlers)
+    import urllib.request
 
+    class Stay(urllib.request.HTTPRedirectHandler):
+        """Turns redirects into errors."""
 
-class _Stay(urllib.request.HTTPRedirectHandler):
-    """Turns redirects into errors."""
+        def redirect_request(self, *_arguments: Any, **_named: Any) -> None:
+            """See HTTPRedirectHandler; None makes the response an error."""
 
-    def redirect_request(self, *_arguments: Any, **_named: Any) -> None:
-        """See HTTPRedirectHandler; None makes the response an error."""
+    return urllib.request.build_opener(Stay, *handlers)
 
 
 def event_body(

@@ -71,7 +71,7 @@ def read_judges() -> Mapping[str, Mapping[str, Mapping[str, tuple[str, ...]]]]:
 @cache
 def without_layouts() -> Mapping[str, str]:
     """Model type of a Hugging Face config → why no family declares it."""
-    known = {kind for name in families.families() for kind in families.load_family(name).model_types}
+    known = {kind for name in families.families() for kind in families.model_types(name)}
     rows = tomllib.loads(_WITHOUT.read_text(encoding="utf-8"))
     return {kind: reason for kind, reason in rows.items() if kind not in known}
 
