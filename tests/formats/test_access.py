@@ -1,10 +1,9 @@
-"""A reader says once per tensor how its bytes can be had; a plug-in's reader that says nothing is read as before."""
+"""A reader says once per tensor how its bytes can be read, and a plug-in's reader overrides what it does better."""
 
 from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
-from importlib import import_module
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,7 +17,7 @@ from wherry.errors import NotFoundError
 from wherry.formats import registry
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.format import Opened
-from wherry.formats.reader import Absent, Access, BaseReader, Block, Extent, Reader
+from wherry.formats.reader import Absent, Access, Block, Extent, Reader
 from wherry.mover.decode import DecodedReader
 from wherry.mover.hashing import hash_checkpoint
 from wherry.mover.pool import Pool
@@ -31,8 +30,8 @@ VALUES = np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
 WHOLE = tuple(slice(0, extent) for extent in SHAPE)
 
 
-class Plain:
-    """What a plug-in's reader had to have before there was `access`, and nothing else."""
+class Plain(Reader):
+    """A plug-in's reader, which notes its calls."""
 
     def __init__(self, inner):
         self._inner = inner
@@ -41,15 +40,6 @@ class Plain:
     def read(self, spec, region):
         self.calls.append("read")
         return self._inner.read(spec, region).copy()
-
-    def read_bytes(self, spec):
-        return self._inner.read_bytes(spec)
-
-    def extents(self, _spec):
-        return None
-
-    def absent(self):
-        return ()
 
     def companion(self, name):
         return self._inner.companion(name)
@@ -67,6 +57,9 @@ class Raw(Plain):
 
 
 class Streaming(Plain):
+    def access(self, _spec):
+        return Access("stream")
+
     def held(self, _spec, _cell):
         return 1000
 
@@ -75,16 +68,10 @@ class Streaming(Plain):
         yield Block(cell, iter([memoryview(self._inner.read(spec, cell).tobytes())]))
 
 
-class ByRegion(Streaming):
-    def cheap(self, _spec):
-        return True
-
-    def region(self, spec, region, buffer):
-        self.calls.append("region")
-        buffer[:] = self._inner.read(spec, region).tobytes()
-
-
 class Filling(Plain):
+    def access(self, _spec):
+        return Access("regions", computes=True)
+
     def fill(self, spec, region, buffer):
         self.calls.append("fill")
         buffer[:] = self._inner.read(spec, region).tobytes()
@@ -108,33 +95,24 @@ def seen(source, kind):
     return reader, Checkpoint(Opened(source.detection, source.manifest, reader))
 
 
-PLAIN = [
-    (Plain, "whole", True, False, "read"),
-    (Raw, "raw", False, False, None),
-    (Streaming, "stream", True, False, None),
-    (ByRegion, "regions", False, False, "region"),
-    (Filling, "regions", True, True, "fill"),
-]
+KINDS = {"read": Plain, "extents": Raw, "stream": Streaming, "fill": Filling}
 
 
-@pytest.mark.parametrize(("kind", "expected", "gridded", "computes", "call"), PLAIN)
-def test_a_plug_in_without_access_is_read_as_it_can_be(source, kind, expected, gridded, computes, call):
-    plain, checkpoint = seen(source, kind)
-    spec = checkpoint.spec("w")
-    access = checkpoint.reader.access(spec)
-    assert (access.kind, access.gridded, access.computes) == (expected, gridded, computes)
+@pytest.mark.parametrize("call", KINDS)
+def test_a_reader_is_hashed_by_what_it_declares(source, call):
+    plain, checkpoint = seen(source, KINDS[call])
     assert (
         hash_checkpoint(checkpoint, BLAKE3, memory=16 << 20).digests
         == hash_checkpoint(source, BLAKE3, memory=16 << 20).digests
     )
-    assert call is None or set(plain.calls) == {call}
+    assert set(plain.calls) <= {call, "read"}
     checkpoint.close()
     assert plain.calls[-1] == "close"
 
 
-@pytest.mark.parametrize("kind", [row[0] for row in PLAIN])
-def test_whatever_a_plug_in_lacks_is_there(source, kind):
-    plain, checkpoint = seen(source, kind)
+@pytest.mark.parametrize("call", KINDS)
+def test_what_a_reader_does_not_override_follows_from_the_rest(source, call):
+    plain, checkpoint = seen(source, KINDS[call])
     reader, spec = checkpoint.reader, checkpoint.spec("w")
     region = (slice(3, 7), slice(5, 1000))
     buffer = memoryview(bytearray(VALUES[region].nbytes))
@@ -142,12 +120,10 @@ def test_whatever_a_plug_in_lacks_is_there(source, kind):
     assert bytes(buffer) == VALUES[region].tobytes()
     blocks = list(reader.stream(spec, WHOLE))
     assert [block.region for block in blocks] == [WHOLE]
-    assert reader.held(spec, WHOLE) == (1000 if hasattr(plain, "held") else None)
-    assert reader.overhead(spec, region) == (4000 if kind is Filling else 0)
-    assert reader.shortfall() == ("half of it" if kind is Filling else None)
-    assert reader.calls is plain.calls, "its own attributes are its own"
-    with pytest.raises(AttributeError):
-        reader.no_such_attribute  # noqa: B018
+    assert reader.held(spec, WHOLE) == (1000 if call == "stream" else None)
+    assert reader.overhead(spec, region) == (4000 if call == "fill" else 0)
+    assert reader.shortfall() == ("half of it" if call == "fill" else None)
+    assert reader is plain
 
 
 @pytest.fixture
@@ -176,7 +152,7 @@ def plug_in(monkeypatch):
     registry.formats.cache_clear()
 
 
-@pytest.mark.parametrize("kind", [row[0] for row in PLAIN])
+@pytest.mark.parametrize("kind", KINDS.values())
 @pytest.mark.parametrize("options", [{}, {"chunks": "3x7"}], ids=["spans", "chunks"])
 def test_a_plug_in_is_converted(source, plug_in, kind, options, tmp_path):
     plug_in(kind)
@@ -187,8 +163,8 @@ def test_a_plug_in_is_converted(source, plug_in, kind, options, tmp_path):
         assert np.array_equal(made.read("w"), VALUES)
 
 
-def test_a_reader_with_access_is_taken_as_it_is(source):
-    class Own(BaseReader):
+def test_a_reader_of_whole_tensors_needs_three_methods(source):
+    class Own(Reader):
         companion, members = source.reader.companion, source.reader.members
 
         def read(self, spec, region):
@@ -204,26 +180,10 @@ def test_a_reader_with_access_is_taken_as_it_is(source):
     assert own.shortfall() is None
 
 
-def test_every_reader_of_ours_declares_access():
-    """No reader of an integration is adapted; what is adapted belongs to plug-ins."""
-    import ast
-    from pathlib import Path
-
-    root = Path(wherry.__file__).parent.parent
-    without = []
-    for path in [*(root / "integrations").rglob("*.py"), *(root / "wherry").rglob("*.py")]:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef):
-                methods = {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
-                if {"read", "extents"} <= methods and not node.bases and node.name != "BaseReader":
-                    without.append(f"{path.name}:{node.name}")
-    assert without == []
-
-
 def test_a_tensor_is_asked_for_once(source):
     asked = []
 
-    class Counting(BaseReader):
+    class Counting(Reader):
         read, companion, members = source.reader.read, source.reader.companion, source.reader.members
 
         def access(self, spec):
@@ -241,32 +201,12 @@ def test_a_tensor_is_asked_for_once(source):
 def test_the_nouns_are_where_plug_ins_import_them():
     from wherry.formats import format as door
 
-    assert (door.Extent, door.Absent, door.Block, door.BaseReader) == (Extent, Absent, Block, BaseReader)
+    assert (door.Extent, door.Absent, door.Block, door.Reader) == (Extent, Absent, Block, Reader)
     assert Extent(locate("/a"), 0, 1).crc32 is None
-
-
-class Named(Reader):
-    """A plug-in's reader that names the protocol as its base."""
-
-    read, read_bytes, extents = Plain.read, Plain.read_bytes, Plain.extents
-    absent, companion, members, close = Plain.absent, Plain.companion, Plain.members, Plain.close
-
-    def __init__(self, inner):
-        Plain.__init__(self, inner)
 
 
 class FillingStream(Filling):
     held, stream = Streaming.held, Streaming.stream
-
-
-def test_a_plug_in_that_names_the_protocol_as_its_base_inherits_no_empty_method(source):
-    plain, checkpoint = seen(source, Named)
-    assert checkpoint.reader.access(checkpoint.spec("w")).kind == "whole"
-    assert (
-        hash_checkpoint(checkpoint, BLAKE3, memory=16 << 20).digests
-        == hash_checkpoint(source, BLAKE3, memory=16 << 20).digests
-    )
-    assert set(plain.calls) == {"read"}
 
 
 def test_what_can_be_filled_and_streamed_is_streamed_where_a_chunk_is_too_large(source):
@@ -296,21 +236,6 @@ def test_bytes_that_lie_raw_are_in_no_chunks(source):
     )
 
 
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        ("wherry.formats.format", "StreamingReader"), ("wherry.formats.reader", "FillingReader"),
-        ("wherry.formats.reader", "RegionReader"), ("wherry.formats.reader", "PlacingWriter"),
-        ("wherry.formats.detect", "ReckoningReader"),
-    ],
-)  # fmt: skip
-def test_protocols_of_earlier_releases_can_still_be_imported(module, name, source):
-    found = getattr(import_module(module), name)
-    assert isinstance(Streaming(source.reader), found) is (name == "StreamingReader")
-    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
-        import_module(module).Nothing  # noqa: B018
-
-
 def test_a_spill_can_be_used_again_once_it_is_closed(tmp_path, monkeypatch):
     monkeypatch.setenv("WHERRY_SPILL", str(tmp_path))
     spill, span = Spill(), Span(0, 4)
@@ -328,7 +253,7 @@ def test_a_spill_can_be_used_again_once_it_is_closed(tmp_path, monkeypatch):
 
 
 def test_a_reader_that_lacks_what_no_reader_can_do_without_is_not_made():
-    class Half(BaseReader):
+    class Half(Reader):
         def read(self, spec, region):
             return None
 

@@ -35,7 +35,6 @@ ROOMS: Mapping[str, str] = {
     "upload": "errors runtime storage objects",
     "staging": "errors text core remote storage objects upload",
     "formats": "errors core remote storage objects upload",
-    "format": "formats",
     "tree": "errors text core formats",
     "layout": "errors kernels core formats",
     "families": "errors text core storage formats tree layout",
@@ -249,7 +248,6 @@ def test_the_top_of_the_engine_is_the_door() -> None:
         "errors.py",
         "version.py",
         "installation.py",
-        "format.py",
         "__main__.py",
     }
 
@@ -259,7 +257,7 @@ def test_the_top_of_the_engine_is_the_door() -> None:
     [
         name
         for name in ROOMS
-        if name not in ("version", "installation", "cures", "credentials", "errors", "format", "__main__")
+        if name not in ("version", "installation", "cures", "credentials", "errors", "__main__")
     ],
 )
 def test_a_room_defines_its_nouns(one: str) -> None:
@@ -267,13 +265,7 @@ def test_a_room_defines_its_nouns(one: str) -> None:
     assert len(ast.get_docstring(tree) or "") > 50
 
 
-def test_plug_ins_find_the_format_row_at_its_former_place() -> None:
-    with pytest.warns(DeprecationWarning, match=r"wherry\.formats\.format"):
-        module = importlib.import_module("wherry.format")
-    assert module.Format is importlib.import_module("wherry.formats.format").Format
-
-
 def test_the_page_for_contributors_draws_the_rooms_in_their_order() -> None:
     _, _, house = (ROOT / "CONTRIBUTING.md").read_text().partition("## Architecture")
     drawn = [line.split()[0] for line in house.splitlines() if line.startswith("    ") and "/ " not in line]
-    assert drawn == [one for one in ROOMS if one not in ("version", "format", "__main__")]
+    assert drawn == [one for one in ROOMS if one not in ("version", "__main__")]

@@ -10,7 +10,7 @@ import pytest
 
 from wherry.core.progress import Meter
 from wherry.core.tensorspec import TensorSpec
-from wherry.formats.reader import BaseReader, Extent
+from wherry.formats.reader import Extent, Reader
 from wherry.mover import range_batch
 from wherry.mover.carrier import Carrier, digest_moves
 from wherry.mover.hashing import Hashes
@@ -23,7 +23,7 @@ from wherry.storage.stores import locate
 MIB = 1 << 20
 
 
-class Scattered(BaseReader):
+class Scattered(Reader):
     """Tensors whose bytes are in extents of files."""
 
     def __init__(self, places):

@@ -17,7 +17,7 @@ from wherry.core.digest import LEAF
 from wherry.core.tensorspec import Span
 from wherry.errors import MismatchError
 from wherry.formats.reader import Extent
-from wherry.formats.writer import BaseWriter
+from wherry.formats.writer import Writer
 from wherry.integrations.containers.flat.files import FlatFiles
 from wherry.integrations.containers.zarr.reader import ArrayReader
 from wherry.integrations.containers.zarr.store import DatabaseChunks
@@ -117,7 +117,7 @@ def test_a_part_waits_until_all_its_files_can_be_read(source):
     files = [whole.location.parent.join(name) for name in ("a", "b")]
     open_files = set()
 
-    class Halves(BaseWriter):
+    class Halves(Writer):
         def extents(self, path, where):
             return tuple(Extent(file, 0, where.nbytes // 2) for file in files)
 

@@ -20,7 +20,6 @@ from wherry.core.progress import Meter
 from wherry.core.tensorspec import Span
 from wherry.errors import WherryError
 from wherry.formats.pin import blaming_changes
-from wherry.formats.writer import extents_of
 from wherry.mover.carrier import Carrier
 from wherry.mover.hashing import Hashes
 from wherry.mover.move import cells
@@ -128,7 +127,7 @@ def _in_order(moves: JointMoves, where: Pass) -> JointMoves:
     """
     if not is_staged(where.staged):
         return moves
-    extents_at = extents_of(where.outputs[0].writer)
+    extents_at = where.outputs[0].writer.extents
 
     def position(row: tuple[KeyPath, Sequence[TensorSpec]]) -> tuple[str, int]:
         target = row[1][0]

@@ -13,7 +13,7 @@ import re
 import shlex
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from wherry.core.detection import Detection, Evidence, Verdict
 from wherry.core.keypath import render
@@ -437,10 +437,3 @@ def _is_checkpoint(location: Location) -> bool:
 
 def _verdict(error: WherryError) -> Verdict:
     return cast("Verdict", error.verdict)
-
-
-def __getattr__(name: str) -> Any:
-    """Names of earlier releases, for plug-ins."""
-    from wherry.formats.former import former
-
-    return former(__name__, name)

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from wherry.core.account import IgnoredEntry, fold_entries
 from wherry.core.detection import Evidence
 from wherry.core.manifest import Manifest, without_chunks
-from wherry.formats.reader import Absent, BaseReader, Block, Extent, Reader, with_access
-from wherry.formats.writer import BaseWriter, Writer
+from wherry.formats.reader import Absent, Block, Extent, Reader
+from wherry.formats.writer import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -40,8 +40,6 @@ __all__ = [
     "HEAD_BYTES",
     "Absent",
     "Adapted",
-    "BaseReader",
-    "BaseWriter",
     "Block",
     "Change",
     "Extent",
@@ -139,8 +137,8 @@ class Option:
 class Opened:
     """What `open` returns: the refined detection, the contents, the reader, and what lies beside the contents.
 
-    A plug-in's reader without `access` is adapted here, and nowhere else. What is not read of a source is evidence of
-    its detection, so that `detect` names the same files as the plan of a conversion.
+    What is not read of a source is evidence of its detection, so that `detect` names the same files as the plan of a
+    conversion.
     """
 
     detection: Detection
@@ -149,7 +147,6 @@ class Opened:
     ignored: tuple[IgnoredEntry, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "reader", with_access(self.reader))
         rows = [
             Evidence("/".join(one.path), f"{one.what}, not converted: {one.reason}")
             for one in fold_entries(self.ignored)
@@ -305,10 +302,3 @@ class Adapted:
     names: Mapping[KeyPath, KeyPath]
     lists: frozenset[KeyPath]
     custom: Mapping[str, Any]
-
-
-def __getattr__(name: str) -> Any:
-    """Names of earlier releases, for plug-ins."""
-    from wherry.formats.former import former
-
-    return former(__name__, name)

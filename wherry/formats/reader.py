@@ -5,8 +5,7 @@ names byte ranges of files (`extents`), fills the caller's memory with any regio
 grid in pieces (`stream`), or returns a region as an array (`read`). `absent` is the presence check: it names every
 missing chunk, from metadata alone.
 
-`BaseReader` implements everything except `read`, `companion` and `members`; a reader overrides what it does better. A
-plug-in's reader without `access` is adapted by `with_access`.
+`Reader` implements everything except `read`, `companion` and `members`; a reader overrides what it does better.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
 from wherry.formats.model_files import ModelFiles
 
@@ -150,71 +149,11 @@ class Access:
         return self.extents if self.kind == "raw" else None
 
 
-class Reader(Protocol):
-    """Reads one opened checkpoint; used from several threads."""
+class Reader(ABC):
+    """Reads one opened checkpoint; used from several threads.
 
-    def access(self, spec: TensorSpec) -> Access:
-        """How a tensor's bytes can be read; reads metadata only."""
-        ...
-
-    def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
-        """The elements of a region: a new C-order little-endian array."""
-        ...
-
-    def read_bytes(self, spec: TensorSpec) -> bytes:
-        """Canonical bytes of the whole tensor, for dtypes that numpy does not support."""
-        ...
-
-    def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
-        """The byte ranges of files that hold the canonical bytes, in order; None if they must be decoded."""
-        ...
-
-    def fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
-        """Fill a buffer with the canonical bytes of a region."""
-
-    def overhead(self, spec: TensorSpec, region: Region) -> int:
-        """Bytes of memory that `fill` needs in addition to the buffer."""
-        ...
-
-    def stream(self, spec: TensorSpec, cell: Region) -> Iterator[Block]:
-        """The elements of one cell of the chunk grid, decoded in pieces."""
-        ...
-
-    def held(self, spec: TensorSpec, cell: Region) -> int | None:
-        """Bytes that `stream` holds at a time for one cell of the chunk grid; None if it cannot decode it."""
-
-    def encoded(self, spec: TensorSpec) -> tuple[EncodedChunk, ...] | None:
-        """The chunks in C order, if a codec encoded each of them into one byte range of a file; otherwise None."""
-
-    def chunk(self, spec: TensorSpec, cell: Region) -> Extent | None:
-        """The byte range of a chunk that is stored as it is, perhaps with padding after it; None if unknown."""
-        ...
-
-    def absent(self) -> Iterable[Absent]:
-        """Missing chunks, from metadata alone."""
-        ...
-
-    def shortfall(self) -> str | None:
-        """One phrase that says how much of the checkpoint exists and which share is missing; None if unknown."""
-
-    def companion(self, name: str) -> Location:
-        """The location of a companion file of the manifest."""
-        ...
-
-    def model_files(self) -> ModelFiles:
-        """Files of the model that the checkpoint states in its own form; made on demand."""
-        ...
-
-    def members(self) -> Iterable[Entry]:
-        """Every file that belongs to the checkpoint, for the fingerprint; names relative to its URI."""
-        ...
-
-    def close(self) -> None:
-        """Release all resources."""
-
-
-class BaseReader(ABC):
-    """Defaults for readers: raw bytes if `extents` names them, otherwise `read`; no missing chunks."""
+    Defaults: raw bytes if `extents` names them, otherwise `read`; no missing chunks.
+    """
 
     __slots__ = ()
 
@@ -283,7 +222,7 @@ class BaseReader(ABC):
         """No resources to release."""
 
 
-class ReaderOver(BaseReader):
+class ReaderOver(Reader):
     """Delegates each tensor to another reader, with the spec that the tensor has in that reader."""
 
     __slots__ = ()
@@ -343,60 +282,5 @@ class ReaderOver(BaseReader):
         return reader.chunk(stored, cell)
 
 
-def with_access(reader: Any) -> Reader:
-    """A reader with `access`: the reader itself, or an adapter for a reader of an older plug-in.
-
-    Older readers have `read`, `read_bytes`, `extents`, `absent`, `companion`, `members` and `close`, and may also have
-    `held` and `stream`, `cheap` and `region`, `fill` and `overhead`, or `shortfall`.
-    """
-    return reader if _has(reader, "access") else cast("Reader", _PlainReader(reader))
-
-
-def _has(reader: Any, name: str) -> bool:
-    """Whether a reader implements a method; a class that inherits from the protocol has empty ones."""
-    empty = getattr(Reader, name, reader)
-    return hasattr(reader, name) and getattr(type(reader), name, None) is not empty
-
-
-class _PlainReader:
-    """Adapter that adds the missing methods to a plug-in's reader and keeps its own."""
-
-    def __init__(self, plain: Any) -> None:
-        self._plain = plain
-
-    def __getattr__(self, name: str) -> Any:
-        if _has(self._plain, name):
-            return getattr(self._plain, name)
-        return getattr(BaseReader, name).__get__(self)
-
-    def access(self, spec: TensorSpec) -> Access:
-        """The access that follows from the methods of the plug-in's reader."""
-        plain, fills = self._plain, _has(self._plain, "fill")
-        extents = plain.extents(spec)
-        if extents is not None:
-            return Access("raw", extents, gridded=False, computes=fills)
-        any_part = _has(plain, "cheap") and plain.cheap(spec)
-        if any_part or fills:
-            return Access("regions", gridded=not any_part, computes=fills)
-        return Access("stream" if _has(plain, "stream") else "whole")
-
-    def fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
-        """Fill a buffer with a region through the plug-in's reader."""
-        plain = self._plain
-        if _has(plain, "fill"):
-            plain.fill(spec, region, buffer)
-        elif _has(plain, "cheap") and plain.cheap(spec):
-            plain.region(spec, region, buffer)
-        else:
-            buffer[:] = _bytes_of(plain.read(spec, region))
-
-
 def _bytes_of(array: np.ndarray) -> memoryview:
     return memoryview(cast("Any", array.reshape(-1).view("u1")))
-
-
-def __getattr__(name: str) -> Any:
-    """Names of earlier releases, for plug-ins."""
-    from wherry.formats.former import former
-
-    return former(__name__, name)

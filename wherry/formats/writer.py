@@ -1,12 +1,13 @@
 """Writer: the interface through which the engine writes one checkpoint into a staging location.
 
-`BaseWriter` implements everything except `write` and `finish`; a writer overrides what it does differently.
+`Writer` implements everything except `write`, `sync`, `finish` and `close`, for writers that accept any span and encode
+bytes before they write them; a writer overrides what it does differently.
 """
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -16,61 +17,68 @@ if TYPE_CHECKING:
     from wherry.formats.reader import EncodedChunk, Extent
     from wherry.storage.location import Location
 
-    PlaceFunction: TypeAlias = Callable[[KeyPath, Region | Span], int | None]
     ExtentsFunction: TypeAlias = Callable[[KeyPath, Region | Span], tuple[Extent, ...] | None]
-    HomeFunction: TypeAlias = Callable[[KeyPath, Region | Span], Location | None]
     # Start, stop and checksum of pieces of a tensor.
     Checks: TypeAlias = Sequence[tuple[int, int, int]]
-    EncodedFunction: TypeAlias = Callable[[KeyPath, Region], EncodedChunk | None]
-    WriteAllFunction: TypeAlias = Callable[[Sequence[tuple[KeyPath, Span, memoryview]]], None]
 
 
-class Writer(Protocol):
+class Writer(ABC):
     """Writes one checkpoint into a staging location."""
 
-    def grid(self, path: KeyPath) -> tuple[int, ...] | None:
-        """Extents of the natural region of a tensor; None where any span can be written."""
-        ...
+    __slots__ = ()
 
-    def place(self, path: KeyPath, where: Region | Span) -> int | None:
+    def grid(self, path: KeyPath) -> tuple[int, ...] | None:  # noqa: ARG002  overridden
+        """Extents of the natural region of a tensor; None where any span can be written."""
+        return None
+
+    def place(self, path: KeyPath, where: Region | Span) -> int | None:  # noqa: ARG002  overridden
         """The offset of the first byte in its file; memory at the same offset within a page can use direct I/O.
 
         None if the bytes are encoded before they are written.
         """
+        return None
 
-    def extents(self, path: KeyPath, where: Region | Span) -> tuple[Extent, ...] | None:
+    def extents(self, path: KeyPath, where: Region | Span) -> tuple[Extent, ...] | None:  # noqa: ARG002  overridden
         """The byte ranges of staged files that hold canonical bytes which `write` gets, in order.
 
         None if the bytes are encoded before they are written.
         """
+        return None
 
     def home(self, path: KeyPath, where: Region | Span) -> Location | None:
         """The only file that gets the bytes of a region or span, known before they are written; else None."""
+        places = {one.location.path: one.location for one in self.extents(path, where) or ()}
+        return next(iter(places.values())) if len(places) == 1 else None
 
-    def encoded(self, path: KeyPath, where: Region) -> EncodedChunk | None:
+    def encoded(self, path: KeyPath, where: Region) -> EncodedChunk | None:  # noqa: ARG002  overridden
         """A chunk that `write` got and encoded into one byte range of a staged file; None for other chunks."""
+        return None
 
+    @abstractmethod
     def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
         """Write canonical bytes at a region (gridded tensors, whole natural regions) or span (the others)."""
 
     def write_all(self, parts: Sequence[tuple[KeyPath, Span, memoryview]]) -> None:
         """Write spans of several tensors that are not gridded, as `write` does with each."""
+        for path, where, data in parts:
+            self.write(path, where, data)
 
-    def stored(self, path: KeyPath, where: Region | Span) -> bool:
+    def stored(self, path: KeyPath, where: Region | Span) -> bool:  # noqa: ARG002  overridden
         """Whether bytes that `write` got are durable after a `sync`; in a store of objects, a part has to be sent."""
-        ...
+        return True
 
     def is_durable_by_sync(self) -> bool:
         """Whether a `sync` makes everything durable and no checksums are needed, so that no part is asked for."""
-        ...
+        return False
 
-    def checks(self, path: KeyPath, where: Span) -> Checks:
+    def checks(self, path: KeyPath, where: Span) -> Checks:  # noqa: ARG002  overridden
         """Checksums of stored bytes that `finish` needs, and that cannot be computed again from a store."""
-        ...
+        return ()
 
-    def restore(self, path: KeyPath, where: Span, checks: Checks) -> None:
+    def restore(self, path: KeyPath, where: Span, checks: Checks) -> None:  # noqa: B027  most need nothing
         """Take up bytes that an earlier run has stored, with their checksums; they are not written again."""
 
+    @abstractmethod
     def sync(self) -> None:
         """Make everything written so far durable: contents, names, and the folders that hold the names.
 
@@ -78,65 +86,16 @@ class Writer(Protocol):
         durable, even if another call is already syncing it.
         """
 
+    @abstractmethod
     def finish(self) -> None:
         """Complete the container; idempotent."""
 
+    @abstractmethod
     def close(self) -> None:
         """Release all resources, whether the container is finished or not."""
 
 
-class BaseWriter:
-    """Defaults for writers that accept any span and encode bytes before they write them."""
-
-    __slots__ = ()
-
-    def grid(self, path: KeyPath) -> tuple[int, ...] | None:  # noqa: ARG002  of the protocol
-        """Any span can be written."""
-        return None
-
-    def place(self, path: KeyPath, where: Region | Span) -> int | None:  # noqa: ARG002  of the protocol
-        """Bytes are encoded before they are written."""
-        return None
-
-    def extents(self, path: KeyPath, where: Region | Span) -> tuple[Extent, ...] | None:  # noqa: ARG002  of the protocol
-        """Bytes are encoded before they are written."""
-        return None
-
-    def home(self, path: KeyPath, where: Region | Span) -> Location | None:
-        """The only file of the byte ranges, where these are known."""
-        places = {one.location.path: one.location for one in self.extents(path, where) or ()}
-        return next(iter(places.values())) if len(places) == 1 else None
-
-    def encoded(self, path: KeyPath, where: Region) -> EncodedChunk | None:  # noqa: ARG002  of the protocol
-        """No encoded chunks are named."""
-        return None
-
-    def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
-        """Must be overridden."""
-        raise NotImplementedError
-
-    def write_all(self, parts: Sequence[tuple[KeyPath, Span, memoryview]]) -> None:
-        """Write one span after another."""
-        for path, where, data in parts:
-            self.write(path, where, data)
-
-    def stored(self, path: KeyPath, where: Region | Span) -> bool:  # noqa: ARG002  of the protocol
-        """Everything is durable after a `sync`."""
-        return True
-
-    def is_durable_by_sync(self) -> bool:
-        """Parts are asked for."""
-        return False
-
-    def checks(self, path: KeyPath, where: Span) -> Checks:  # noqa: ARG002  of the protocol
-        """None are needed."""
-        return ()
-
-    def restore(self, path: KeyPath, where: Span, checks: Checks) -> None:
-        """Nothing depends on it."""
-
-
-class WriterOver(BaseWriter):
+class WriterOver(Writer):
     """Delegates its tensors to another writer, whose container is part of its own."""
 
     _item: Writer
@@ -155,7 +114,7 @@ class WriterOver(BaseWriter):
 
     def home(self, path: KeyPath, where: Region | Span) -> Location | None:
         """The file of the other writer."""
-        return home_of(self._item)(path, where)
+        return self._item.home(path, where)
 
     def encoded(self, path: KeyPath, where: Region) -> EncodedChunk | None:
         """The encoded chunk of the other writer."""
@@ -184,38 +143,3 @@ class WriterOver(BaseWriter):
     def close(self) -> None:
         """Close the other writer."""
         self._item.close()
-
-
-def place_of(writer: Any) -> PlaceFunction:
-    """The `place` method of a writer; a writer of an older plug-in may not have one."""
-    return getattr(writer, "place", BaseWriter().place)
-
-
-def extents_of(writer: Any) -> ExtentsFunction:
-    """The `extents` method of a writer; a writer of an older plug-in may not have one."""
-    return getattr(writer, "extents", BaseWriter().extents)
-
-
-def home_of(writer: Any) -> HomeFunction:
-    """The `home` method of a writer; a writer of an older plug-in may not have one."""
-    return getattr(writer, "home", BaseWriter().home)
-
-
-def encoded_of(writer: Any) -> EncodedFunction:
-    """The `encoded` method of a writer; a writer of an older plug-in may not have one."""
-    return getattr(writer, "encoded", BaseWriter().encoded)
-
-
-def write_all_of(writer: Any) -> WriteAllFunction:
-    """The `write_all` method of a writer; a writer of an older plug-in may not have one."""
-    return getattr(writer, "write_all", partial(BaseWriter.write_all, writer))
-
-
-def is_durable_by_sync(writer: Any) -> bool:
-    """The `is_durable_by_sync` of a writer; a writer of an older plug-in may not have one."""
-    return getattr(writer, "is_durable_by_sync", BaseWriter().is_durable_by_sync)()
-
-
-def durable(writer: Any) -> BaseWriter:
-    """A writer for `stored`, `checks` and `restore`; a writer of an older plug-in may not have them."""
-    return writer if hasattr(writer, "restore") else BaseWriter()

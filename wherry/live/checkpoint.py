@@ -21,7 +21,7 @@ from wherry.core.units import plural
 from wherry.errors import IncompleteError, NotFoundError
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.format import Opened
-from wherry.formats.reader import Absent, Access, BaseReader, Extent
+from wherry.formats.reader import Absent, Access, Extent, Reader
 from wherry.storage.location import Entry
 from wherry.storage.stores import locate
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 FORMAT = "live"
 
 
-class LiveReader(BaseReader):
+class LiveReader(Reader):
     """Reads the boxes of snapshots."""
 
     def __init__(

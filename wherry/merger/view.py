@@ -16,7 +16,7 @@ from wherry.core.tensorspec import region_shape
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.companions_reader import CompanionsReader
 from wherry.formats.format import Opened
-from wherry.formats.reader import Absent, Access, BaseReader
+from wherry.formats.reader import Absent, Access, Reader
 from wherry.layout.losses import note
 from wherry.mover.decode import DecodedReader
 from wherry.mover.output import as_bytes
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, TensorSpec
-    from wherry.formats.reader import Reader
     from wherry.merger.join import JoinedCheckpoint
     from wherry.merger.recipes import Recipe
     from wherry.storage.location import Entry, Location
@@ -95,7 +94,7 @@ class MergedView(Checkpoint):
         return CompanionsReader(merged, self._files_by_name) if self._files_by_name else merged
 
 
-class MergedReader(BaseReader):
+class MergedReader(Reader):
     """Computes regions of merged tensors."""
 
     def __init__(self, joined: JoinedCheckpoint, reader: Reader, recipes: Mapping[KeyPath, Recipe]) -> None:

@@ -16,7 +16,6 @@ from wherry.core.account import NO_LOSSES, Losses
 from wherry.core.tensorspec import Span
 from wherry.core.units import plural
 from wherry.errors import UnrepresentableError, WherryError
-from wherry.formats.writer import durable, is_durable_by_sync, place_of, write_all_of
 from wherry.mover.move import Move, cells
 from wherry.staging.journal import DurableMove, Journal
 
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from wherry.core.digest import LeafHasher
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, TensorSpec
-    from wherry.formats.writer import BaseWriter, PlaceFunction, WriteAllFunction, Writer
+    from wherry.formats.writer import Writer
     from wherry.mover.leaf_table import LeafTable
     from wherry.mover.readback import ReadBack, StoredPart
 
@@ -59,9 +58,6 @@ class Output:
     overflow: bool = False
     error: WherryError | None = None
     losses: dict[KeyPath, Losses] = field(default_factory=dict["KeyPath", Losses])
-    _where: PlaceFunction = field(init=False)
-    _durable: BaseWriter = field(init=False)
-    _write_all: WriteAllFunction = field(init=False)
     _finished: list[Move] = field(default_factory=list[Move])
     _counted: dict[tuple[KeyPath, Span], Losses] = field(
         default_factory=dict["tuple[KeyPath, Span]", Losses]
@@ -72,12 +68,10 @@ class Output:
     _commit: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self._where, self._durable = place_of(self.writer), durable(self.writer)
-        self._write_all = write_all_of(self.writer)
         for row in self.journal.done:
             target = self.targets.get(row.source)
             if target is not None:
-                self._durable.restore(target.path, row.span, row.checks)
+                self.writer.restore(target.path, row.span, row.checks)
                 self._count(target, row.source, row.losses)
                 if row.checks and self.back is not None:
                     self.back.told.add(row.source)
@@ -94,7 +88,7 @@ class Output:
     def encodes(self) -> bool:
         """Whether delivering uses a core, as a codec does, rather than waiting for storage."""
         first = next(iter(self.targets.values()), None)
-        return first is not None and self._where(first.path, Span(0, 0)) is None
+        return first is not None and self.writer.place(first.path, Span(0, 0)) is None
 
     def place(self, move: Move) -> int:
         """The offset in a file of the first byte of a part, for alignment; see Writer."""
@@ -102,7 +96,7 @@ class Output:
         if target is None:
             return 0
         where = move.span if target.chunks is None or move.region is None else move.region
-        return self._where(target.path, where) or 0
+        return self.writer.place(target.path, where) or 0
 
     def deliver(self, move: Move, data: memoryview, losses: Losses = NO_LOSSES) -> None:
         """Write one part; an error is stored, not raised.
@@ -149,7 +143,7 @@ class Output:
                 else:
                     self._write_chunks(target, cast("Region", move.region), data)
             if flat:
-                self._write_all(flat)
+                self.writer.write_all(flat)
         except WherryError as error:
             self.error = self.error or error
 
@@ -250,7 +244,7 @@ class Output:
 
     def _complete(self, finished: list[Move], leaves: LeafTable, moves: list[Move]) -> Iterator[DurableMove]:
         """What the journal records of moves that are durable and hashed, which are added to `moves`; others wait."""
-        by_parts = not is_durable_by_sync(self.writer)
+        by_parts = not self.writer.is_durable_by_sync()
         for move in finished:
             source, span = move.source, move.span
             known = {} if move.box else leaves.known(source, span)
@@ -258,7 +252,7 @@ class Output:
                 with self._lock:
                     self._finished.append(move)
                 continue
-            checks = tuple(self._durable.checks(self.targets[source].path, span)) if by_parts else ()
+            checks = tuple(self.writer.checks(self.targets[source].path, span)) if by_parts else ()
             losses = self._counted.pop((source, span), NO_LOSSES) if self._counted else NO_LOSSES
             moves.append(move)
             yield DurableMove(source, span, known, checks, losses)
@@ -266,8 +260,8 @@ class Output:
     def _is_stored(self, move: Move) -> bool:
         target = self.targets[move.source]
         if target.chunks is None or move.region is None:
-            return self._durable.stored(target.path, move.span)
-        return all(self._durable.stored(target.path, part) for part in cells(move.region, target.chunks))
+            return self.writer.stored(target.path, move.span)
+        return all(self.writer.stored(target.path, part) for part in cells(move.region, target.chunks))
 
 
 def as_array(data: memoryview, dtype: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -33,7 +33,6 @@ from wherry.core.digest import LEAF, LeafHasher, hashes_boxes, leaf_count, leave
 from wherry.core.tensorspec import Span
 from wherry.errors import DamagedError, MismatchError
 from wherry.formats.reader import EncodedChunk, Extent
-from wherry.formats.writer import encoded_of, extents_of
 from wherry.mover.checksums import PieceCrc
 from wherry.mover.move import SMALL, begins_at, cells, region_span
 from wherry.mover.regions import place, read_span
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, TensorSpec
     from wherry.formats.checkpoint import Checkpoint
-    from wherry.formats.writer import Checks, EncodedFunction, ExtentsFunction, Writer
+    from wherry.formats.writer import Checks, ExtentsFunction, Writer
     from wherry.mover.leaf_table import LeafTable
     from wherry.mover.move import Move
     from wherry.storage.location import Location
@@ -183,8 +182,6 @@ class ReadBack:
     told: set[KeyPath] = field(default_factory=set["KeyPath"])
     before: ReadBefore = ReadBefore()
     algorithms: tuple[str, ...] = ()
-    _where: ExtentsFunction = field(init=False)
-    _encoded: EncodedFunction = field(init=False)
     _waiting: deque[StoredPart] = field(default_factory=deque["StoredPart"])
     _held: dict[Location, list[StoredPart]] = field(
         default_factory=lambda: defaultdict["Location", "list[StoredPart]"](list)
@@ -199,7 +196,6 @@ class ReadBack:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self._where, self._encoded = extents_of(self.writer), encoded_of(self.writer)
         self._shared = {source: list(rows) for source, rows in self.before.blocks.items()}
 
     def add(self, moves: Iterable[Move]) -> None:
@@ -368,7 +364,7 @@ class ReadBack:
         """The checksum of what was read of a tensor, if the writer was told one; the caller has the lock."""
         source = part.move.source
         if source in self.told and source not in self._crcs:
-            self._crcs[source] = crc_of(self._where, part.target)
+            self._crcs[source] = crc_of(self.writer.extents, part.target)
         return self._crcs.get(source)
 
     def _same_blocks(self, source: KeyPath) -> bool:
@@ -398,7 +394,7 @@ class ReadBack:
         if move.source in self._left or move.region is None or target.chunks is None:
             return None
         boxes = tuple(cells(move.region, target.chunks))
-        found = [self._where(target.path, box) or () for box in boxes]
+        found = [self.writer.extents(target.path, box) or () for box in boxes]
         if not all(
             len(extents) == 1 and hashes_boxes(target, box, self.algorithms)
             for box, extents in zip(boxes, found, strict=True)
@@ -409,13 +405,13 @@ class ReadBack:
 
     def _part(self, move: Move, target: TensorSpec) -> StoredPart | None:
         if target.chunks is None or move.region is None:
-            extents = self._where(target.path, move.span) if target.chunks is None else None
+            extents = self.writer.extents(target.path, move.span) if target.chunks is None else None
             return None if extents is None else StoredPart(move, target, extents)
         regions = list(cells(move.region, target.chunks))
         extents = self._in_order(move, target, regions)
         if extents is not None:
             return StoredPart(move, target, extents)
-        chunks = tuple(filter(None, (self._encoded(target.path, region) for region in regions)))
+        chunks = tuple(filter(None, (self.writer.encoded(target.path, region) for region in regions)))
         if len(chunks) < len(regions):
             return None
         return StoredPart(move, target, tuple(chunk.extent for chunk in chunks), chunks)
@@ -424,7 +420,9 @@ class ReadBack:
         self, move: Move, target: TensorSpec, regions: Sequence[Region]
     ) -> tuple[Extent, ...] | None:
         """The byte ranges of chunks that are stored as they are and are, one after the other, the bytes of a move."""
-        found = [self._where(target.path, region) for region in regions] if is_run(target, move) else []
+        found = (
+            [self.writer.extents(target.path, region) for region in regions] if is_run(target, move) else []
+        )
         known = [extents for extents in found if extents is not None]
         return tuple(chain.from_iterable(known)) if known and len(known) == len(regions) else None
 
@@ -445,16 +443,13 @@ class ReadBack:
         target = self.targets[source]
         if recorded and (crc := self._crcs.get(source)):
             return all(_has_crc(crc, part, extent) for part, extent in _parts_of(raw))
-        whole = self._where(target.path, Span(0, target.nbytes)) if recorded else ()
+        whole = self.writer.extents(target.path, Span(0, target.nbytes)) if recorded else ()
         return recorded == [extent.crc32 for extent in whole or ()]
 
 
 def _same_boxes(part: StoredPart, spec: TensorSpec, written: Checkpoint) -> bool:
     """Whether the reader of the finished target reads the chunks of a box from where they were read back."""
-    chunk: Callable[[TensorSpec, Region], Extent | None] | None = getattr(written.reader, "chunk", None)
-    if chunk is None:  # a reader of an older plug-in
-        return False
-    found = [chunk(spec, box) for box in part.boxes]
+    found = [written.reader.chunk(spec, box) for box in part.boxes]
     return None not in found and _ranges(filter(None, found)) == _ranges(part.extents)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from wherry.converter.job import inside, targets_of
-from wherry.formats.writer import extents_of
 from wherry.storage.location import Location
 from wherry.upload.selection import FileSketch
 from wherry.upload.uploaded_file import part_size
@@ -43,7 +42,7 @@ def without_open(
     base, paths = inside(job, job.committed).path, {upload.path for upload in shared.uploads.values()}
     sent = {(path, row["number"]) for path, row in parts}
     writer = job.row.create(Location(sketch, base), job.plan.manifest, job.plan.options)
-    extents_at, targets = extents_of(writer), targets_of(job.plan)
+    extents_at, targets = writer.extents, targets_of(job.plan)
 
     def was_sent(extent: Extent) -> bool:
         path = extent.location.path

@@ -19,7 +19,6 @@ from wherry.converter.job import least_alone, targets_of
 from wherry.converter.plan import joint_moves
 from wherry.core.digest import LeafHasher
 from wherry.errors import IncompleteError
-from wherry.formats.writer import extents_of
 from wherry.mover.pool import Pool
 from wherry.mover.range_batch import worker_count as ranged_workers
 from wherry.mover.readback import FilesBeingWritten, ReadBack, crc_of
@@ -75,9 +74,7 @@ def prove_unit(split: SplitJob, unit: Unit, names: Sequence[str], token: str) ->
         back.add(_moves_of(split, unit))
         parts = [made.located(part) for part in back.parts()]
         hashers = {part.move.source: LeafHasher(targets[part.move.source], (algorithm,)) for part in parts}
-        crcs = {
-            source: crc_of(extents_of(writer), targets[source]) for source in made.told() & hashers.keys()
-        }
+        crcs = {source: crc_of(writer.extents, targets[source]) for source in made.told() & hashers.keys()}
         _read(split, back, parts, hashers, crcs)
         boxes = _boxes(unit, parts, hashers)
     return UnitProof(

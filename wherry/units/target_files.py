@@ -17,7 +17,6 @@ from wherry.converter.plan import joint_moves
 from wherry.core.tensorspec import Span
 from wherry.errors import UnsupportedError
 from wherry.formats.registry import find_format
-from wherry.formats.writer import extents_of, home_of
 from wherry.mover.move import cells
 from wherry.storage.location import Location
 from wherry.units.regions import regions_at, regions_of
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from wherry.converter.plan import Plan
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import TensorSpec
-    from wherry.formats.writer import ExtentsFunction, HomeFunction, Writer
+    from wherry.formats.writer import ExtentsFunction, Writer
     from wherry.mover.move import JointMoves, Move
     from wherry.units.regions import FileRegion, StepFunction
 
@@ -134,7 +133,7 @@ def target_files(plan: Plan, unit_bytes: int = 0, step: StepFunction = lambda _s
             )
         regions = {name: regions_of(name, size, unit_bytes, step(size)) for name, size in sizes.items()}
         cut = {name: rows for name, rows in regions.items() if rows}
-        _among_regions(extents_of(writer), plan, moves, found, cut)
+        _among_regions(writer.extents, plan, moves, found, cut)
     finally:
         writer.close()
     homes = {path: next(iter(rows.names)) for path, rows in found.items() if len(rows.names) == 1}
@@ -200,20 +199,19 @@ def _of_moves(
 
 def _rows(writer: Writer, plan: Plan, moves: JointMoves) -> Iterator[tuple[KeyPath, FilesOfMoves]]:
     """The files of each tensor with elements: of all of it, or of each of its moves."""
-    home, extents_at = home_of(writer), extents_of(writer)
     for path, source in plan.pairs.items():
         spec = plan.manifest.tensors[path]
         if not spec.nbytes:
             continue
         whole = Span(0, spec.nbytes)
-        if spec.chunks is None and (only := home(path, whole)) is not None:
+        if spec.chunks is None and (only := writer.home(path, whole)) is not None:
             yield path, _of_whole(whole, _names(only))
         elif spec.chunks is None:
-            yield path, _of_moves(partial(_names_of, extents_at, path, {}), spec, moves.of(source))
+            yield path, _of_moves(partial(_names_of, writer.extents, path, {}), spec, moves.of(source))
         elif spec.chunks == spec.shape:
-            yield path, _of_whole(whole, _names(home(path, spec.whole)))
+            yield path, _of_whole(whole, _names(writer.home(path, spec.whole)))
         else:
-            yield path, FilesOfMoves(_of_move(home, spec, move) for move in moves.of(source))
+            yield path, FilesOfMoves(_of_move(writer, spec, move) for move in moves.of(source))
 
 
 @lru_cache(1 << 12)
@@ -222,9 +220,9 @@ def _of_whole(whole: Span, files: frozenset[str]) -> FilesOfMoves:
     return FilesOfMoves([FilesOfMove(whole, False, files)])
 
 
-def _of_move(home: HomeFunction, spec: TensorSpec, move: Move) -> FilesOfMove:
+def _of_move(writer: Writer, spec: TensorSpec, move: Move) -> FilesOfMove:
     region = move.region or spec.whole  # moves to chunks are regions
-    places = [_names(home(spec.path, cell)) for cell in cells(region, spec.chunks or ())]
+    places = [_names(writer.home(spec.path, cell)) for cell in cells(region, spec.chunks or ())]
     if len(places) == 1:
         return FilesOfMove(move.span, move.box, places[0])
     return FilesOfMove(move.span, move.box, frozenset().union(*places) if all(places) else frozenset())

@@ -21,7 +21,7 @@ from wherry.families import Projection, target_manifest
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.companions import MemoryFiles, ignored_companion
 from wherry.formats.format import Opened
-from wherry.formats.reader import Absent, Access, BaseReader, Extent
+from wherry.formats.reader import Absent, Access, Extent, Reader
 from wherry.layout.copies import copies, part_bytes, taken_by
 from wherry.layout.copy_parts import cut_copy
 from wherry.layout.cuts import cut_multiples, dimension_to_cut, rows_of_long_runs, stacked_grid
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.families.companions import Outfit
-    from wherry.formats.reader import Reader
     from wherry.layout.copies import Copy, Pieces, StoredTensor
     from wherry.storage.location import Entry
     from wherry.tree.tree_reading import ModelTree
@@ -204,7 +203,7 @@ def view_manifest(source: Checkpoint, projected: Projection) -> Manifest:
     return replace(manifest, tensors=specs)
 
 
-class ViewReader(BaseReader):
+class ViewReader(Reader):
     """Reads target tensors from a source."""
 
     def __init__(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry.errors import StorageError, UnsupportedError, storage_error
-from wherry.formats.writer import BaseWriter
+from wherry.formats.writer import Writer
 from wherry.integrations.containers.flat.blocks import Blocks
 from wherry.integrations.containers.flat.selected_files import SelectedFiles
 from wherry.integrations.containers.flat.shared_file import require_size
@@ -335,7 +335,7 @@ def _settle(descriptor: int) -> None:
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # pages used again cost less than fresh ones
 
 
-class FlatFilesWriter(BaseWriter):
+class FlatFilesWriter(Writer):
     """A writer into flat files, which accept any span of any tensor."""
 
     _files: FlatFiles | UploadedFiles | SelectedFiles

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wherry.errors import NotFoundError
-from wherry.formats.reader import BaseReader, Extent
+from wherry.formats.reader import Extent, Reader
 from wherry.integrations.containers.flat.pack import PACKED, read_region, read_stored, unpack_nibbles
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from wherry.storage.location import Entry, Location
 
 
-class FilesReader(BaseReader):
+class FilesReader(Reader):
     """A reader of the files of one folder, which opening found complete; no descriptor is kept open between calls.
 
     Attributes:

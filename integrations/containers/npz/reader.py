@@ -10,7 +10,7 @@ from zlib import crc32
 from wherry.core import dtypes
 from wherry.core.tensorspec import Region, TensorSpec, region_shape, region_within, shared_region
 from wherry.errors import CorruptError, HostileError, UnsupportedError
-from wherry.formats.reader import Access, BaseReader, Block
+from wherry.formats.reader import Access, Block, Reader
 from wherry.integrations.containers.flat.reader import FilesReader
 from wherry.integrations.containers.flat.strides import PlacedTensor, StridedReader
 from wherry.integrations.containers.npz.inflate import HELD, DeflatedMember, beginning, checked_sizes
@@ -181,7 +181,7 @@ class NpzReader(FilesReader):
 
     def access(self, spec: TensorSpec) -> Access:
         """Deflated members are streamed in bands, stored ones are read raw or through strides."""
-        return Access("stream") if spec.path in self.contents.deflated else BaseReader.access(self, spec)
+        return Access("stream") if spec.path in self.contents.deflated else Reader.access(self, spec)
 
     def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
         """The extents of a stored member, with its CRC."""

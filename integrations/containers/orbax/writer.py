@@ -22,7 +22,7 @@ from wherry.core.tensorspec import Region, Span, TensorSpec, region_shape
 from wherry.core.units import parse_size
 from wherry.errors import UsageError
 from wherry.formats.reader import Extent
-from wherry.formats.writer import BaseWriter
+from wherry.formats.writer import Writer
 from wherry.integrations.containers.orbax import layout, partitioning
 from wherry.integrations.containers.orbax.representable import chunks_of, refuse_unrepresentable
 from wherry.integrations.containers.orbax.small_files import HANDLER, WRITTEN, checkpoint_json, notes
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 _SCALARS: dict[type, str] = {bool: "bool", int: "int64", float: "float64"}
 
 
-class OrbaxWriter(BaseWriter):
+class OrbaxWriter(Writer):
     """Writes one item into a staging folder; see Writer.
 
     Attributes:

@@ -17,7 +17,7 @@ from wherry.core import dtypes
 from wherry.core.keypath import render
 from wherry.core.tensorspec import Region, TensorSpec, region_shape
 from wherry.errors import CorruptError, HostileError, IncompleteError
-from wherry.formats.reader import Absent, Access, BaseReader, Extent
+from wherry.formats.reader import Absent, Access, Extent, Reader
 from wherry.integrations.containers.zarr import kvstore, raw
 from wherry.integrations.containers.zarr import stream as zarr_stream
 from wherry.integrations.containers.zarr.listing import ASSETS
@@ -64,7 +64,7 @@ class StoredArray:
         return (prefix + key for key in self.zarr.keys(region))
 
 
-class ArrayReader(BaseReader):
+class ArrayReader(Reader):
     """Reads one item.
 
     Attributes:

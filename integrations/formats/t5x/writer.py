@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from wherry.core.manifest import Manifest
 from wherry.errors import UsageError
-from wherry.formats.writer import BaseWriter
+from wherry.formats.writer import Writer
 from wherry.integrations.containers.msgpack.writer import MsgpackWriter
 from wherry.integrations.containers.orbax import layout as orbax
 from wherry.integrations.containers.orbax.small_files import WRITTEN, checkpoint_json
@@ -42,7 +42,7 @@ class _Arrays(OrbaxWriter):
         return iter(())
 
 
-class LegacyWriter(BaseWriter):
+class LegacyWriter(Writer):
     """Writes a folder with the msgpack file `checkpoint` and zarr arrays; see Writer."""
 
     def __init__(self, staging: Location, manifest: Manifest, options: Options) -> None:
