@@ -432,7 +432,7 @@ def test_of_many_that_try_to_take_over_one_succeeds(path, quick):
     threads = [threading.Thread(target=take) for _ in range(12)]
     for thread in threads:
         thread.start()
-    wait_for(lambda: len(results) == 11)
+    wait_for(lambda: len(results) == 11 and won)
     assert len(won) == 1
     assert won[0].holds()
     over.set()
