@@ -9,12 +9,14 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections import Counter
 
 import pytest
 
 import wherry
 from tests.support.crash import (
     FAILING,
+    RENAME,
     assert_done,
     assert_left_after,
     complete,
@@ -36,7 +38,7 @@ pytest_plugins = ("tests.support.crash_fixtures",)
     ("code", "lasting"), [(errno.ENOSPC, True), (errno.EIO, False)], ids=["ENOSPC", "EIO"]
 )
 @written(3, 40)
-def test_storage_that_fails(source, undisturbed, tmp_path, record_property, to, code, lasting, most):
+def test_storage_that_fails(source, undisturbed, tmp_path, record_property, caplog, to, code, lasting, most):
     with Faults() as counted:
         convert(source, tmp_path / "counted" / to)
     moments = [(place, number) for place in FAILING for number in spread(counted.calls[place], most)]
@@ -47,7 +49,8 @@ def test_storage_that_fails(source, undisturbed, tmp_path, record_property, to, 
         with Faults(Fault(faults.failing(code), number, place, lasting)) as injected:
             failed = failure_of(source, target)
         if failed is None:  # a folder was there already; an area is removed where it cannot be renamed
-            assert place in ("os:mkdir", "os:rename") or not injected.struck, (
+            said = f"{target} is committed, but" in caplog.text
+            assert place in ("os:mkdir", "os:rename") or said or not injected.struck, (
                 f"call {number} of {place}: nobody said so"
             )
             assert set(os.listdir(target.parent)) == complete(target)
@@ -56,6 +59,37 @@ def test_storage_that_fails(source, undisturbed, tmp_path, record_property, to, 
             assert_left_after(failed, target)
         assert_done(convert(source, target), target, undisturbed[to])
         shutil.rmtree(target.parent)
+
+
+@pytest.mark.parametrize("to", ["safetensors", "orbax"])
+def test_after_the_rename_only_a_warning_says_what_failed(source, undisturbed, tmp_path, caplog, to):
+    """The target is there: an error would say that it is not, and a second run would find it."""
+    before = Counter()
+
+    def note(function, *arguments, **options):
+        before.update(counted.calls)
+        return function(*arguments, **options)
+
+    assert undisturbed[to]  # the first conversion makes wherry's home, too
+    with Faults(Fault(note, 1, RENAME)) as counted:
+        convert(source, tmp_path / "counted" / to)
+    moments = [
+        (place, number)
+        for place in faults.PLACES
+        for number in range(before[place] + 1, counted.calls[place] + 1)
+    ]
+    struck = set[str]()
+    for place, number in moments:
+        target = tmp_path / f"{place}-{number}".replace(":", ".") / to
+        with Faults(Fault(faults.failing(errno.EIO), number, place, lasting=True)) as injected:
+            done = convert(source, target)
+        struck |= {place} if injected.struck else set()
+        assert done["target"]["checkpoint_digest"] == undisturbed[to]
+        assert wherry.verify(target, level="digest").ok
+        said = f"{target} is committed, but a loss of power may undo it" in caplog.text
+        assert said or place != "os:fsync" or not injected.struck
+        caplog.clear()
+    assert struck >= {"os:fsync", "os:unlink"}
 
 
 @each_written

@@ -12,7 +12,8 @@ Every owner commits only from its own area, and only while it holds the target's
 that another run took over its target, its area no longer exists; it ends with TargetInUseError, and does not touch the
 files of the other run.
 
-If anything fails before the commit, nothing is left at the destination, including parent folders that were created for
+After the rename the target is there, and only a warning tells of what fails then: a sync of the parent, or the removal
+of the area. If anything fails before the commit, nothing is left at the destination, including parent folders that were created for
 it. A process that is killed, interrupted or cancelled leaves the staging area, which `detect` calls unfinished; the
 same conversion resumes it, another one to the same target discards it, and `wherry clean` removes it.
 """
@@ -26,6 +27,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from wherry.core.progress import logger
 from wherry.errors import (
     StorageError,
     TargetExistsError,
@@ -57,6 +59,7 @@ _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
 _UNKNOWN_TO_FILE_SYSTEM = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 _OCCUPIED = (errno.ENOTEMPTY, errno.ENOTDIR, errno.EEXIST)
+_log = logger(__name__)
 
 
 class Staging:
@@ -100,7 +103,7 @@ class Staging:
         self._lease = lease_of(self._parent, target)
         self._released = self._parent / f"{staging_stem(target.name)}.{identity}"
         self._area = Path(f"{self._released}-{self._lease.token}")
-        self._new, self._inode = False, (0, 0)
+        self._new, self._inode, self._committed = False, (0, 0), False
         self.location = Location(LocalStore(), str(self._area / target.name))
         self.journal = self._area / JOURNAL
         self.spill = self._area / SPILL
@@ -130,6 +133,9 @@ class Staging:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._committed:
+            self._leave_committed()
+            return
         lost, resumable = self._is_lost(), self._resumable(self._error or error)
         try:
             if not lost:  # else the remaining files belong to the other run
@@ -193,10 +199,21 @@ class Staging:
             with storage_errors(self.target.uri):
                 self._commit(beside)
         except StorageError as error:
-            if self._is_lost():
+            if self._committed:
+                _log.warning("%s is committed, but a loss of power may undo it: %s", self.target.uri, error)
+            elif self._is_lost():
                 raise self._lease.lost() from error
-            raise
-        self._made.clear()
+            else:
+                raise
+
+    def _leave_committed(self) -> None:
+        """Remove what is left of the run; the target is there, whatever becomes of that."""
+        try:
+            self._remove_area()
+        except OSError as error:
+            _log.warning("the staging area %s was not removed; `wherry clean` finds it: %s", self._area, error)
+        finally:
+            self._lease.__exit__(None, None, None)
 
     def _enter_lease(self) -> None:
         # A failed run may be removing the folders that it created.
@@ -289,6 +306,7 @@ class Staging:
                 )
             with self._sidecar_put(target) if beside is not None else nullcontext():
                 rename_without_replacing(staged, target)
+            self._committed = True
             sync_folder(target.parent)
 
     @contextmanager
