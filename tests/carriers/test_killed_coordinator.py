@@ -177,7 +177,7 @@ def test_killed_at_every_step_and_taken_up(source, place, counts, tmp_path, reco
 
 
 ENGINE_STEPS = {
-    "processes:2": (("begin", 1), ("worker started", 2), ("receipt in", 1), ("receipt in", 6), ("os.link", 8),
+    "processes:2": (("begin", 1), ("worker started", 2), ("receipt in", 1), ("receipt in", 6), ("os.link", 3),
                     ("commit", 1), ("end", 1), ("remove job.json", 1)),
     "dask:2": (("create challenge", 1), ("out prove", 2), ("out unit", 3), ("receipt in", 6),
                ("remove challenge", 1), ("commit", 1)),

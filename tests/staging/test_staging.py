@@ -22,6 +22,7 @@ from wherry.staging import staging
 from wherry.staging.copied_staging import open_staging
 from wherry.staging.object_staging import ObjectStaging
 from wherry.staging.staging import Staging
+from wherry.storage import renames
 from wherry.storage.folders import is_staging
 from wherry.storage.stores import locate
 
@@ -87,11 +88,33 @@ def test_a_stop_while_an_area_is_opened_gives_the_lease_back(tmp_path, monkeypat
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("libc", [True, False], ids=["renameat2", "fallback"])
+def link_nothing(*_names, **_options):
+    raise OSError(errno.EPERM, "no hard links")
+
+
+@pytest.fixture(params=["renameat2", "links", "neither"])
+def file_system(request, monkeypatch):
+    """What the file system has to rename without replacing."""
+    if request.param != "renameat2":
+        monkeypatch.setattr(renames.ctypes, "CDLL", lambda *_args, **_options: object())
+    if request.param == "neither":
+        monkeypatch.setattr(os, "link", link_nothing)
+    return request.param
+
+
 @pytest.mark.parametrize("kind", ["file", "folder"])
-def test_commit_never_overwrites(tmp_path, kind, libc, monkeypatch):
-    if not libc:
-        monkeypatch.setattr(staging.ctypes, "CDLL", lambda *_args, **_options: object())
+def test_a_file_system_without_links_has_commits_too(tmp_path, kind, file_system):
+    target = tmp_path / "out"
+    with Staging(locate(target), ID) as area:
+        staged = Path(area.location.path)
+        staged.mkdir() if kind == "folder" else staged.write_text("new")
+        area.commit(beside=b"{}" if kind == "file" else None)
+    assert target.is_dir() if kind == "folder" else target.read_text() == "new"
+    assert sorted(os.listdir(tmp_path)) == (["out"] if kind == "folder" else ["out", "out.wherry.json"])
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_commit_never_overwrites(tmp_path, kind, file_system):
     target = tmp_path / "out"
     with Staging(locate(target), ID) as area:
         staged = Path(area.location.path)
@@ -207,7 +230,7 @@ def test_a_sidecar_that_cannot_be_put_leaves_the_former_one(tmp_path, monkeypatc
 @pytest.mark.parametrize("libc", [True, False], ids=["renameat2", "fallback"])
 def test_a_stop_just_after_the_commit_leaves_the_sidecar(tmp_path, monkeypatch, libc):
     if not libc:
-        monkeypatch.setattr(staging.ctypes, "CDLL", lambda *_args, **_options: object())
+        monkeypatch.setattr(renames.ctypes, "CDLL", lambda *_args, **_options: object())
     target, real = tmp_path / "m.bin", staging.rename_without_replacing
     unlink = os.unlink
 

@@ -25,6 +25,7 @@ from wherry.core.receipt import utc_now
 from wherry.errors import NotFoundError, TargetExistsError, UsageError, storage_error
 from wherry.storage.folders import make_durable_folders, sync_folder
 from wherry.storage.location import MOST_CONFIG
+from wherry.storage.renames import rename_without_replacing
 from wherry.storage.stores import locate
 from wherry.text.json_document import parse_json
 from wherry.text.json_values import json_value
@@ -144,7 +145,7 @@ def write_bundle(path: Path, report: AuditReport, page: str, records: Path, ledg
         with draft.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             os.fsync(file.fileno())
-        os.link(draft, path)  # unlike a rename, this cannot overwrite
+        rename_without_replacing(draft, path)
         sync_folder(path.parent)
     except OSError as error:
         raise storage_error(error, str(path)) from error

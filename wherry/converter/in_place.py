@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry.errors import TargetExistsError, storage_errors
-from wherry.staging.lease import NO_LINKS
 from wherry.staging.staging import lease_of
-from wherry.storage.copy import carry_file
+from wherry.storage.copy import add_name
 from wherry.storage.durable import replace
 from wherry.storage.folders import remove, sync_folder
 from wherry.storage.sidecar import FOLDER_NAME, MOST_SIDECAR
-from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -97,7 +95,7 @@ def keep(place: Path) -> bool:
         return False
     before = place.with_name(f"{place.name}{BEFORE}")
     try:
-        _link(place, before)
+        add_name(place, before)
     except FileExistsError as error:
         if before.samefile(place):
             return True  # a run was killed between keeping and replacing
@@ -107,16 +105,6 @@ def keep(place: Path) -> bool:
             cure="move the backup away; it holds the file from before that change",
         ) from error
     return True
-
-
-def _link(place: Path, before: Path) -> None:
-    """Add a second name for a file, atomically; make a copy if the file system has no hard links."""
-    try:
-        before.hardlink_to(place)
-    except OSError as error:
-        if error.errno not in NO_LINKS:
-            raise
-        carry_file(locate(place), before)
 
 
 def _undo(home: Path, kept: list[str], new: list[str]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hmac
 import json
-import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from wherry.staging.journal import FIRST_MAC, next_mac
 from wherry.staging.key import KEY_ENV, journal_key
 from wherry.storage.folders import DRAFT, PREFIX, remove_leftover, sync_folder
 from wherry.storage.location import MOST_CONFIG, Location
+from wherry.storage.renames import rename_without_replacing
 from wherry.storage.stores import LocalStore
 from wherry.text.json_values import json_value
 
@@ -73,7 +73,7 @@ class Records:
         data = _signed_bytes(row)
         if self.store is None:
             with storage_errors(self.folder.uri):
-                return self._link(name, data)
+                return self._put(name, data)
         try:
             self.store.put_object(self.folder.join(name).path, data, run)
         except FileExistsError:
@@ -160,16 +160,16 @@ class Records:
         for name in self.names():
             self.remove(name)
 
-    def _link(self, name: str, data: bytes) -> bool:
+    def _put(self, name: str, data: bytes) -> bool:
         """Create a file with all of its contents; False if it exists."""
         folder = Path(self.folder.path)
         draft = _draft(folder, name, data)
         try:
-            os.link(draft, folder / name)
+            rename_without_replacing(draft, folder / name)
         except FileExistsError:
             return False
         finally:
-            draft.unlink()
+            draft.unlink(missing_ok=True)
         sync_folder(folder)
         return True
 

@@ -18,9 +18,10 @@ from wherry.errors import NotFoundError, TargetInUseError, UnsupportedError, sto
 from wherry.formats.checkpoint import open_checkpoint
 from wherry.formats.registry import find_format
 from wherry.staging.in_use import is_in_use
-from wherry.staging.staging import lease_of, rename_without_replacing
+from wherry.staging.staging import lease_of
 from wherry.storage.folders import is_staging, remove, staging_stem, sync_folder
 from wherry.storage.fsspec_store import FsspecStore
+from wherry.storage.renames import rename_without_replacing
 from wherry.storage.sidecar import OWN_NAMES, sidecar_name, signature_name
 from wherry.storage.stores import locate
 

@@ -12,12 +12,13 @@ import os
 import secrets
 import shlex
 import stat
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from wherry.core.progress import logger
 from wherry.errors import StorageError, UsageError
-from wherry.staging.lease import NO_LINKS
 from wherry.storage.home import ensure_home
+from wherry.storage.renames import rename_without_replacing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,14 +94,8 @@ def _create_key(path: Path) -> bytes:
     try:
         os.write(descriptor, secrets.token_hex(32).encode())
         os.fsync(descriptor)
-        try:
-            os.link(draft, path)
-        except FileExistsError:
-            pass
-        except OSError as error:
-            if error.errno not in NO_LINKS:
-                raise
-            draft.rename(path)
+        with suppress(FileExistsError):
+            rename_without_replacing(draft, path)
     finally:
         os.close(descriptor)
         draft.unlink(missing_ok=True)

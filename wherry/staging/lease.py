@@ -25,13 +25,13 @@ from wherry.errors import StorageError, TargetInUseError, storage_error
 from wherry.staging import lease_watch
 from wherry.staging.lease_watch import Judgement, Owner, Verdict, judge, see, this_process
 from wherry.storage.folders import DRAFT
+from wherry.storage.renames import NO_LINKS
 
 if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
     from types import TracebackType
 
-NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)  # errors of a file system without hard links
 _NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF)
 _HEARTBEAT_SECONDS = 5.0
 _LOCK_SECONDS = 5.0  # a takeover holds the lock for a few system calls

@@ -4,23 +4,22 @@ A conversion writes into a staging area beside the target (see `wherry.staging.a
 a letter, so that neither Lingua (which treats any folder that begins with ten digits as a checkpoint) nor Orbax
 (which lists digits and `<prefix>_<digits>`, and deletes its own temporary names) ever touches it. Other users cannot
 access the area; files in it have the modes of the umask, and keep them when they are committed. On a local file
-system the commit is `renameat2(RENAME_NOREPLACE)` and an fsync of the parent; where the kernel or file system lacks
-it, a hard link (files) or a rename that can replace only an empty folder. New parent folders are synced into their own
-parents. A store of objects has no renames; see `object_staging` and `copied_staging`.
+system the commit is a rename that replaces nothing (`wherry.storage.renames`) and an fsync of the parent. New parent
+folders are synced into their own parents. A store of objects has no renames; see `object_staging` and
+`copied_staging`.
 
 Every owner commits only from its own area, and only while it holds the target's lease. If a run was stopped for so long
 that another run took over its target, its area no longer exists; it ends with TargetInUseError, and does not touch the
 files of the other run.
 
-After the rename the target is there, and only a warning tells of what fails then: a sync of the parent, or the removal
-of the area. If anything fails before the commit, nothing is left at the destination, including parent folders that were created for
+If anything fails before the commit, nothing is left at the destination, including parent folders that were created for
 it. A process that is killed, interrupted or cancelled leaves the staging area, which `detect` calls unfinished; the
-same conversion resumes it, another one to the same target discards it, and `wherry clean` removes it.
+same conversion resumes it, another one to the same target discards it, and `wherry clean` removes it. After the rename
+the target is there, and what fails then (the sync of the parent, the removal of the area) is only a warning.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 from contextlib import contextmanager, nullcontext, suppress
@@ -48,6 +47,7 @@ from wherry.storage.folders import (
     sync_tree,
 )
 from wherry.storage.location import Location
+from wherry.storage.renames import rename_without_replacing
 from wherry.storage.sidecar import sidecar_name
 from wherry.storage.stores import LocalStore
 
@@ -55,10 +55,6 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from types import TracebackType
 
-_AT_FDCWD = -100
-_RENAME_NOREPLACE = 1
-_UNKNOWN_TO_FILE_SYSTEM = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
-_OCCUPIED = (errno.ENOTEMPTY, errno.ENOTDIR, errno.EEXIST)
 _log = logger(__name__)
 
 
@@ -211,7 +207,9 @@ class Staging:
         try:
             self._remove_area()
         except OSError as error:
-            _log.warning("the staging area %s was not removed; `wherry clean` finds it: %s", self._area, error)
+            _log.warning(
+                "the staging area %s was not removed; `wherry clean` finds it: %s", self._area, error
+            )
         finally:
             self._lease.__exit__(None, None, None)
 
@@ -362,32 +360,6 @@ def tidy(target: Location) -> None:
             pass  # entering discards areas of other runs, leaving releases the lease
     except TargetInUseError:
         return
-
-
-def rename_without_replacing(source: Path, target: Path) -> None:
-    """Rename in one step that fails with FileExistsError where the target exists."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if hasattr(libc, "renameat2"):
-        result = libc.renameat2(
-            _AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE
-        )
-        if result == 0:
-            return
-        code = ctypes.get_errno()
-        if code not in _UNKNOWN_TO_FILE_SYSTEM:
-            raise OSError(code, os.strerror(code), str(target))
-    if source.is_dir():
-        if os.path.lexists(target):
-            raise FileExistsError(target)
-        try:
-            source.rename(target)  # a folder can replace only an empty folder
-        except OSError as error:
-            if error.errno in _OCCUPIED:
-                raise FileExistsError(target) from error
-            raise
-    else:
-        os.link(source, target)
-        source.unlink()
 
 
 def _inode(path: Path) -> tuple[int, int] | None:

@@ -24,7 +24,8 @@ from wherry.errors import CorruptError, IncompleteError, MismatchError, storage_
 from wherry.runtime import threads
 from wherry.storage.folders import make_folders
 from wherry.storage.open_file import open_regular
-from wherry.storage.stores import open_local
+from wherry.storage.renames import NO_LINKS
+from wherry.storage.stores import locate, open_local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -128,6 +129,21 @@ def carry_file(
                 cure="wait until no process writes to the source, then try again",
             )
     return way, size
+
+
+def add_name(file: Path, name: Path) -> None:
+    """Give a file a second name, in one step; make a copy if the file system has no hard links.
+
+    Raises:
+        FileExistsError: something has the name.
+        OSError: the storage failed.
+    """
+    try:
+        name.hardlink_to(file)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        carry_file(locate(file), name)
 
 
 def _clone(reading: int, writing: int) -> bool:

@@ -11,7 +11,6 @@ digests (short runs, workers without kernels, SHA-256) is read here, as a conver
 
 from __future__ import annotations
 
-import os
 import secrets
 import shlex
 from dataclasses import replace
@@ -41,6 +40,7 @@ from wherry.staging.area import JOURNAL, LOG_SUFFIX, left_for
 from wherry.staging.journal import open_journal
 from wherry.staging.object_journal import finished_journal
 from wherry.staging.object_staging import is_committed
+from wherry.storage.copy import add_name
 from wherry.storage.folders import make_folders, sync_folder, sync_tree
 from wherry.units.made_files import folder_token, object_path, shared_marks, watch_files
 from wherry.units.make import attempt_folder, member, staged_at, staging_of
@@ -366,7 +366,7 @@ def _gather(split: SplitJob, receipts: list[UnitReceipt], draft: Path) -> None:
                 continue  # another region of it has come first
             make_folders(place.parent)
             try:
-                os.link(made, place)
+                add_name(made, place)
             except FileNotFoundError as error:  # another commit was faster
                 raise _taken_error(split) from error
         _gather_logs(origin, draft)
