@@ -113,6 +113,18 @@ def test_a_file_system_without_links_has_commits_too(tmp_path, kind, file_system
     assert sorted(os.listdir(tmp_path)) == (["out"] if kind == "folder" else ["out", "out.wherry.json"])
 
 
+def test_a_link_that_fails_is_an_error(tmp_path, monkeypatch):
+    def fail(*_names, **_options):
+        raise OSError(errno.EIO, "the disk fails")
+
+    monkeypatch.setattr(renames.ctypes, "CDLL", lambda *_args, **_options: object())
+    monkeypatch.setattr(os, "link", fail)
+    with pytest.raises(StorageError, match="the disk fails"), Staging(locate(tmp_path / "out"), ID) as area:
+        Path(area.location.path).write_text("new")
+        area.commit(beside=b"{}")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("kind", ["file", "folder"])
 def test_commit_never_overwrites(tmp_path, kind, file_system):
     target = tmp_path / "out"
