@@ -6,8 +6,10 @@ import os
 import re
 import signal
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
+from click.testing import CliRunner
 
 import wherry
 from tests.support.jobs import by_two, changed, proofs, receipts
@@ -19,6 +21,7 @@ from wherry.carriers.carrier import CARRIERS, carrier_of
 from wherry.carriers.convert_on import convert_on
 from wherry.carriers.processes import carry_with_processes
 from wherry.carriers.worker_pool import Workplace
+from wherry.cli import cli
 from wherry.core.services import _SERVICES
 from wherry.errors import (
     IncompleteError,
@@ -71,6 +74,30 @@ class Observer:
             self.units.append(progress.current)
             if len(self.units) == 1:
                 self.act(self)
+
+
+@pytest.fixture
+def no_home(tmp_path, monkeypatch):
+    """A home that cannot hold the key."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("WHERRY_HOME", str(tmp_path / "file" / "home"))
+    monkeypatch.delenv("WHERRY_KEY", raising=False)
+
+
+@pytest.mark.usefixtures("no_home")
+def test_workers_get_the_key_of_a_process_that_cannot_store_one(source, target):
+    request = replace(request_of(source, target), lineage=False)
+    [receipt] = convert_on(request, "processes:2", unit_bytes=UNIT).receipts
+    assert receipt.verification["ok"]
+
+
+@pytest.mark.usefixtures("no_home")
+def test_a_job_for_others_needs_a_key_that_they_can_have(source, target, tmp_path):
+    words = ["split", str(source), target, "--to", "dcp"]
+    with pytest.raises(UsageError, match="need one key") as refused:
+        CliRunner().invoke(cli, words, catch_exceptions=False)
+    assert refused.value.cure.startswith("export WHERRY_KEY=")
+    assert sorted(os.listdir(tmp_path)) == ["file"]
 
 
 @pytest.mark.parametrize("name", [THREADS, *sorted(CARRIERS)])

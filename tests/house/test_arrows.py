@@ -48,7 +48,7 @@ ROOMS: Mapping[str, str] = {
     "records": "errors text core runtime storage objects staging mover",
     "units": "errors version installation core runtime remote storage objects upload staging formats mover ledger"
     " converter records",
-    "carriers": "errors version text core runtime remote formats mover config ledger converter records units",
+    "carriers": "errors version text core runtime remote staging formats mover config ledger converter records units",
     "compare": "errors text core runtime formats mover view config ledger",
     "verifier": "errors text core runtime storage staging formats tree mover quantized view config ledger converter"
     " units carriers compare",

@@ -184,8 +184,14 @@ def test_without_a_key_a_run_works_and_is_not_resumed(
     else:
         (tmp_path / "file").write_text("")
         monkeypatch.setenv("WHERRY_HOME", str(tmp_path / "file" / "home"))
+    key._own_key.cache_clear()
     write(path)
-    assert "the journal cannot be signed, so this run cannot be resumed" in caplog.text
+    assert caplog.text.count("the journal cannot be signed, so this run cannot be resumed") == 1
+    assert not read(path)[1], "a process has one key"
+    with monkeypatch.context() as patch:
+        patch.setenv(key.KEY_ENV, key.key_for_workers()[key.KEY_ENV])
+        assert not read(path)[1], "a worker gets it"
+    key._own_key.cache_clear()  # as in another process
     assert "another key" in read(path)[1]
 
 

@@ -14,6 +14,7 @@ from wherry.records.claims import claims_among
 from wherry.records.unit_proof import proofs_in
 from wherry.records.unit_receipt import receipts_by_unit
 from wherry.runtime import child
+from wherry.staging.key import key_for_workers
 from wherry.text.json_values import json_value
 
 if TYPE_CHECKING:
@@ -54,9 +55,9 @@ def carry_with_processes(
 
 
 def variables() -> dict[str, str]:
-    """The environment of a worker of this machine: that of this process, and its configuration."""
+    """The environment of a worker of this machine: that of this process, its configuration and its key."""
     file = config_file()
-    return {**child.own_variables(), **({CONFIG_ENV: str(file)} if file else {})}
+    return {**child.own_variables(), **key_for_workers(), **({CONFIG_ENV: str(file)} if file else {})}
 
 
 def _start(stack: ExitStack, made: SplitJob) -> Child:

@@ -56,9 +56,11 @@ def split(source: str, target: str, to: str, unit: str, json_: bool, given: dict
     see SOURCE and TARGET under these names, and share WHERRY_KEY.
     """
     from wherry.console import tables
+    from wherry.staging.key import require_shared_key
     from wherry.units.estimate import large_files
     from wherry.units.split_job import split as make_job
 
+    require_shared_key()
     made = make_job(convert_request(source, [TargetRequest(target, to)], **given), parse_size(unit))
     sizes = [one.nbytes for one in made.units]
     large = large_files(made.units, made.job.committed)

@@ -1,8 +1,8 @@
 """The key that signs journals, so that a run resumes only conversions of the same user.
 
 It is the text of `WHERRY_KEY`, which several machines can share; otherwise a random key that is created once in
-`WHERRY_HOME`, readable by its user alone. If neither is available, every run has its own key: it works, but it cannot
-be resumed after an interruption.
+`WHERRY_HOME`, readable by its user alone. If neither is available, a process has a key of its own, which the workers
+that it starts get: it works, but what it leaves cannot be resumed after an interruption.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import secrets
 import shlex
 import stat
 from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING
 
 from wherry.core.progress import logger
 from wherry.errors import StorageError, UsageError
-from wherry.storage.home import ensure_home
+from wherry.storage.home import ensure_home, home
 from wherry.storage.renames import rename_without_replacing
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def journal_key() -> bytes:
     """
     given = os.environ.get(KEY_ENV)
     if given is None:
-        text = _stored_key()
+        text = _stored_key() or _own_key()
     elif len(given) >= _SHORTEST:
         text = os.fsencode(given)  # the variable may hold any bytes
     else:
@@ -49,16 +50,40 @@ def journal_key() -> bytes:
     return hashlib.sha256(b"wherry-journal-key" + text).digest()
 
 
-def _stored_key() -> bytes:
-    """The random key in the home; a key for this run alone if the home cannot store it."""
+def key_for_workers() -> dict[str, str]:
+    """The variable that another process on this machine, of the same user, needs to have the key of this one."""
+    return {} if KEY_ENV in os.environ or _stored_key() else {KEY_ENV: _own_key().decode()}
+
+
+def require_shared_key() -> None:
+    """Refuse a job for processes that this one does not start, where they could not have its key.
+
+    Raises:
+        UsageError: the home cannot store a key, and `WHERRY_KEY` is not set.
+    """
+    if key_for_workers():
+        raise UsageError(
+            f"the processes of a job need one key, and WHERRY_HOME ({home()}) cannot store it",
+            cure=f"export {KEY_ENV}=$(openssl rand -hex 32)",
+        )
+
+
+def _stored_key() -> bytes | None:
+    """The random key in the home; None if the home cannot store it."""
     try:
         path = ensure_home() / _NAME
         return _read(path) or _create_key(path)
     except OSError as error:
-        _log.warning(
-            "the journal cannot be signed, so this run cannot be resumed if it is interrupted: %s", error
-        )
-        return secrets.token_bytes(32)
+        if not _own_key.cache_info().currsize:  # once
+            _log.warning(
+                "the journal cannot be signed, so this run cannot be resumed if it is interrupted: %s", error
+            )
+        return None
+
+
+@cache
+def _own_key() -> bytes:
+    return secrets.token_hex(32).encode()
 
 
 def _read(path: Path) -> bytes | None:
