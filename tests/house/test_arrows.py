@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -36,8 +35,6 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from wherry.integrations import signing
 
-# Signed by commit 6da651d; the private keys are gone.
-GOLDEN = Path(__file__).parents[1] / "golden" / "signed"
 CURVES = {"p256": ec.SECP256R1(), "p384": ec.SECP384R1(), "p521": ec.SECP521R1()}
 
 
@@ -96,24 +93,6 @@ def test_we_accept_what_model_signing_signs(source, tmp_path, keys):
     assert signing.verify(uri, keys[1], signature=out).failed == (
         ("tokenizer.json", "was added after signing"),
     )
-
-
-@pytest.mark.parametrize(
-    ("name", "files", "format_"),
-    [("folder", 2, "huggingface"), ("file.npz", 1, "npz"), ("source.safetensors", 1, None)],
-)
-def test_signatures_of_older_versions_stay_good(name, files, format_, tmp_path):
-    """One of each: a folder (P-256), a file with its sidecar (P-384), a file without one (P-521)."""
-    copied, public = tmp_path / "signed", GOLDEN / f"{name}.pub"
-    shutil.copytree(GOLDEN, copied)
-    found = signing.verify(copied / name, public)
-    assert (found.ok, found.files, found.identity.get("format")) == (True, files, format_)
-    assert signing.identity(copied / name, public) == found.identity
-    if format_:
-        assert examine(copied / name, level="digest").ok
-    file = copied / name / "model.safetensors" if name == "folder" else copied / name
-    file.write_bytes(file.read_bytes() + b"x")
-    assert [reason for _, reason in signing.verify(copied / name, public).failed] == ["was altered"]
 
 
 @pytest.mark.parametrize("curve", CURVES)

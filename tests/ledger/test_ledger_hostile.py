@@ -151,7 +151,7 @@ BODIES = [
     ("note", '{"about": "route", "route": [], "target": "/t", "request": "r"}', {"replay"}),
     ("note", '{"about": "route", "route": "r", "target": "/t", "request": "r", "score": "best"}', {"replay"}),
     ("note", f'{{"about": "route", "route": "r", "target": "/t", "request": "r", "score": {LONG_NUMBER}}}', {"replay"}),
-    ("note", '{"about": "failure", "source": 1, "fingerprint": 2, "wherry": 3, "requests": [], "error": 5}',
+    ("note", '{"about": "failure", "source": 1, "fingerprint": 2, "wherry": 3, "requests": [], "error": 5, "kind": 6}',
      {"replay"}),
 ]  # fmt: skip
 
