@@ -142,6 +142,23 @@ def test_the_statement_binds_the_digests(source, tmp_path, keys):
         signing.require(uri, keys[1])
 
 
+@pytest.mark.parametrize("schema", [1, 3, None])
+def test_a_signature_of_another_schema_is_refused_until_it_is_made_anew(
+    source, tmp_path, keys, monkeypatch, schema
+):
+    uri = made(source, tmp_path, "orbax")
+    with monkeypatch.context() as patch:
+        patch.setattr(signing, "_SCHEMA", schema)
+        signing.sign(uri, keys[0])
+    said = f"the signature has schema {schema}, but this wherry requires 2"
+    for check in (signing.verify, signing.identity):
+        with pytest.raises(CorruptError, match=said) as caught:
+            check(uri, keys[1])
+        assert caught.value.cure.endswith("sign the checkpoint again")
+    signing.sign(uri, keys[0])
+    assert signing.verify(uri, keys[1]).ok
+
+
 def test_what_changed_since_the_sidecar_is_not_signed(source, tmp_path, keys):
     uri = made(source, tmp_path, "orbax")
     file = next((tmp_path / "orbax").rglob("d/*"))

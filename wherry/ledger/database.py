@@ -57,7 +57,7 @@ _GENERATED = (  # hidden: 2 and 3
 )
 _FOREIGN_CURE = "do not use this file; open a copy of known origin, or start another ledger"
 _SCHEMA_CURE = (
-    "use the wherry that wrote it, or move it away, or name a new one in WHERRY_LEDGER; then fill the new one with "
+    "use the wherry that wrote it; or move it away, or name a new ledger in WHERRY_LEDGER, and fill the new one with "
     "`wherry ledger rebuild ROOT`"
 )
 _FORK_CURE = "start the process with multiprocessing's spawn instead of fork, or use a ledger in PostgreSQL"

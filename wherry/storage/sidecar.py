@@ -192,7 +192,7 @@ def _json_form(sidecar: Sidecar) -> dict[str, Any]:
         "receipt": sidecar.receipt.to_json() if sidecar.receipt else None,
         "manifest": sidecar.manifest.json_form(),
         "leaves": {sidecar.algorithm: {}},
-        **({} if sidecar.files is None else {"files": dict(sidecar.files)}),
+        "files": None if sidecar.files is None else dict(sidecar.files),
     }
 
 
@@ -266,7 +266,7 @@ def _leaves_by(algorithm: str, data: dict[str, Any]) -> dict[str, Any]:
 
 def _files(data: dict[str, Any]) -> dict[str, int | None] | None:
     """The files and their sizes; None if there were too many."""
-    found = data.get("files")
+    found = data["files"]
     if found is None:
         return None
     if not isinstance(found, dict) or {*map(type, found.values())} - {int, type(None)}:
