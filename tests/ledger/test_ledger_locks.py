@@ -166,7 +166,7 @@ def test_a_ledger_of_another_schema_is_moved_away_and_rebuilt(url, tmp_path, mon
     monkeypatch.setenv("WHERRY_LEDGER", url)
     np.savez(tmp_path / "source.npz", w=np.ones(3))
     assert (
-        typed(f"convert {tmp_path}/source.npz {tmp_path}/root/out --to orbax --quiet", tmp_path, capfd)[0]
+        typed(f"convert {tmp_path}/source.npz {tmp_path}/made/out --to orbax --quiet", tmp_path, capfd)[0]
         == 0
     )
     of_schema(url, 3)
@@ -177,7 +177,7 @@ def test_a_ledger_of_another_schema_is_moved_away_and_rebuilt(url, tmp_path, mon
     else:
         file = Path(url.removeprefix("sqlite:///"))
         file.rename(file.with_name("moved.db"))
-    assert typed(f"ledger rebuild {tmp_path}/root --no-registry", tmp_path, capfd)[0] == 0
+    assert typed(f"ledger rebuild {tmp_path}/made --no-registry", tmp_path, capfd)[0] == 0
     code, printed = typed("ledger check --json", tmp_path, capfd)
     assert (code, json.loads(printed)["ok"]) == (0, True)
 

@@ -147,11 +147,13 @@ def times_written(ledger: Ledger, numbers: Collection[int]) -> dict[int, str]:
         for start in range(0, len(every), _PAGE):
             query = select(table.seq, table.storage_time).where(table.seq.in_(every[start : start + _PAGE]))
             found |= dict(connection.execute(query).tuples().all())
+    if None in found.values():  # as in `_statement`
+        raise tables.damage_error("values: a statement lacks its time")
     return found
 
 
 def _statement(row: Row[Any]) -> Statement:
-    if None in row:  # a file's own tables may take it
+    if None in row:  # the tables of a forged file may take it
         raise tables.damage_error(f"values: statement {row.seq} lacks one")
     if row.schema != tables.SCHEMA:
         raise tables.damage_error(f"statement {row.seq}: schema {row.schema}, expected {tables.SCHEMA}")
