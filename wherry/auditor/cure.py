@@ -149,7 +149,7 @@ def _request(
     name = known.checkpoints[digest].format
     if made is None:
         return {"to": name}
-    asked = dict(made.asked or {"to": name})
+    asked = dict(made.asked or _resolve_options(name, made.options))
     if source != made.source_uri:
         asked.pop("format", None)
         asked.pop("in_place", None)  # the copy stays as it is
@@ -164,12 +164,16 @@ def _container(digest: str, known: LedgerState) -> dict[str, Any]:
     made = next((how for (_source, target), how in known.between.items() if target == digest), None)
     if made is None:
         return {"to": name}
-    try:
-        asked = restore_request(name, made.options)
-    except WherryError:
-        return {"to": name}  # the format is not installed here, so its defaults are unknown
+    asked = _resolve_options(name, made.options)
     options = {key: value for key, value in asked.get("options", {}).items() if key not in TREE_OPTIONS}
     return {**asked, "options": options}
+
+
+def _resolve_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return restore_request(name, options)
+    except WherryError:
+        return {"to": name}  # the format is not installed here, so its defaults are unknown
 
 
 def _intact(

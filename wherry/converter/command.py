@@ -111,7 +111,8 @@ def planned_again(asked: Mapping[str, Any], source: SourceRequest, target: Targe
 def command(receipt: Receipt, *, source: str | None = None, target: str | None = None) -> str:
     """The command line that repeats a conversion, quoted for a shell.
 
-    The target must not exist: move an existing one away first.
+    The target must not exist: move an existing one away first. For a receipt that states no request, as a program may
+    make it, the command states the options that differ from the format's defaults.
 
     Args:
         receipt: of the conversion.
@@ -126,7 +127,7 @@ def command(receipt: Receipt, *, source: str | None = None, target: str | None =
             "the source was a live training state, which no longer exists", uri=receipt.target.uri,
             cure="export it again from the training run",
         )  # fmt: skip
-    asked = receipt.asked or {"to": receipt.target.format}
+    asked = receipt.asked or restore_request(receipt.target.format, receipt.options)
     if target is not None and target != receipt.target.uri:
         asked = {name: value for name, value in asked.items() if name != "into"}
     moved = source is not None and source != receipt.source.uri

@@ -24,6 +24,7 @@ from wherry.converter.command import (
     differences,
     planned_again,
     present,
+    restore_request,
 )
 from wherry.core.digest import canonical_json
 from wherry.core.progress import logger
@@ -276,8 +277,8 @@ def _is_same(place: PlaceRecord, format: str) -> bool:
 
 
 def _recorded_request(row: ConversionRecord) -> Mapping[str, Any]:
-    """The recorded request; where a receipt states none, as a program may make it, a plain conversion."""
-    return row.asked or {"to": row.format}
+    """The recorded request; where a receipt states none, as a program may make it, what its options state."""
+    return row.asked or restore_request(row.format, row.options)
 
 
 def _source(row: ConversionRecord, format: str) -> SourceRequest:
