@@ -14,16 +14,13 @@ import os
 import urllib.request
 from base64 import b64encode
 from http.client import HTTPException
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlencode
 
 from wherry.integrations.mlflow_probe import require_answer
-from wherry.integrations.mlflow_version import registered_version
+from wherry.integrations.mlflow_version import RegisteredVersion
 from wherry.remote.checked_clients import open_checked
 from wherry.text.json_values import json_value
-
-if TYPE_CHECKING:
-    from wherry.integrations.mlflow_version import RegisteredVersion
 
 _TIMEOUT_SECONDS = 10
 _MOST_BYTES = 16 << 20
@@ -54,7 +51,7 @@ def look_up(
         row = _read_version(registry_uri, name, number) if number else _newest(registry_uri, name)
         tags = {tag["key"]: tag["value"] for tag in row.get("tags", ())}
         held = tuple(sorted(one for one, there in aliases.items() if there == str(row["version"])))
-        return registered_version(row["name"], str(row["version"]), tags, held)
+        return RegisteredVersion(row["name"], str(row["version"]), tags, held)
     except (OSError, HTTPException, ValueError, LookupError, TypeError, AttributeError):
         return None
 

@@ -18,7 +18,6 @@ from wherry.integrations.mlflow_version import (
     MOST_NAMES,
     RegisteredVersion,
     no_version,
-    registered_version,
     unknown_alias,
     unknown_model,
     unknown_version,
@@ -113,7 +112,7 @@ def _find_version(
     if None in tags.values():  # the column allows it, and the client has its own way with it
         return None
     held = tuple(sorted(word for word, there in aliases.items() if there == number))
-    return registered_version(name, str(number), tags, held)
+    return RegisteredVersion(name, str(number), tags, held)
 
 
 def _number(

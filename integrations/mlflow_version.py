@@ -9,11 +9,9 @@ import shlex
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.config.settings import embedded_registry_uri
-from wherry.core.algorithms import with_algorithm
 from wherry.core.units import plural
 from wherry.errors import NotFoundError, similar
 from wherry.ledger.record import open_ledger, versions_in
-from wherry.ledger.resolve import DIGEST_TAG, WEIGHTS_TAG
 from wherry.storage.home import without_secrets
 
 if TYPE_CHECKING:
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
 
 MOST_NAMES = 1000  # models or versions that are read for the cure of an error
 _REGISTER = "register the checkpoint: `wherry register URI --model NAME`"
-_DIGEST_TAGS = (DIGEST_TAG, WEIGHTS_TAG, "wherry.source_digest")
 
 
 class RegisteredVersion(NamedTuple):
@@ -31,14 +28,6 @@ class RegisteredVersion(NamedTuple):
     version: str
     tags: Mapping[str, str]
     aliases: tuple[str, ...]
-
-
-def registered_version(
-    name: str, version: str, tags: Mapping[str, str], aliases: tuple[str, ...]
-) -> RegisteredVersion:
-    """A version with the algorithm in its digests, which the tags of old versions lack."""
-    named = {key: with_algorithm(value) if key in _DIGEST_TAGS else value for key, value in tags.items()}
-    return RegisteredVersion(name, version, named, aliases)
 
 
 def promote_command(name: str, alias: str | None) -> str:

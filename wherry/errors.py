@@ -397,6 +397,23 @@ def storage_errors(uri: str) -> Generator[None]:
         raise storage_error(error, uri) from error
 
 
+def schema_error(what: str, found: object, required: int, uri: str, *, cure: str = "") -> CorruptError:
+    """The error for a record of another schema.
+
+    Args:
+        what: the kind of record.
+        found: its schema.
+        required: the schema that this version reads.
+        uri: where the record is.
+        cure: what helps besides the wherry that wrote it.
+    """
+    return CorruptError(
+        f"the {what} has schema {found!r:.40}, but this wherry requires {required}",
+        uri=uri,
+        cure=f"use the wherry that wrote it{cure and f', or {cure}'}",
+    )
+
+
 def missing_extra(package: str, extra: str, purpose: str) -> MissingExtraError:
     """The error for a package that an extra of wherry installs."""
     from wherry.installation import extra_command  # reads files, which only this error needs

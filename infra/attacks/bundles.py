@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import stat
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from attacks import digits, lies
 from attacks.archives import write_file
 from attacks.case import MARKER, Case
-from attacks.records import GOLDEN
+from attacks.records import evidence, listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,22 +50,6 @@ _LOCAL = ((4, "<H", 99), (6, "<H", 1), (6, "<H", 8), (8, "<H", 0), (14, "<I", 7)
           (26, "<H", 3), (28, "<H", 4), (30, "<c", b"m"))  # fmt: skip
 _LISTED = ((8, "<H", 1), (8, "<H", 0x800), (10, "<H", 0), (10, "<H", 12), (16, "<I", 7), (20, "<I", 0), (24, "<I", 0),
            (24, "<I", 0xFFFFFFF0), (34, "<H", 9), (42, "<I", 0), (42, "<I", 0xFFFFFFF0))  # fmt: skip
-
-
-def _golden(number: int) -> Contents:
-    with zipfile.ZipFile(GOLDEN / f"bundle-{number}.zip") as archive:
-        return {name: archive.read(name) for name in archive.namelist()}
-
-
-def listed(contents: Contents) -> Contents:
-    """The contents under an index that agrees."""
-    index = json.loads(contents[_INDEX])
-    index["files"] = {
-        name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        for name, data in contents.items()
-        if name != _INDEX
-    }
-    return {**contents, _INDEX: json.dumps(index).encode()}
 
 
 def packed(contents: Contents, change: Callable[[zipfile.ZipInfo], object] | None = None) -> bytes:
@@ -192,7 +175,7 @@ def _reported(sound: Contents, text: bytes) -> bytes:
 
 def cases() -> Iterator[Case]:
     """Every bundle: of evidence with findings, which wherry renders again."""
-    sound = _golden(2)
+    sound = evidence()
     for make in (_members, _attributes, _bytes, _documents):
         for name, data in make(sound):
             evil = name.startswith(("code", "name", "unlisted", "twice"))

@@ -46,7 +46,7 @@ def _ledger(change: Change) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         (folder / MODEL).write_bytes(heads.safetensors(json.dumps(heads.HEADER).encode()))
         with closing(sqlite3.connect(folder / LEDGER)) as connection:
-            connection.executescript((GOLDEN / "ledger-3.sql").read_text())
+            connection.executescript((GOLDEN / "ledger-4.sql").read_text())
             _add_place(connection, folder / MODEL)
             change(connection)
             connection.commit()
@@ -69,7 +69,7 @@ def _script(text: str) -> Change:
 
 def _tables() -> dict[str, list[str]]:
     with closing(sqlite3.connect(":memory:")) as connection:
-        connection.executescript((GOLDEN / "ledger-3.sql").read_text())
+        connection.executescript((GOLDEN / "ledger-4.sql").read_text())
         names = connection.execute(
             "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name"
         ).fetchall()
@@ -237,7 +237,7 @@ def _sealed() -> Iterator[tuple[str, Change]]:
         **{f"digits-{form}": partial(_digit, form) for form in digits.FORMS},
         **{
             f"kind-{kind}": partial(_set, kind=kind)
-            for kind in ("note", "audit", "deletion", "migration", "x\n")
+            for kind in ("note", "audit", "deletion", "rebuild", "x\n")
         },
     }
     for name, change in changes.items():
@@ -265,7 +265,7 @@ _GRAPHS = {
 }
 _MANY = (
     f"DROP TRIGGER statement_continues; {_COUNT.format(200_000)} INSERT INTO statement SELECT 1000 + x, 'p' || x, "
-    "'h' || x, 'note', 3, 'c', '{}', '2026-11-02T00:00:00.000+00:00' FROM c"
+    "'h' || x, 'note', 4, 'c', '{}', '2026-11-02T00:00:00.000+00:00', '2026-11-02T00:00:00.000+00:00' FROM c"
 )
 
 

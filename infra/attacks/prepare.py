@@ -156,7 +156,7 @@ def write_seeds(folder: Path) -> None:
     }
     for name, data in texts.items():
         (place / name).write_bytes(data)
-    golden = Path(__file__).resolve().parents[2] / "tests" / "golden" / "bundle-1.zip"
+    golden = Path(__file__).resolve().parents[2] / "tests" / "golden" / "bundle-2.zip"
     (place / "a.zip").write_bytes(golden.read_bytes())
     tf_bundle.write(place / "bundle", {"a": np.arange(6, dtype="f4"), "b/c": np.ones((2, 3), "f4")})
 

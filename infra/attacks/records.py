@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 GOLDEN = Path(__file__).resolve().parents[2] / "tests" / "golden"
+_LISTING = "index.json"  # of a bundle
 TARGET = "target"  # where the verb `convert here` writes
 _SIDECARS, _LEASES, _ROWS, _INDEX = 150, 60, 80, 60
 _LEASE = {"host": "h", "pid": 1, "namespace": "n", "start": 1, "token": "01234567"}
@@ -177,7 +179,7 @@ def _staging(place: Path) -> Iterator[Case]:
 def _ledger(change: Callable[[sqlite3.Connection], object]) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         with closing(sqlite3.connect(folder / LEDGER)) as connection:
-            connection.executescript((GOLDEN / "ledger-3.sql").read_text())
+            connection.executescript((GOLDEN / "ledger-4.sql").read_text())
             change(connection)
             connection.commit()
         return folder / LEDGER
@@ -187,7 +189,7 @@ def _ledger(change: Callable[[sqlite3.Connection], object]) -> Callable[[Path], 
 
 def _tables() -> dict[str, list[str]]:
     with closing(sqlite3.connect(":memory:")) as connection:
-        connection.executescript((GOLDEN / "ledger-3.sql").read_text())
+        connection.executescript((GOLDEN / "ledger-4.sql").read_text())
         names = [
             row[0]
             for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
@@ -253,10 +255,29 @@ def _ledgers() -> Iterator[Case]:
 # ---- Bundles
 
 
+def evidence() -> dict[str, bytes]:
+    """The members of the golden evidence, with the program that wherry puts into a bundle now."""
+    from wherry.auditor.bundle import program_text
+
+    with zipfile.ZipFile(GOLDEN / "bundle-2.zip") as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    return listed({**members, "__main__.py": program_text()})
+
+
+def listed(contents: dict[str, bytes]) -> dict[str, bytes]:
+    """The contents under an index that agrees."""
+    index = json.loads(contents[_LISTING])
+    index["files"] = {
+        name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        for name, data in contents.items()
+        if name != _LISTING
+    }
+    return {**contents, _LISTING: json.dumps(index).encode()}
+
+
 def bundle(change: Callable[[dict[str, bytes]], object]) -> bytes:
     """The evidence of the tests with other members."""
-    with zipfile.ZipFile(GOLDEN / "bundle-1.zip") as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
+    members = evidence()
     change(members)
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -266,8 +287,7 @@ def bundle(change: Callable[[dict[str, bytes]], object]) -> bytes:
 
 
 def _bundles() -> Iterator[Case]:
-    with zipfile.ZipFile(GOLDEN / "bundle-1.zip") as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
+    members = evidence()
     for name in (name for name in members if name.endswith(".json")):
         for number, found in lies.documents(json.loads(members[name]), _INDEX // 3, name):
             text = json.dumps(found).encode("utf-8", "surrogatepass")

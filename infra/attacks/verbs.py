@@ -79,7 +79,6 @@ WRITING: dict[str, tuple[str, ...]] = {
     "commit": ("commit", "{path}", "--quiet"),
     "ledger check": ("ledger", "check"),
     "ledger anchor": ("ledger", "anchor"),
-    "ledger migrate": ("ledger", "migrate"),
     "ledger deliver": ("ledger", "deliver"),
     "emit": ("emit", "{path}"),
     "init": ("init", "--root", "{folder}", "--target", "{out}.night", "--config", "{out}.toml", "--yes"),

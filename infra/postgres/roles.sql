@@ -1,11 +1,11 @@
 -- Roles of the ledger in PostgreSQL, for a schema `wherry` that its owner has made (`wherry ledger check` as the owner).
 --   psql -v ON_ERROR_STOP=1 -d DATABASE -f infra/postgres/roles.sql
--- Run it first as a superuser or an owner with CREATEROLE, and as the owner after each `wherry ledger migrate`. Then make a
+-- Run it first as a superuser or an owner with CREATEROLE, and again as the owner to take back what was added. Then make a
 -- login for each process and give it one role: CREATE ROLE nightly LOGIN PASSWORD '…' IN ROLE wherry_worker;
 -- If PUBLIC may not connect: GRANT CONNECT ON DATABASE … TO wherry_auditor, wherry_worker, wherry_registrar;
 -- Roles cannot alter or delete rows of `statement`, `edge`, `conversion` and `checkpoint`; triggers also refuse it to the
 -- owner for the first two. Each role appends only statements of its work: a worker none about model versions, and only the
--- owner one about a migration.
+-- owner one about a rebuild.
 
 DO $$
 DECLARE

@@ -27,7 +27,6 @@ from wherry.integrations.mlflow_version import (
     MOST_NAMES,
     RegisteredVersion,
     no_version,
-    registered_version,
     unknown_alias,
     unknown_model,
     unknown_version,
@@ -76,7 +75,7 @@ def registered_versions(
 
 
 def _registered_version(row: ModelVersion, named: tuple[str, ...]) -> RegisteredVersion:
-    return registered_version(row.name, str(row.version), row.tags, named)
+    return RegisteredVersion(row.name, str(row.version), row.tags, named)
 
 
 def look_up(

@@ -21,7 +21,6 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
 from wherry.config.settings import mlflow_tracking_uri
-from wherry.core.algorithms import spellings
 from wherry.core.progress import logger
 from wherry.integrations.mlflow.client import (
     ATTEMPT_TAG,
@@ -201,10 +200,8 @@ def _source_model(
     client: MlflowClient, experiment: str, source: CheckpointRef, attempt: str, recorded: RunRecord
 ) -> str:
     """The logged model of a source; an existing one is reused, so that all its derived versions share it."""
-    wanted = [f"tags.`{DIGEST_TAG}` = {quote_value(one)}" for one in spellings(source.checkpoint_digest)]
-    found: list[LoggedModel] = [
-        model for one in wanted for model in client.search_logged_models([experiment], filter_string=one)
-    ]
+    wanted = f"tags.`{DIGEST_TAG}` = {quote_value(source.checkpoint_digest)}"
+    found: list[LoggedModel] = list(client.search_logged_models([experiment], filter_string=wanted))
     if found:
         return str(min(found, key=lambda model: model.creation_timestamp).model_id)
     tags = {

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from mlflow.exceptions import MlflowException
 
-from wherry.core.algorithms import digest_uri, spellings
+from wherry.core.algorithms import digest_uri
 from wherry.errors import StorageError
 from wherry.integrations.mlflow.aliases import aliases, exclusive, move_aliases, set_tag, tag_version
 from wherry.integrations.mlflow.client import (
@@ -138,13 +138,9 @@ def lowest(client: MlflowClient, name: str, digest: str) -> ModelVersion | None:
 
 
 def versions(client: MlflowClient, digest: str, name: str | None = None) -> list[ModelVersion]:
-    """The versions with this checkpoint digest, of one model or of all; old tags are without its algorithm."""
+    """The versions with this checkpoint digest, of one model or of all."""
     model = "" if name is None else f"name = {quote_value(name)} and "
-    return [
-        version
-        for one in spellings(digest)
-        for version in client.search_model_versions(f"{model}tags.`{DIGEST_TAG}` = {quote_value(one)}")
-    ]
+    return list(client.search_model_versions(f"{model}tags.`{DIGEST_TAG}` = {quote_value(digest)}"))
 
 
 def _settle(

@@ -165,7 +165,7 @@ def _model(body: Mapping[str, Any]) -> str:
 
 
 def _subjects(statement: Statement) -> list[dict[str, Any]]:
-    """The checkpoint that a statement is about; statements of schema 1 have only its digest."""
+    """The checkpoint that a statement is about; the deletion that a rebuild recovers has only its digest."""
     body = statement.body
     if body.get("subject"):
         return [describe_dataset(_reference(body["subject"]), {})]

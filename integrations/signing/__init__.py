@@ -25,10 +25,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wherry.core.algorithms import SHA256, new_hash, with_algorithm
+from wherry.core.algorithms import SHA256, new_hash
 from wherry.core.progress import Meter
 from wherry.core.units import short
-from wherry.errors import MismatchError, NotFoundError, storage_error
+from wherry.errors import MismatchError, NotFoundError, schema_error, storage_error
 from wherry.integrations.signing.bundle import (
     IDENTITY,
     hint,
@@ -58,7 +58,7 @@ _IGNORED = (
     ".gitignore",
     SIGNATURE_NAME,
 )  # model_signing ignores the first four too
-_DIGESTS = ("checkpoint_digest", "weights_digest")
+_SCHEMA = 2  # of the member of the predicate that is wherry's
 _READ = 4 << 20
 _THREADS = 4
 
@@ -189,7 +189,7 @@ def verify(
     kept = [name for name in present if name in signed]
     found = _digests(location, kept, predicate["serialization"]["hash_type"], progress)
     failed += [(name, "was altered") for name, digest in found.items() if digest != signed[name]]
-    identity = _signed_identity(predicate)
+    identity = _signed_identity(predicate, place.uri)
     sidecar = read_sidecar(location) if identity else None
     if sidecar and sidecar.checkpoint.checkpoint_digest != identity.get("checkpoint_digest"):
         failed.append(("the sidecar", "has another checkpoint digest than the signed one"))
@@ -208,7 +208,7 @@ def identity(uri: str | os.PathLike[str], public_key: str | os.PathLike[str]) ->
         NotFoundError, CorruptError, MismatchError, UnsupportedError: as `verify`.
     """
     place = signature_location(_resolve(uri))
-    return _signed_identity(open_signature(place, load_public_key(public_key)))
+    return _signed_identity(open_signature(place, load_public_key(public_key)), place.uri)
 
 
 def require(uri: str | os.PathLike[str], public_key: str | os.PathLike[str]) -> str:
@@ -257,7 +257,7 @@ def _identity(location: Location) -> dict[str, Any]:
             cure="run `wherry verify --level digest` to compare the bytes with the recorded digests",
         )
     names = ("checkpoint_digest", "weights_digest", "format", "format_version")
-    return {"schema": 2, **{name: getattr(known, name) for name in names}}
+    return {"schema": _SCHEMA, **{name: getattr(known, name) for name in names}}
 
 
 def _names(location: Location, ignored: tuple[str, ...] = _IGNORED) -> list[str]:
@@ -295,12 +295,12 @@ def _has_links(location: Location, names: list[str]) -> bool:
     return local and any(Path(location.path, name).is_symlink() for name in names)
 
 
-def _signed_identity(predicate: Mapping[str, Any]) -> dict[str, Any]:
-    """The checkpoint's digests; in signatures of schema 1 they are SHA-256 without their algorithm."""
-    return {
-        name: with_algorithm(value) if name in _DIGESTS and isinstance(value, str) else value
-        for name, value in predicate.get(IDENTITY, {}).items()
-    }
+def _signed_identity(predicate: Mapping[str, Any], uri: str) -> dict[str, Any]:
+    """The checkpoint's digests; empty in a signature of another tool."""
+    found: dict[str, Any] = predicate.get(IDENTITY, {})
+    if found and found.get("schema") != _SCHEMA:
+        raise schema_error("signature", found.get("schema"), _SCHEMA, uri, cure="sign the checkpoint again")
+    return found
 
 
 def _digests(

@@ -13,7 +13,6 @@ import zlib
 
 import pytest
 
-import wherry
 from tests.support import audit as support
 from tests.support.audit import rewritten
 from wherry.auditor import check, members
@@ -217,11 +216,3 @@ def test_text_of_a_size_that_no_report_has_is_refused(bundle, monkeypatch):
     text = random.Random(0).randbytes(1 << 17)
     changed = rewritten(bundle, lambda name, data: text if name == "report.md" else data)
     assert "report.md: 131072 bytes" in check_bundle(changed).problems[0]
-
-
-def test_the_program_of_the_last_release_stays_known(bundle):
-    """The digest of the program before it compared the versions of the format."""
-    from wherry.auditor.bundle import FORMER_PROGRAMS
-
-    assert "e3b050b8ba3250f7859f2accb1d3aa466bde3bb4b533c03ff999b102baad78c5" in FORMER_PROGRAMS
-    assert wherry.__version__

@@ -12,9 +12,11 @@ import pickle
 import re
 import shlex
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tomllib
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import pytest
@@ -289,6 +291,8 @@ ROWS = [
     Raised("--storage-timeout soon ls", "invalid duration …", "(15m)", "--storage-timeout <1> ls"),
     Raised("--storage-timeout 0 ls", "invalid storage_timeout …: expected more than 0", "for example (60s)",
            "--storage-timeout <1> ls"),
+    Raised("ledger check --ledger sqlite:///HOME/another.db", "the ledger has schema …, but this wherry requires …",
+           "`wherry (ledger rebuild) ROOT`", "<1> HOME/dcp --no-registry --ledger sqlite:///HOME/rebuilt.db"),
 ]  # fmt: skip
 
 
@@ -313,6 +317,8 @@ def folder(tmp_path_factory, own_home):
     (folder / "lfs" / "model.safetensors").write_text(LFS)
     (folder / "named.toml").write_text('[axes]\na = ["x", "y"]\n')
     (folder / "list.toml").write_text("axes = [1]\n")
+    with closing(sqlite3.connect(folder / "another.db")) as connection:
+        connection.execute("PRAGMA user_version = 3")
     (folder / "junk.json").write_text('{"a": 1}')
     (folder / "axes.toml").write_text('[axes]\n"nothing/*" = ["embed"]\n')
     (folder / "wherry.toml").write_text(

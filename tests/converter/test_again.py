@@ -197,7 +197,9 @@ def test_secrets_and_what_may_pass(tmp_path):
         "to": "dcp", "assets": "s3://bucket/tokens", "allow_opaque": ["a.A", "b.B"],
         "options": {"y": "p; 1", "z": "false"},
     }  # fmt: skip
-    receipt = receipts.from_json({"source": NODE, "target": NODE, "plan_digest": "", "asked": asked})
+    receipt = receipts.from_json(
+        {"schema": receipts.SCHEMA, "source": NODE, "target": NODE, "plan_digest": "", "asked": asked}
+    )
     assert json.loads(json.dumps(receipt.to_json()))["asked"] == asked
     assert command(receipt).endswith("--allow-opaque a.A --allow-opaque b.B")
 
@@ -211,7 +213,9 @@ NODE = {
 @pytest.mark.parametrize("field", ["asked", "options"])
 def test_what_is_no_table_is_no_receipt(field):
     with pytest.raises(CorruptError, match="invalid receipt"):
-        receipts.from_json({"source": NODE, "target": NODE, "plan_digest": "", field: "words"})
+        receipts.from_json(
+            {"schema": receipts.SCHEMA, "source": NODE, "target": NODE, "plan_digest": "", field: "words"}
+        )
 
 
 @pytest.mark.parametrize("name", ["started", "finished"])
@@ -221,7 +225,9 @@ def test_what_is_no_table_is_no_receipt(field):
 def test_what_is_no_time_is_no_receipt(name, time):
     """Policies and retention compare it with others; one of another form would end them as a bug."""
     with pytest.raises(CorruptError, match=f"invalid receipt: .*expected a time with an offset as '{name}'"):
-        receipts.from_json({"source": NODE, "target": NODE, "plan_digest": "", name: time})
+        receipts.from_json(
+            {"schema": receipts.SCHEMA, "source": NODE, "target": NODE, "plan_digest": "", name: time}
+        )
 
 
 def test_the_ledger_keeps_it(flat, tmp_path):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-from pathlib import Path
 
 import blake3
 import numpy as np
@@ -16,7 +14,7 @@ import wherry
 from tests.support.families import LLAMA, made
 from wherry.config import digests
 from wherry.config.digests import DIGEST_ENV
-from wherry.core.algorithms import ALGORITHMS, BLAKE3, SHA256, algorithm_of, with_algorithm
+from wherry.core.algorithms import ALGORITHMS, BLAKE3, SHA256, algorithm_of
 from wherry.core.digest import LEAF
 from wherry.errors import MismatchError
 from wherry.families import load_family
@@ -26,7 +24,6 @@ from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
 
 # Written by the commit before digests had an algorithm.
-GOLDEN = Path(__file__).parents[1] / "golden" / "signed"
 HASHES = {BLAKE3: blake3.blake3, SHA256: hashlib.sha256}
 
 
@@ -165,33 +162,6 @@ def test_a_receipt_says_that_a_host_in_fips_mode_chose(source, tmp_path, monkeyp
     receipt = wherry.convert(source, tmp_path / "out", to="dcp")
     assert algorithm_of(receipt.target.checkpoint_digest) == SHA256
     assert [one for one in receipt.warnings if "FIPS" in one]
-
-
-@pytest.mark.parametrize("name", ["file.npz", "folder"])
-def test_sidecars_without_an_algorithm_stay_valid(name, tmp_path):
-    for one in GOLDEN.iterdir():
-        (shutil.copytree if one.is_dir() else shutil.copy)(one, tmp_path / one.name)
-    old = json.loads(
-        (GOLDEN / ("folder/wherry.json" if name == "folder" else f"{name}.wherry.json")).read_text()
-    )
-    sidecar = read_sidecar(locate(tmp_path / name))
-    assert sidecar.checkpoint.checkpoint_digest == with_algorithm(old["checkpoint"]["checkpoint_digest"])
-    assert sidecar.algorithm == SHA256
-    assert all(sidecar.leaves.values())
-    assert wherry.verify(tmp_path / name, level="digest").ok
-    receipt = wherry.convert(tmp_path / name, tmp_path / "out", to="orbax")
-    assert receipt.source.checkpoint_digest == sidecar.checkpoint.checkpoint_digest
-    assert algorithm_of(receipt.target.checkpoint_digest) == BLAKE3
-    assert show(old["checkpoint"]["checkpoint_digest"]).root == sidecar.checkpoint.checkpoint_digest
-
-
-def test_damage_under_an_old_sidecar_is_named(tmp_path):
-    shutil.copytree(GOLDEN / "folder", tmp_path / "folder")
-    damage(tmp_path / "folder" / "model.safetensors")
-    found = wherry.verify(tmp_path / "folder", level="digest")
-    assert found.verdict == "altered"
-    assert found.failed[0].leaf == 0
-    assert "sha256:" in found.failed[0].reason
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

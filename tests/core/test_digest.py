@@ -19,8 +19,7 @@ from wherry.core.algorithms import (
     algorithm_of,
     digest_in,
     digest_uri,
-    spellings,
-    with_algorithm,
+    require_digest,
 )
 from wherry.core.digest import LeafHasher, checkpoint_digest, tensor_digest, weights_digest
 from wherry.core.manifest import Companion, Manifest
@@ -28,10 +27,10 @@ from wherry.core.tensorspec import TensorSpec
 
 LEAF = digest.LEAF
 HASHES = {BLAKE3: blake3.blake3, SHA256: hashlib.sha256}
-OLD = {
-    "tensor": "f017ef16effb8f3228b887988b5737d207c12d66e01749d5e0be4c4056ceb2d9",
-    "weights": "8293b2f558cf517d9059e47d3d9b26ea0b93c88052070cd757e3ed2e5d392a96",
-    "checkpoint": "7d676e4d1fa9cced620748d56860fc96b20bccf4fe096df814a9f2d17974e75a",
+KNOWN = {
+    "tensor": "sha256:f017ef16effb8f3228b887988b5737d207c12d66e01749d5e0be4c4056ceb2d9",
+    "weights": "sha256:8293b2f558cf517d9059e47d3d9b26ea0b93c88052070cd757e3ed2e5d392a96",
+    "checkpoint": "sha256:7d676e4d1fa9cced620748d56860fc96b20bccf4fe096df814a9f2d17974e75a",
 }
 ANY = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
@@ -141,25 +140,23 @@ def test_checkpoint_digest_covers_container_companions_and_leaves(algorithm):
     assert len({checkpoint_digest(*variant, algorithm) for variant in variants}) == len(variants)
 
 
-def test_sha256_digests_are_those_of_records_without_an_algorithm():
-    """Computed by the commit before digests had an algorithm."""
+def test_sha256_digests_are_those_that_were_ever_recorded():
     spec, leaf = TensorSpec(("w",), (3,), "float32"), hashlib.sha256(bytes(12)).digest()
     tensor = tensor_digest(spec, [leaf], SHA256)
     manifest = Manifest({("w",): spec}, digests={("w",): tensor}, companions=(Companion("c.json", 2, "00"),))
-    assert tensor == with_algorithm(OLD["tensor"])
-    assert weights_digest(manifest.digests, SHA256) == with_algorithm(OLD["weights"])
-    assert checkpoint_digest(manifest, "huggingface", None, SHA256) == with_algorithm(OLD["checkpoint"])
+    assert tensor == KNOWN["tensor"]
+    assert weights_digest(manifest.digests, SHA256) == KNOWN["weights"]
+    assert checkpoint_digest(manifest, "huggingface", None, SHA256) == KNOWN["checkpoint"]
 
 
-def test_a_digest_names_its_algorithm_and_bare_digits_are_sha256():
+def test_a_digest_names_its_algorithm():
     digits = "0123456789abcdef" * 4
-    assert with_algorithm(digits) == f"sha256:{digits}"
-    assert with_algorithm(f"blake3:{digits}") == f"blake3:{digits}"
-    assert with_algorithm("") == ""
-    assert with_algorithm("not a digest") == "not a digest"
+    for text in (f"blake3:{digits}", f"sha256:{digits}"):
+        assert require_digest(text) == text
+    for text in (digits, "", "not a digest", f"md5:{digits}", f"sha256:{digits[1:]}", f"sha256:{digits}\n"):
+        with pytest.raises(TypeError, match="expected a digest with its algorithm"):
+            require_digest(text)
     assert (algorithm_of(f"blake3:{digits}"), algorithm_of(f"sha256:{digits}")) == (BLAKE3, SHA256)
-    assert spellings(f"sha256:{digits}") == (f"sha256:{digits}", digits)
-    assert spellings(f"blake3:{digits}") == (f"blake3:{digits}",)
 
 
 @ANY

@@ -64,14 +64,21 @@ def test_manifest_survives_its_json_form():
         },
         values={("s",): "text"}, empties={("e",): "list"}, lists=frozenset({("e",)}), step=7, kind="params",
         companions=(Companion("config.json", 2, "ff"),), custom={"k": [1]}, origin={"commit": "c"},
-        digests={("a/b", ""): "00"},
+        digests={("a/b", ""): f"blake3:{64 * '0'}"},
     )  # fmt: skip
     assert manifest.from_json(full.to_json()) == full
 
 
-def test_a_manifest_of_a_newer_schema_is_refused():
-    with pytest.raises(errors.CorruptError, match="schema 99"):
-        manifest.from_json({"schema": 99})
+@pytest.mark.parametrize("schema", [1, 3, 99, "2", None], ids=repr)
+def test_a_manifest_of_another_schema_is_refused(schema):
+    with pytest.raises(errors.CorruptError, match=f"the manifest has schema {schema!r}, but .* requires 2"):
+        manifest.from_json({**Manifest({}).to_json(), "schema": schema})
+
+
+def test_a_digest_without_its_algorithm_is_refused():
+    tensors = [{"path": "w", "shape": [2], "dtype": "int8", "digest": "0" * 64}]
+    with pytest.raises(errors.CorruptError, match="expected a digest with its algorithm"):
+        manifest.from_json({**Manifest({}).to_json(), "tensors": tensors})
 
 
 def named(number):

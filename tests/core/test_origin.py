@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -34,7 +32,6 @@ SOUND = {
     "scan": {"asked": "layers_{layers} -> layers:0", "inverse": "layers:0 -> layers_{layers}"},
     "tied": {"lm_head": "embed"},
 }  # fmt: skip
-GOLDEN = Path(__file__).parents[1] / "golden" / "signed"
 VALUES = (None, 0, 2**70, 1.5, "x", [], [1], {}, {"a": 1}, True)
 FREE = ["quantization_config", "facts", "asked"]  # tables whose contents their readers check
 
@@ -133,9 +130,3 @@ def test_any_origin_is_read_or_an_error_of_types(origin):
 @given(st.dictionaries(st.sampled_from(["architectures", "model_type", "x", ""]), JSON))
 def test_names_that_nothing_reads_may_be_anything(origin):
     assert read(origin) == origin
-
-
-@pytest.mark.parametrize("file", ["file.npz.wherry.json", "folder/wherry.json"])
-def test_sidecars_of_earlier_versions_are_read(file):
-    data = json.loads((GOLDEN / file).read_text(encoding="utf-8"))
-    assert from_json(data["manifest"]).origin == data["manifest"]["origin"]

@@ -107,7 +107,7 @@ CREATE TABLE statement (
 	content VARCHAR(64) NOT NULL, 
 	body TEXT NOT NULL, 
 	time VARCHAR NOT NULL, 
-	storage_time VARCHAR, 
+	storage_time VARCHAR NOT NULL, 
 	PRIMARY KEY (seq), 
 	UNIQUE (hash)
 );
@@ -152,7 +152,6 @@ INSERT INTO "verification" VALUES('sha256:3b6d30a9ebc2e7f5a9f558a036092b683dc0bc
 INSERT INTO "verification" VALUES('sha256:fd0b3ec4eab14943e955e696eae9030f7738ec584b9645c68d9d2b092b9f6244','digest','ok','2026-11-02T00:00:05.000+00:00',6);
 CREATE INDEX conversion_source ON conversion (source_fingerprint, source_uri);
 CREATE INDEX edge_statement ON edge (statement);
-CREATE UNIQUE INDEX statement_prev ON statement (prev);
 CREATE INDEX ix_checkpoint_weights_digest ON checkpoint (weights_digest);
 CREATE INDEX ix_conversion_source ON conversion (source);
 CREATE INDEX ix_conversion_target ON conversion (target);
@@ -162,6 +161,7 @@ CREATE INDEX ix_statement_content ON statement (content);
 CREATE INDEX location_uri ON location (uri, statement);
 CREATE INDEX registration_name ON registration (registry, name);
 CREATE INDEX statement_kind ON statement (kind, seq);
+CREATE UNIQUE INDEX statement_prev ON statement (prev);
 CREATE TRIGGER statement_no_update BEFORE UPDATE ON statement BEGIN SELECT RAISE(ABORT, 'the ledger is append-only: statement'); END;
 CREATE TRIGGER statement_no_delete BEFORE DELETE ON statement BEGIN SELECT RAISE(ABORT, 'the ledger is append-only: statement'); END;
 CREATE TRIGGER edge_no_update BEFORE UPDATE ON edge BEGIN SELECT RAISE(ABORT, 'the ledger is append-only: edge'); END;

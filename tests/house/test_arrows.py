@@ -57,7 +57,7 @@ ROOMS: Mapping[str, str] = {
     "routes": "errors version text core runtime storage staging formats tree families view config ledger"
     " carriers verifier models",
     "catalog": "errors core storage formats config ledger routes",
-    "lineage": "errors text version core runtime storage formats config ledger converter routes",
+    "lineage": "errors text core runtime storage formats config ledger converter routes",
     "auditor": "errors version text core runtime storage formats tree mover config ledger converter"
     " carriers verifier",
     "site": "credentials errors version core config ledger catalog lineage",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -36,8 +35,6 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from wherry.integrations import signing
 
-# Signed by commit 6da651d; the private keys are gone.
-GOLDEN = Path(__file__).parents[1] / "golden" / "signed"
 CURVES = {"p256": ec.SECP256R1(), "p384": ec.SECP384R1(), "p521": ec.SECP521R1()}
 
 
@@ -98,24 +95,6 @@ def test_we_accept_what_model_signing_signs(source, tmp_path, keys):
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "files", "format_"),
-    [("folder", 2, "huggingface"), ("file.npz", 1, "npz"), ("source.safetensors", 1, None)],
-)
-def test_signatures_of_older_versions_stay_good(name, files, format_, tmp_path):
-    """One of each: a folder (P-256), a file with its sidecar (P-384), a file without one (P-521)."""
-    copied, public = tmp_path / "signed", GOLDEN / f"{name}.pub"
-    shutil.copytree(GOLDEN, copied)
-    found = signing.verify(copied / name, public)
-    assert (found.ok, found.files, found.identity.get("format")) == (True, files, format_)
-    assert signing.identity(copied / name, public) == found.identity
-    if format_:
-        assert examine(copied / name, level="digest").ok
-    file = copied / name / "model.safetensors" if name == "folder" else copied / name
-    file.write_bytes(file.read_bytes() + b"x")
-    assert [reason for _, reason in signing.verify(copied / name, public).failed] == ["was altered"]
-
-
 @pytest.mark.parametrize("curve", CURVES)
 def test_curves_and_hints(source, tmp_path, curve):
     private, public = write_keys(tmp_path, ec.generate_private_key(CURVES[curve]))
@@ -161,6 +140,23 @@ def test_the_statement_binds_the_digests(source, tmp_path, keys):
     assert "the sidecar" in reasons
     with pytest.raises(MismatchError, match="signature does not match"):
         signing.require(uri, keys[1])
+
+
+@pytest.mark.parametrize("schema", [1, 3, None])
+def test_a_signature_of_another_schema_is_refused_until_it_is_made_anew(
+    source, tmp_path, keys, monkeypatch, schema
+):
+    uri = made(source, tmp_path, "orbax")
+    with monkeypatch.context() as patch:
+        patch.setattr(signing, "_SCHEMA", schema)
+        signing.sign(uri, keys[0])
+    said = f"the signature has schema {schema}, but this wherry requires 2"
+    for check in (signing.verify, signing.identity):
+        with pytest.raises(CorruptError, match=said) as caught:
+            check(uri, keys[1])
+        assert caught.value.cure.endswith("sign the checkpoint again")
+    signing.sign(uri, keys[0])
+    assert signing.verify(uri, keys[1]).ok
 
 
 def test_what_changed_since_the_sidecar_is_not_signed(source, tmp_path, keys):

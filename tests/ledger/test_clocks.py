@@ -34,7 +34,7 @@ def _set_clock(monkeypatch, **ahead):
         monkeypatch.setattr(module, "utc_now", lambda: at(**ahead))
 
 
-def _set_clocks_of_statement(monkeypatch, machine, storage=None):
+def _set_clocks_of_statement(monkeypatch, machine, storage):
     """What the next statements state, past the comparison of clocks, as a login could forge it."""
     monkeypatch.setattr(appending, "plausible_clocks", lambda _: clocks.ClockReadings(machine, storage))
 
@@ -85,8 +85,8 @@ def test_a_time_zone_that_changes_changes_no_time(url, monkeypatch, zones):
 
 
 def _spoiled(url, monkeypatch, **ahead):
-    """A ledger with a statement of another time, as an earlier wherry wrote it."""
-    _set_clocks_of_statement(monkeypatch, at(**ahead))
+    """A ledger with a statement of another time, by a machine and a storage whose clocks agree."""
+    _set_clocks_of_statement(monkeypatch, at(**ahead), at(**ahead))
     note(url)
     monkeypatch.undo()
 

@@ -19,6 +19,7 @@ from wherry.ledger import schema as tables
 from wherry.ledger import statements as statements_room
 from wherry.ledger.record import check_chain, open_ledger, record_conversion, record_event
 from wherry.ledger.replay import replay
+from wherry.ledger.statements import by_number, statements, times_written
 from wherry.watch.metrics import ledger_samples
 
 pytest_plugins = ["tests.support.ledger"]  # its fixtures
@@ -92,7 +93,7 @@ def test_a_replaced_statement_fires_the_triggers(tmp_path):
         record_event(ledger, "note", None, {"text": "second"})
         again = (
             "INSERT OR REPLACE INTO statement SELECT seq + 1, hash, (SELECT hash FROM statement WHERE seq = 1), kind, "
-            "schema, content, body, time FROM statement WHERE seq = 2"
+            "schema, content, body, time, storage_time FROM statement WHERE seq = 2"
         )
         with pytest.raises(StorageError), ledger.write() as connection:
             connection.exec_driver_sql(again)
@@ -123,6 +124,34 @@ def test_a_time_of_another_form_is_damage_not_a_bug(url, words, monkeypatch):
         CliRunner().invoke(cli, words, catch_exceptions=False)
 
 
+@pytest.mark.parametrize(
+    "change", ["storage_time = NULL", "time = NULL", "body = NULL", "schema = 3", "schema = 5"]
+)
+def test_a_statement_that_the_tables_of_wherry_would_not_take_is_damage(tmp_path, change):
+    """A file may have tables of the same names without their constraints."""
+    path = tmp_path / "ledger.db"
+    with open_ledger(f"sqlite:///{path}") as ledger:
+        record_event(ledger, "note", None, {"text": "kept"})
+    run_sql(
+        path,
+        "CREATE TABLE projection_of AS SELECT * FROM statement",
+        "DROP TABLE statement",
+        "CREATE TABLE statement AS SELECT * FROM projection_of",
+        "DROP TABLE projection_of",
+        f"UPDATE statement SET {change}",
+    )
+    with open_ledger(f"sqlite:///{path}") as ledger:
+        for read in (lambda: list(statements(ledger)), lambda: by_number(ledger, [1])):
+            with pytest.raises(
+                CorruptError, match=r"invalid values: statement 1|statement 1: schema [35], expected 4"
+            ):
+                read()
+        if change == "storage_time = NULL":
+            with pytest.raises(CorruptError, match="lacks its time"):
+                times_written(ledger, [1])
+        assert (check_chain(ledger).altered or "").startswith("statement 1: ")
+
+
 @pytest.mark.parametrize("how", ["VIRTUAL", "STORED"])
 def test_a_generated_column_is_refused(tmp_path, how):
     path = tmp_path / "ledger.db"
@@ -151,7 +180,7 @@ BODIES = [
     ("note", '{"about": "route", "route": [], "target": "/t", "request": "r"}', {"replay"}),
     ("note", '{"about": "route", "route": "r", "target": "/t", "request": "r", "score": "best"}', {"replay"}),
     ("note", f'{{"about": "route", "route": "r", "target": "/t", "request": "r", "score": {LONG_NUMBER}}}', {"replay"}),
-    ("note", '{"about": "failure", "source": 1, "fingerprint": 2, "wherry": 3, "requests": [], "error": 5}',
+    ("note", '{"about": "failure", "source": 1, "fingerprint": 2, "wherry": 3, "requests": [], "error": 5, "kind": 6}',
      {"replay"}),
 ]  # fmt: skip
 

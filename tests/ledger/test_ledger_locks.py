@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from contextlib import closing
+from pathlib import Path
 
+import numpy as np
 import pytest
 from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
-from tests.support.ledger import altered, conversion
+from tests.support.command import typed
+from tests.support.ledger import altered, conversion, filled
 from tests.support.postgres import new_database
-from wherry.errors import CorruptError, StorageError, UnsupportedError, UsageError
+from wherry.errors import StorageError, UnsupportedError, UsageError
 from wherry.ledger import schema as tables
 from wherry.ledger.database import Sqlite
 from wherry.ledger.record import check_chain, head, open_ledger, record_conversion, record_event
@@ -137,24 +141,45 @@ def test_commits_are_durable(url):
             assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
 
 
-def test_a_newer_ledger_is_left_alone(url):
-    with open_ledger(url) as ledger, ledger.write() as connection:
-        connection.exec_driver_sql(
-            "COMMENT ON TABLE wherry.statement IS 'wherry ledger, schema 99'"
-            if url.startswith("postgresql")
-            else "PRAGMA user_version = 99"
-        )
-    with pytest.raises(CorruptError, match="schema 99"), open_ledger(url):
-        pass
+def of_schema(url, schema):
+    """Let a ledger state another schema."""
+    noted = f"COMMENT ON TABLE statement IS 'wherry ledger, schema {schema}'"
+    altered(url, noted if url.startswith("postgresql") else f"PRAGMA user_version = {schema}")
 
 
-def test_a_shared_ledger_is_migrated_only_when_asked(postgres):
-    shared = new_database(postgres, "shared")
-    with open_ledger(shared) as ledger, ledger.write() as connection:
-        connection.exec_driver_sql("COMMENT ON TABLE wherry.statement IS 'wherry ledger, schema 1'")
-    with pytest.raises(UnsupportedError, match="schema 1") as refusal, open_ledger(shared):
-        pass
-    assert "wherry ledger migrate" in (refusal.value.cure or "")
+@pytest.mark.parametrize("schema", [1, 3, 5, 99])
+def test_a_ledger_of_another_schema_is_refused_and_left_alone(url, schema):
+    filled(url)
+    of_schema(url, schema)
+    said = f"the ledger has schema {schema}, but this wherry requires {tables.SCHEMA}"
+    for _ in range(2):
+        with pytest.raises(UnsupportedError, match=said) as refusal, open_ledger(url):
+            pass
+        assert url.rpartition("/")[2] in refusal.value.uri
+    assert (refusal.value.exit_code, "`wherry ledger rebuild ROOT`" in refusal.value.cure) == (4, True)
+    of_schema(url, tables.SCHEMA)
+    with open_ledger(url) as ledger:
+        assert check_chain(ledger).altered is None
+
+
+def test_a_ledger_of_another_schema_is_moved_away_and_rebuilt(url, tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("WHERRY_LEDGER", url)
+    np.savez(tmp_path / "source.npz", w=np.ones(3))
+    assert (
+        typed(f"convert {tmp_path}/source.npz {tmp_path}/made/out --to orbax --quiet", tmp_path, capfd)[0]
+        == 0
+    )
+    of_schema(url, 3)
+    code, printed = typed("lineage stale", tmp_path, capfd)
+    assert (code, "schema 3" in printed, "ledger rebuild ROOT" in printed) == (4, True, True)
+    if url.startswith("postgresql"):
+        altered(url, "ALTER SCHEMA wherry RENAME TO wherry_3")
+    else:
+        file = Path(url.removeprefix("sqlite:///"))
+        file.rename(file.with_name("moved.db"))
+    assert typed(f"ledger rebuild {tmp_path}/made --no-registry", tmp_path, capfd)[0] == 0
+    code, printed = typed("ledger check --json", tmp_path, capfd)
+    assert (code, json.loads(printed)["ok"]) == (0, True)
 
 
 def test_its_tables_are_away_from_everybody_elses(postgres):

@@ -13,7 +13,7 @@ from wherry.cli import cli
 from wherry.errors import CorruptError, WherryError
 from wherry.ledger.append import stored_table
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "ledger-3.sql"
+GOLDEN = Path(__file__).parents[1] / "golden" / "ledger-4.sql"
 TEXTS = ("", "[]", "null", "{", "{}", '{"asked":', '{"verification": 7}', "[" * 9000, b"\0")
 COLUMNS = ("statement.body", "conversion.options")
 VERBS = (

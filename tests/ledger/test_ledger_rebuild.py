@@ -192,7 +192,6 @@ def test_the_ledger_on_the_command_line(chain, tmp_path):
             run(ledger_commands, "check", "--anchor", tmp_path / "anchor.json")
     with pytest.raises(UsageError, match="invalid anchor"):
         run(ledger_commands, "check", "--anchor", tmp_path / "none.json")
-    assert run(ledger_commands, "migrate")[0] == 0
     import sqlite3
     from contextlib import closing
 

@@ -225,7 +225,7 @@ def test_a_statement_of_a_newer_schema(notes):
     rows = rows_of(notes)
     rows[2]["schema"] = tables.SCHEMA + 1
     rewrite(notes, relinked(rows, 2))
-    newer = f"statement 3: unsupported schema {tables.SCHEMA + 1}; upgrade wherry"
+    newer = f"statement 3: unsupported schema {tables.SCHEMA + 1}, expected {tables.SCHEMA}"
     assert fault_of(notes) == (newer, 5)
 
 

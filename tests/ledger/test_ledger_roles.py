@@ -52,7 +52,7 @@ def urls(server, request):
     owner = new_database(server, name)
     filled(owner)
     with psycopg.connect(owner, autocommit=True) as connection:
-        for _ in range(2):  # again after a migration
+        for _ in range(2):  # again, as the file says
             connection.execute((INFRA / "postgres" / "roles.sql").read_text())
         for login, role in ROLES.items():
             connection.execute(f'CREATE ROLE "{login}_{name}" LOGIN IN ROLE {role}')
@@ -231,7 +231,7 @@ def kinds_of(role):
 
 
 def test_every_kind_of_statement_has_a_role_or_is_the_owners():
-    assert kinds_of("registrar") == set(KINDS) - {"migration", "rebuild"}
+    assert kinds_of("registrar") == set(KINDS) - {"rebuild"}
     assert kinds_of("worker") == kinds_of("registrar") - {*_STATES, "promotion", "rollback", "deletion"}
 
 
@@ -289,7 +289,7 @@ def test_the_server_refuses_a_statement_that_spoils_the_later_ones(urls, login, 
 
 
 def test_a_clock_that_is_days_off_is_named(urls, monkeypatch):
-    late = ClockReadings("2999-01-01T00:00:00.000+00:00", None)
+    late = ClockReadings(*["2999-01-01T00:00:00.000+00:00"] * 2)
     monkeypatch.setattr("wherry.ledger.append.plausible_clocks", lambda _connection: late)
     with pytest.raises(StorageError, match="wherry_form") as caught, open_ledger(urls["worker"]) as ledger:
         record_conversion(ledger, conversion("d", "later"))
@@ -308,8 +308,8 @@ def test_the_error_names_the_permission_and_the_cure(urls):
     assert sound(urls["auditor"])
 
 
-def test_the_owner_migrates_and_checks_as_before(urls):
-    with open_ledger(urls["owner"], migrating=True) as ledger:
+def test_the_owner_records_and_checks_as_before(urls):
+    with open_ledger(urls["owner"]) as ledger:
         record_event(ledger, "note", None, {"a": 1})
         assert check_chain(ledger).altered is None
 

@@ -35,7 +35,8 @@ from wherry.ledger.replay import (
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("ledger-*.sql"))
 _FAILED = {
-    "about": FAILURE, "source": "/s", "fingerprint": "f", "requests": ["q", "p"], "error": "e", "wherry": "1",
+    "about": FAILURE, "source": "/s", "fingerprint": "f", "requests": ["q", "p"], "error": "e", "kind": "k",
+    "wherry": "1",
 }  # fmt: skip
 
 
@@ -166,7 +167,7 @@ def test_the_last_note_of_a_target_counts_and_other_notes_do_not(state):
         ("r", "/checkpoints/b"): "new",
         ("s", "/checkpoints/b"): "last",
     }
-    assert state.failures == {("/s", "f", "1"): dict.fromkeys("qp", FailureRecord("later"))}
+    assert state.failures == {("/s", "f", "1"): dict.fromkeys("qp", FailureRecord("later", "k"))}
 
 
 def test_conversions_are_found_from_both_ends(state):

@@ -135,7 +135,7 @@ def test_a_signature_comes_along_even_after_a_kill(tmp_path):
 
 def test_an_altered_manifest_is_refused(source, tmp_path):
     data = json.loads((source / "wherry.json").read_text())
-    data["manifest"]["tensors"][0]["digest"] = "0" * 64
+    data["manifest"]["tensors"][0]["digest"] = f"blake3:{'0' * 64}"
     (source / "wherry.json").write_text(json.dumps(data))
     with pytest.raises(MismatchError, match="digest mismatch in the sidecar: its manifest was altered"):
         wherry.fetch(source, tmp_path / "copy")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +22,6 @@ from wherry.storage.stores import locate
 mlflow = pytest.importorskip("mlflow")
 
 from wherry.integrations.mlflow import versions  # noqa: E402  needs mlflow
-from wherry.integrations.mlflow.read import find_digest  # noqa: E402  needs mlflow
 
 pytestmark = pytest.mark.usefixtures("own_home")
 
@@ -178,27 +176,6 @@ def test_without_mlflow_the_extra_is_named(receipt, name, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(MissingExtraError, match="add the extra mlflow"):
         wherry.register(receipt, name)
-
-
-def test_versions_without_an_algorithm_in_their_tags_stay_registered(
-    receipt, client, name, monkeypatch, tmp_path
-):
-    """Tags as earlier releases wrote them: SHA-256 digits alone."""
-    monkeypatch.setenv("WHERRY_DIGEST", "sha256")
-    made = wherry.convert(receipt.source.uri, tmp_path / "older", to="dcp")
-    first = wherry.register(made.target.uri, name, alias="champion")
-    for tag in ("wherry.checkpoint_digest", "wherry.weights_digest", "wherry.source_digest"):
-        before = client.get_model_version(name, first.version).tags[tag]
-        client.set_model_version_tag(name, first.version, tag, before.removeprefix("sha256:"))
-    again = wherry.register(made.target.uri, name)
-    assert (again.version, again.created) == (first.version, False)
-    found = wherry.resolve(f"models:/{name}@champion")
-    assert found.checkpoint_digest == made.target.checkpoint_digest
-    stores = {"tracking_uri": client.tracking_uri, "registry_uri": client._registry_uri}
-    by_digest = find_digest(found.checkpoint_digest, **stores)
-    assert (by_digest.name, by_digest.tags["wherry.checkpoint_digest"]) == (name, found.checkpoint_digest)
-    shutil.rmtree(tmp_path / "older")
-    assert show(f"models:/{name}@champion").root == made.target.checkpoint_digest
 
 
 @pytest.mark.parametrize(("said", "quiet"), [(None, "True"), ("false", "False")])

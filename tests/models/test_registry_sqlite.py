@@ -20,7 +20,7 @@ from wherry.integrations.mlflow_version import RegisteredVersion
 from wherry.ledger.resolve import DIGEST_TAG
 from wherry.storage.home import sqlite_file, sqlite_to_read
 
-DIGEST = "ab" * 32  # without its algorithm, as in the tags of old versions
+DIGEST = f"sha256:{'ab' * 32}"
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_the_cases_are_both_found_and_refused(shared):
     found = [answer(look_up, name, registry_uri=shared, **which) for name, which in CASES]
     assert sum(isinstance(one, RegisteredVersion) for one in found) == 13
     assert sum(one[0] is NotFoundError for one in found) == len(CASES) - 13
-    assert found[CASES.index(("other", {"version": "1"}))].tags[DIGEST_TAG] == f"sha256:{DIGEST}"
+    assert found[CASES.index(("other", {"version": "1"}))].tags[DIGEST_TAG] == DIGEST
     assert found[CASES.index(("a model", {"version": "3"}))] == (
         "a model", "3", {"number": "three"}, ("b", "champion")
     )  # fmt: skip

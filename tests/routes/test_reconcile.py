@@ -186,7 +186,7 @@ def test_every_standing_of_a_target(one):
     assert standing(way, found, knowing(done, requests={place: "another"})) == ["stale"]
     failed = {
         (found.found.uri, found.fingerprint, __version__): {
-            _request(way): FailureRecord("it is full of holes")
+            _request(way): FailureRecord("it is full of holes", "CorruptError")
         }
     }
     assert standing(way, found, LedgerState(failures=failed), there=False) == ["failed"]
@@ -253,7 +253,7 @@ def test_known_reads_notes_of_the_ledger():
     made = {"about": "route", "route": "r", "request": "q", "target": "/t"}
     failed = {
         "about": "failure", "route": "r", "source": "/s", "fingerprint": "f", "requests": ["q"], "error": "e",
-        "wherry": __version__,
+        "kind": "CorruptError", "wherry": __version__,
     }  # fmt: skip
     with open_ledger() as ledger:
         for body in (made, failed, {**failed, "fingerprint": "g", "wherry": "0.0.1"}, {"text": "somebody's"}):
@@ -262,7 +262,7 @@ def test_known_reads_notes_of_the_ledger():
     assert facts.requests == {"/t": "q"}
     assert [name for name, _target in facts.products] == ["r"]
     assert facts.failures == {
-        ("/s", "f", __version__): {"q": FailureRecord("e")},
-        ("/s", "g", "0.0.1"): {"q": FailureRecord("e")},
+        ("/s", "f", __version__): {"q": FailureRecord("e", "CorruptError")},
+        ("/s", "g", "0.0.1"): {"q": FailureRecord("e", "CorruptError")},
     }, "each by the version that failed"
     assert facts.rate is None

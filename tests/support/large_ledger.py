@@ -93,7 +93,7 @@ def _chained(
         seq, text = seq + 1, canonical_json(body).decode()
         row: dict[str, Any] = {
             "seq": seq, "prev": prev, "kind": kind, "schema": tables.SCHEMA, "content": content_of(kind, text),
-            "body": text, "time": _START, "storage_time": None,
+            "body": text, "time": _START, "storage_time": _START,
         }  # fmt: skip
         prev = row["hash"] = hash_of(row)
         yield row, body

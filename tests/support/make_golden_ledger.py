@@ -1,10 +1,10 @@
-"""Makes a golden ledger with the code as it is: run it before the schema changes, and keep what it made.
+"""Makes the golden ledger with the code as it is.
 
     python -m tests.support.make_golden_ledger tests/golden
 
-writes `ledger-<schema>.sql`: the SQL of a SQLite ledger with every kind of statement that the code knows then. It is
-text so that a change of it can be read; `tests/ledger/test_ledger_golden.py` makes a database of it again. Times are
-fixed, so that running it twice gives the same file.
+writes `ledger-<schema>.sql`: the SQL of a SQLite ledger with every kind of statement. It is text so that a change of it
+can be read; `tests/ledger/test_ledger_golden.py` makes a database of it again. Times are fixed, so that running it
+twice gives the same file.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from wherry.core.algorithms import digits_of, with_algorithm
+from wherry.core.algorithms import digits_of
 from wherry.core.receipt import CheckpointRef, Receipt
-from wherry.ledger import record, schema
+from wherry.ledger import cursors, record, schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,7 +33,7 @@ _CLOCKS = ("clocks", "cursors")  # the modules that look at the clock
 
 
 def digest(text: str) -> str:
-    return with_algorithm(hashlib.sha256(text.encode()).hexdigest())
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def node(name: str, format: str, *, step: int | None = None) -> CheckpointRef:
@@ -53,7 +53,7 @@ def node(name: str, format: str, *, step: int | None = None) -> CheckpointRef:
 
 
 def in_blake3(name: str) -> CheckpointRef:
-    """A checkpoint with digests of the other algorithm, which schema 3 brought."""
+    """A checkpoint with digests of the other algorithm."""
     made = node(name, "dcp")
     checkpoint, weights = (
         f"blake3:{digits_of(one)}" for one in (made.checkpoint_digest, made.weights_digest)
@@ -77,7 +77,7 @@ def conversion(source: CheckpointRef, target: CheckpointRef, minute: int) -> Rec
 
 
 def fill(opened: record.Ledger) -> None:
-    """Two runs of conversions, a copy, an overwritten place, verifications, a registration and two claims."""
+    """Two runs of conversions, a copy, an overwritten place, verifications, registrations, claims and events."""
     run, orbax, hf = (
         node("run/100", "t5x", step=100),
         node("run-orbax", "orbax"),
@@ -101,28 +101,21 @@ def fill(opened: record.Ledger) -> None:
     record.record_conversion(
         opened, conversion(run, orbax, 10)
     )  # seen again: it is the first run's place now
-    if schema.SCHEMA > 1:
-        fill_events(opened, hf, node("run-2-hf", "huggingface"))
-    if schema.SCHEMA > 2:
-        record.record_conversion(opened, conversion(hf, in_blake3("run-dcp"), 50))
-
-
-def fill_events(opened: record.Ledger, promoted: CheckpointRef, gone: CheckpointRef) -> None:
-    """What schema 2 brought: events, tombstones and the cursors of projections."""
-    from wherry.ledger import cursors
-
-    record.record_event(opened, "promotion", promoted, {"name": "model", "version": "1", "alias": "champion"})
+    gone = node("run-2-hf", "huggingface")
+    record.record_event(opened, "promotion", hf, {"name": "model", "version": "1", "alias": "champion"})
     record.record_event(opened, "deletion", gone, {"reason": "keep_last", "by": "prune"})
     record.record_event(opened, "note", None, {"text": "about no checkpoint"})
     cursors.record_delivery(opened, "openlineage", 4)
     cursors.record_failure(opened, "openlineage", 5, "nobody listens")
+    record.record_conversion(opened, conversion(hf, in_blake3("run-dcp"), 50))
 
 
 def in_order(lines: Iterable[str]) -> list[str]:
     """The dump with its indexes by name: SQLAlchemy makes them in any order."""
     dump = list(lines)
-    indexes = iter(sorted(line for line in dump if line.startswith("CREATE INDEX")))
-    return [next(indexes) if line.startswith("CREATE INDEX") else line for line in dump]
+    made = ("CREATE INDEX", "CREATE UNIQUE INDEX")
+    indexes = iter(sorted(line for line in dump if line.startswith(made)))
+    return [next(indexes) if line.startswith(made) else line for line in dump]
 
 
 def main(folder: Path) -> None:
@@ -131,9 +124,7 @@ def main(folder: Path) -> None:
         file = Path(scratch) / "ledger.db"
         for module in _CLOCKS:
             stack.enter_context(patch(f"wherry.ledger.{module}.utc_now", lambda: next(ticks)))
-        stack.enter_context(
-            patch("wherry.ledger.clocks._storage_time", lambda _connection: "2026-11-02T00:00:00.000+00:00")
-        )
+        stack.enter_context(patch("wherry.ledger.clocks._storage_time", lambda _connection: _STORAGE_TIME))
         with record.open_ledger(f"sqlite:///{file}") as opened:
             fill(opened)
         with closing(sqlite3.connect(file)) as connection:

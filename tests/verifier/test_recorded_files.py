@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 import wherry
 from tests.support.command import command
 from wherry.auditor.audit import audit
-from wherry.errors import MismatchError
+from wherry.errors import CorruptError, MismatchError
 from wherry.formats.recorded_files import KNOWN, known_file
 from wherry.storage.sidecar import encode, read_sidecar
 from wherry.storage.stores import locate
@@ -167,6 +167,14 @@ def test_files_of_a_trainer_that_were_there_are_in_the_record(source):
     assert wherry.verify(source).ok
     (source / "scheduler.pt").write_bytes(b"state")
     assert wherry.verify(source).verdict == "added"
+
+
+def test_a_record_from_which_the_list_was_removed_is_invalid(made):
+    record = json.loads((made / "wherry.json").read_text())
+    del record["files"]
+    (made / "wherry.json").write_text(json.dumps(record))
+    with pytest.raises(CorruptError, match=r"invalid sidecar: .*files"):
+        read_sidecar(locate(made))
 
 
 def test_a_record_without_a_list_says_so_and_knows_the_companions(made):

@@ -39,17 +39,6 @@ if TYPE_CHECKING:
     from wherry.ledger.record import Ledger
     from wherry.storage.sidecar import Sidecar
 
-# SHA-256 of the programs in bundles of earlier releases, which stay valid; a release with another program adds one.
-FORMER_PROGRAMS = frozenset(
-    {
-        "8f7ab6359ffcb149142889a82625b332714766b04ed9b69a68bc71d826e8da82",
-        "df335ab6af4e845f2a147e02ed6adfd22ae8597100d649c6de1bedfc127de4e2",
-        "0c8868b06e09c6ac6a818db5908d4eef759e05b824cd4cae07f775b9b7490217",
-        "424358752058e778e852b7db642925dc55678fbc061cde50b650b32440623c08",
-        "d9d6dae6b1e321161f0d2013a855e678337e58e90f94a1a07ba8d5e155b99e48",
-        "e3b050b8ba3250f7859f2accb1d3aa466bde3bb4b533c03ff999b102baad78c5",
-    }
-)
 _STAMP = (1980, 1, 1, 0, 0, 0)  # a fixed time, so that the digest of a bundle does not depend on it
 _PLAIN_NAME = r"[\w+=@][\w.+=@ -]{0,254}"  # of a bundle, in a command that is pasted
 _README = """Evidence of an audit by wherry.
@@ -64,14 +53,6 @@ ledger.jsonl             the ledger's statements, each with the hash of the one 
 anchor.json              the end of that chain; compare it with an anchor that was kept elsewhere
 index.json               size and SHA-256 of each file
 """
-_FORMER_READMES = (
-    """Evidence of an audit by wherry.
-
-Check it offline:  python {name}          (runs the check in the bundle)
-or, independent of the bundle:  wherry audit --check {name} [--anchor HASH]
-"""
-    + _README[_README.index("\nreport.md") :],
-)
 
 
 def place_for(bundle: str | os.PathLike[str], started: str) -> Path:
@@ -179,13 +160,12 @@ def _check_texts(path: str, checked: CheckReport) -> None:
     """Compare what is no data in a bundle, its program, README and page, with the texts that wherry writes."""
     with zipfile.ZipFile(path) as archive:
         program, readme, page, report = (archive.read(name) for name in (PROGRAM, README, PAGE, REPORT))
-    known = hashlib.sha256(program_text()).hexdigest()
-    if hashlib.sha256(program).hexdigest() not in {known, *FORMER_PROGRAMS}:
+    if program != program_text():
         checked.say(
-            "__main__.py: not the check of any known release of wherry; do not run `python` on this bundle"
+            "__main__.py: not the check of this version of wherry; do not run `python` on this bundle, and check it "
+            "with the wherry that made it"
         )
-    text = readme.decode("utf-8", "replace")
-    if not any(re.fullmatch(_pattern(known), text) for known in (_README, *_FORMER_READMES)):
+    if not re.fullmatch(_pattern(_README), readme.decode("utf-8", "replace")):
         checked.say("README.txt: not the text that wherry writes; do not follow it")
     _check_page(page, report, checked)
 

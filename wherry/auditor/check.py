@@ -9,8 +9,7 @@ itself has checked. Compare the anchor with one kept elsewhere (`--anchor`): a c
 consistent, too.
 
 Digests are computed as in `wherry.core.digest` and `wherry.ledger.append`; the code is repeated on purpose, including
-BLAKE3, which is used if the package `blake3` is not installed. In bundles of schema 1 the digests of checkpoints are
-SHA-256 digits without their algorithm.
+BLAKE3, which is used if the package `blake3` is not installed. Bundles and statements of another schema are refused.
 """
 
 from __future__ import annotations
@@ -47,14 +46,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SCHEMA = 2
+_STATEMENT_SCHEMA = 4
 GENESIS = "0" * 64
 _LINE_MAX = 16 << 20  # maximum bytes of one statement
 _NODES_MAX = 2_000_000  # JSON values of one file or statement; a manifest of 100,000 tensors has 1,500,000
-_HASHED = ("seq", "prev", "kind", "schema", "content", "body", "time")
-_ONE_CLOCK = 3  # the last schema of statements without a time of the ledger's storage
+_HASHED = ("seq", "prev", "kind", "schema", "content", "body", "time", "storage_time")
 _DAMAGE = (
     zipfile.BadZipFile, zlib.error, ValueError, LookupError, TypeError, AttributeError, EOFError, RuntimeError
 )  # fmt: skip
+_OTHER = "use the wherry that made the bundle"
 _LISTED = 100  # problems that are listed; the rest is counted
 
 
@@ -163,14 +163,15 @@ def _open(bundle: str) -> IO[bytes]:
 
 def _check(archive: zipfile.ZipFile, checked: CheckReport, anchor: str | None) -> None:
     index = _json(archive, INDEX)
-    if index["schema"] > SCHEMA:
-        checked.say(f"{INDEX}: unsupported schema {index['schema']}; upgrade wherry")
+    if not _has_schema(index, INDEX, checked):
         return
     _check_files(archive, index["files"], checked)
     if checked.problems:
         return  # the contents of changed files prove nothing
     stated = _check_chain(archive, checked)
     report, kept = _json(archive, REPORT), _json(archive, ANCHOR)
+    if not (_has_schema(report, REPORT, checked) and _has_schema(kept, ANCHOR, checked)):
+        return
     _check_anchor(report, kept, checked)
     if anchor is not None and not any(found.startswith(anchor) for found in stated.hashes):
         checked.say(f"{LEDGER}: no statement has the hash of the anchor, {anchor}")
@@ -182,6 +183,13 @@ def _check(archive: zipfile.ZipFile, checked: CheckReport, anchor: str | None) -
     with archive.open(PAGE) as page:
         if not page.read(WHOLE_MAX).decode().replace("\n", "").isprintable():
             checked.say(f"{PAGE}: it contains control characters")
+
+
+def _has_schema(data: dict[str, Any], name: str, checked: CheckReport) -> bool:
+    fits = data["schema"] == SCHEMA
+    if not fits:
+        checked.say(f"{name}: it has schema {data['schema']}, but this check requires {SCHEMA}; {_OTHER}")
+    return fits
 
 
 def _check_files(archive: zipfile.ZipFile, files: dict[str, Any], checked: CheckReport) -> None:
@@ -216,7 +224,7 @@ def _check_chain(archive: zipfile.ZipFile, checked: CheckReport) -> _ChainConten
             stated.digests.update(_digests(body))
             if row["kind"] == "registration":
                 named = f"{body['name']} version {body['version']}"
-                stated.versions.add((_label(body["checkpoint_digest"]), named))
+                stated.versions.add((body["checkpoint_digest"], named))
     return stated
 
 
@@ -227,8 +235,9 @@ def _fault(row: dict[str, Any], prev: str, seq: int) -> str | None:
         return "it does not contain the hash of the statement before it"
     if row["content"] != _sha256_of(row["kind"], _load_json(row["body"].encode(), LEDGER)):
         return "its contents were altered"
-    names = _HASHED if row["schema"] <= _ONE_CLOCK else (*_HASHED, "storage_time")
-    if row["hash"] != _sha256_of("statement", {name: row[name] for name in names}):
+    if row["schema"] != _STATEMENT_SCHEMA:
+        return f"it has schema {row['schema']}, but this check requires {_STATEMENT_SCHEMA}; {_OTHER}"
+    if row["hash"] != _sha256_of("statement", {name: row[name] for name in _HASHED}):
         return "hash mismatch with its contents"
     return None
 
@@ -250,14 +259,14 @@ def _check_row(
     stated: _ChainContents,
     checked: CheckReport,
 ) -> None:
-    digest = _label(row["checkpoint_digest"])
+    digest = row["checkpoint_digest"]
     checked.checkpoints += 1
     if digest not in stated.digests:
         checked.say(f"{REPORT}: no statement records checkpoint {digest} at {row['uri']}")
     for model in row["models"]:
         if (digest, model) not in stated.versions:
             checked.say(f"{REPORT}: no statement records checkpoint {digest} as {model}")
-    name = f"{MANIFESTS}{record_name(row['checkpoint_digest'])}"
+    name = f"{MANIFESTS}{record_name(digest)}"
     if not row["manifest"]:
         return
     if name not in names:
@@ -302,10 +311,10 @@ def record_name(digest: str) -> str:
 
 def checkpoint_digest(manifest: dict[str, Any], reference: dict[str, Any]) -> str:
     """The checkpoint digest of a manifest, as `wherry.core.digest.checkpoint_digest` computes it."""
-    algorithm = _label(reference["checkpoint_digest"]).partition(":")[0]
+    algorithm = reference["checkpoint_digest"].partition(":")[0]
     own = f"{algorithm}:"
     rows = sorted(
-        [_parts(tensor["path"]), _label(tensor["digest"]).removeprefix(own)]
+        [_parts(tensor["path"]), tensor["digest"].removeprefix(own)]
         for tensor in manifest["tensors"]
         if tensor["digest"]
     )
@@ -328,11 +337,6 @@ def _parts(printed: str) -> list[str]:
     if not printed:
         return []
     return ["" if part == "~2" else part.replace("~1", "/").replace("~0", "~") for part in printed.split("/")]
-
-
-def _label(digest: str) -> str:
-    """A digest with its algorithm."""
-    return digest if ":" in digest else f"sha256:{digest}"
 
 
 def _sha256_of(kind: str, value: object) -> str:
@@ -419,9 +423,7 @@ def _digests(value: Any) -> set[str]:
     if not isinstance(value, dict):
         return set()
     own = value.get("checkpoint_digest")
-    return ({_label(own)} if isinstance(own, str) else set()).union(
-        *(_digests(one) for one in value.values())
-    )
+    return ({own} if isinstance(own, str) else set()).union(*(_digests(one) for one in value.values()))
 
 
 def _digest(file: IO[bytes], expected: int | None = None) -> str:

@@ -13,9 +13,9 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
+from wherry.auditor.check import SCHEMA
 from wherry.core.units import plural, show_seconds, show_size
 
-SCHEMA = 2  # reports of schema 1 have digests without their algorithm, which is SHA-256
 UNCHANGED = "unchanged"
 _UNCHANGED = "the store states the generations or ETags whose bytes were verified; --deep reads them"
 SEVERITIES = ("error", "warning", "note")

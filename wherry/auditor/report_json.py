@@ -64,11 +64,10 @@ def _affected_checkpoint(row: dict[str, Any]) -> AffectedCheckpoint:
 
 
 def _difference(report: AuditReport, data: dict[str, Any]) -> str | None:
-    """What the JSON states differently than its own rows; reports of earlier releases have fewer counts."""
+    """What the JSON states differently than its own rows."""
     for finding, row in zip(report.findings, data["findings"], strict=True):
         if finding.severity != row["severity"]:
             return f"a finding of the kind {finding.kind} has the severity {row['severity']}"
-    counts = report.counts
-    if any(counts.get(name, 0) != data["counts"].get(name, 0) for name in {*counts, *data["counts"]}):
+    if report.counts != data["counts"]:
         return "its counts are not those of its checkpoints and findings"
     return None

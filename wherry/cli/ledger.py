@@ -1,4 +1,4 @@
-"""`wherry ledger`: check, anchor, migrate and rebuild the ledger; `deliver`, `sign` and `verify-signature`."""
+"""`wherry ledger`: check, anchor and rebuild the ledger; `deliver`, `sign` and `verify-signature`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _named = click.option(
 
 @click.group()
 def ledger() -> None:
-    """Check, migrate, rebuild and deliver the ledger."""
+    """Check, rebuild and deliver the ledger."""
 
 
 @ledger.command()
@@ -89,24 +89,6 @@ def anchor(url: str | None) -> None:
 
     with open_ledger(url) as opened:
         tables.print_json({"schema": SCHEMA, "ledger": opened.uri, **asdict(head(opened))})
-
-
-@ledger.command()
-@_named
-@as_json
-def migrate(url: str | None, json_: bool) -> None:
-    """Migrate a ledger to the schema of this version; statements do not change.
-
-    A SQLite ledger is migrated whenever it is opened, a shared ledger only by this command. Older versions of wherry
-    cannot use the ledger afterwards.
-    """
-    from wherry.console import tables
-    from wherry.ledger.database import schema_of
-    from wherry.ledger.record import head, open_ledger
-
-    with open_ledger(url, migrating=True) as opened:
-        rows = {"ledger": opened.uri, "version": schema_of(opened), "statements": head(opened).seq}
-    tables.print_json({"schema": SCHEMA, **rows}) if json_ else tables.print_rows(rows.items())
 
 
 @ledger.command()

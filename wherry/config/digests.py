@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry.config.settings import configured_value, ledger_url
-from wherry.core.algorithms import ALGORITHMS, BLAKE3, SHA256, algorithm_of, with_algorithm
+from wherry.core.algorithms import ALGORITHMS, BLAKE3, SHA256, algorithm_of
 from wherry.core.services import service
 from wherry.errors import UsageError, WherryError
-from wherry.storage.home import sqlite_file, sqlite_to_read
+from wherry.storage.home import ledger_to_read, sqlite_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +61,7 @@ def digest_choice(*, ledger: bool = True) -> DigestChoice:
         return DigestChoice(SHA256, "this host is in FIPS mode", note)
     last = _last_target() if ledger else None
     if last is not None:
-        return DigestChoice(algorithm_of(with_algorithm(last)), "algorithm of the ledger's last conversion")
+        return DigestChoice(algorithm_of(last), "algorithm of the ledger's last conversion")
     return DigestChoice(BLAKE3, "default")
 
 
@@ -95,6 +95,6 @@ def _last_in(file: Path) -> str | None:
     """The same of a SQLite ledger, without SQLAlchemy, whose import would delay the first byte by 0.2 s."""
     if not file.exists():
         return None
-    with sqlite_to_read(file, ("conversion",)) as connection:
+    with ledger_to_read(file, ("conversion",)) as connection:
         row = connection.execute(_LAST).fetchone()
     return row[0] if row else None

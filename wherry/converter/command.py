@@ -12,7 +12,7 @@ stated:
     merge                                {kind, sources} of `wherry merge`: URI, format, fingerprint and weight of each
 
 Fields that do not affect the result (memory, progress) and the key of a signature are left out. `to` or `as` is always
-present, so an empty `asked` means that the receipt is older than this field.
+present.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ def planned_again(asked: Mapping[str, Any], source: SourceRequest, target: Targe
 def command(receipt: Receipt, *, source: str | None = None, target: str | None = None) -> str:
     """The command line that repeats a conversion, quoted for a shell.
 
-    The target must not exist: move an existing one away first. For a receipt without `asked`, the command states the
-    options that differ from the format's defaults, as such a receipt has no more.
+    The target must not exist: move an existing one away first. For a receipt that states no request, as a program may
+    make it, the command states the options that differ from the format's defaults.
 
     Args:
         receipt: of the conversion.
@@ -189,7 +189,7 @@ def term(source: Mapping[str, Any]) -> str:
 
 
 def restore_request(format: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """A request reconstructed from the options of a receipt: those that differ from the format's defaults."""
+    """A request with the options of a receipt that differ from the format's defaults, and with nothing else."""
     if _REWRITE in options:
         value = f"={options['value']}" if options.get("value") is not None else ""
         found = {"as": f"{options[_REWRITE]}{value}", "in_place": options.get("in_place", False)}

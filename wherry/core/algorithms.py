@@ -1,7 +1,6 @@
 """Algorithms: the hash algorithms of digests, and digests as text.
 
-A digest is printed as `blake3:` or `sha256:` with 64 hex digits. Records from before there was a choice have the digits
-alone, which are SHA-256; `with_algorithm` adds the algorithm when they are read.
+A digest is printed as `blake3:` or `sha256:` with 64 hex digits.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 HASH_BYTES = 32  # length of a hash, of either algorithm
 BLAKE3, SHA256 = "blake3", "sha256"
 ALGORITHMS = (BLAKE3, SHA256)
-_DIGITS = re.compile(r"[0-9a-f]{64}")
 _DIGEST = re.compile(rf"({'|'.join(ALGORITHMS)}):([0-9a-f]{{64}})")
 _URI = re.compile(rf"wherry://({'|'.join(ALGORITHMS)})/([0-9a-f]{{64}})")
 
@@ -56,9 +54,15 @@ def hash_function(algorithm: str) -> Callable[[Buffer], HashState]:
     return hashlib.sha256
 
 
-def with_algorithm(digest: str) -> str:
-    """A recorded digest with its algorithm; bare hex digits are SHA-256, and anything else is unchanged."""
-    return f"{SHA256}:{digest}" if _DIGITS.fullmatch(digest) else digest
+def require_digest(text: str) -> str:
+    """A digest of a record.
+
+    Raises:
+        TypeError: it is not a digest with a known algorithm.
+    """
+    if not _DIGEST.fullmatch(text):
+        raise TypeError(f"expected a digest with its algorithm, got {text[:80]!r}")
+    return text
 
 
 def algorithm_of(digest: str) -> str:
@@ -70,11 +74,6 @@ def algorithm_of(digest: str) -> str:
 def digits_of(digest: str) -> str:
     """The hex digits of a digest, without its algorithm."""
     return digest.rpartition(":")[2]
-
-
-def spellings(digest: str) -> tuple[str, ...]:
-    """The digest and, for SHA-256, the bare digits with which registries and ledgers recorded it before."""
-    return (digest, digits_of(digest)) if algorithm_of(digest) == SHA256 else (digest,)
 
 
 def digest_uri(digest: str) -> str:

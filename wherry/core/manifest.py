@@ -12,19 +12,19 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from wherry.core.algorithms import with_algorithm
+from wherry.core.algorithms import require_digest
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.steps import require_step
 from wherry.core.tensorspec import Sharding, TensorSpec
 from wherry.core.units import plural, show_size
-from wherry.errors import CorruptError, describe_exception
+from wherry.errors import CorruptError, describe_exception, schema_error
 from wherry.text.html import html_table
 from wherry.text.json_forms import ListOf, Record, require_form
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-SCHEMA = 2  # schema 1 has digests without their algorithm, which is SHA-256
+SCHEMA = 2
 Value: TypeAlias = str | int | float | bool | None
 JsonObject: TypeAlias = dict[str, Any]
 
@@ -194,10 +194,8 @@ def from_json(data: JsonObject, uri: str = "") -> Manifest:
         CorruptError: a field is missing or invalid, or this version of wherry does not support the schema.
     """
     try:
-        if data["schema"] > SCHEMA:
-            raise CorruptError(
-                f"unsupported manifest schema {data['schema']}", uri=uri, cure="upgrade wherry"
-            )
+        if data["schema"] != SCHEMA:
+            raise schema_error("manifest", data["schema"], SCHEMA, uri)
         rows = [row if isinstance(row, tuple) else tensor_row(row) for row in data["tensors"]]
         return Manifest(
             tensors={spec.path: spec for spec, _ in rows},
@@ -209,7 +207,7 @@ def from_json(data: JsonObject, uri: str = "") -> Manifest:
             companions=tuple(Companion(**row) for row in data["companions"]),
             custom=_require_type(data["custom"], "custom", dict),
             origin=_origin(data["origin"]),
-            digests={spec.path: digest for spec, digest in rows if digest},
+            digests={spec.path: require_digest(digest) for spec, digest in rows if digest},
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise CorruptError(
@@ -253,7 +251,7 @@ def tensor_row(row: JsonObject) -> tuple[TensorSpec, str | None]:
         sharding=_sharding_from_json(row["sharding"]) if "sharding" in row else None,
         tags=_require_type(row.get("tags"), "tags", dict, type(None)),
     )
-    return spec, with_algorithm(row["digest"]) if row.get("digest") else None
+    return spec, row.get("digest") or None
 
 
 def _require_type(value: Any, name: str, *kinds: type) -> Any:

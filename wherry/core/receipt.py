@@ -8,24 +8,24 @@ It is stored in the target's sidecar, in the ledger and, as an artifact, in the 
 from __future__ import annotations
 
 import platform
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from wherry.core.algorithms import algorithm_of, with_algorithm
+from wherry.core.algorithms import algorithm_of
 from wherry.core.steps import LARGEST_STEP
 from wherry.core.units import show_seconds, show_size
-from wherry.errors import CorruptError, describe_exception
+from wherry.errors import CorruptError, describe_exception, schema_error
 from wherry.kernels import kernels
 from wherry.text.html import html_facts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SCHEMA = 2  # schema 1 has digests without their algorithm, which is SHA-256
-# Fields that receipts did not have at first.
-_LATER = ("asked", "ignored", "family", "parents", "losses", "origin")
+SCHEMA = 2
+# Fields that the JSON form has only where they are not empty.
+_OPTIONAL = ("asked", "ignored", "family", "parents", "losses", "origin")
 _JSON_TYPES: dict[str, tuple[type, ...]] = {  # by annotation; other fields are checked by their own readers
     "str": (str,),
     "str | None": (str, type(None)),
@@ -80,14 +80,13 @@ class CheckpointRef:
 
 
 def reference_from_json(data: Mapping[str, Any]) -> CheckpointRef:
-    """Read the JSON form of a CheckpointRef, of any schema.
+    """Read the JSON form of a CheckpointRef.
 
     Raises:
         TypeError, KeyError: it is not one.
     """
-    digests = {name: with_algorithm(data[name]) for name in ("checkpoint_digest", "weights_digest")}
     require_types(CheckpointRef, data)
-    return replace(CheckpointRef(**data), **digests)
+    return CheckpointRef(**data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +115,12 @@ class Receipt:
         warnings: what could not be converted or made, for people.
         snippet: how the target's own software loads the result; empty where that is not known.
         group: names the pass that made several targets at once; the same in the receipt of each, empty for one.
-        asked: the options that were stated, without defaults; see `converter.command`. Empty in older receipts.
-        ignored: what was not converted, as in the plan; many entries of one node are one row. Empty in older receipts.
-        family: the model family whose layouts were used; empty if the tree did not change, and in older receipts.
+        asked: the options that were stated, without defaults; see `converter.command`.
+        ignored: what was not converted, as in the plan; many entries of one node are one row.
+        family: the model family whose layouts were used; empty if the tree did not change.
         parents: of a merge: each source as a `checkpoint`, the first included, with its part in the merge, such as its
             `weight`. Empty for a conversion.
-        origin: digest of the `origin` of the target's manifest, which those of the checkpoint do not cover; empty in
-            older receipts.
+        origin: digest of the `origin` of the target's manifest, which those of the checkpoint do not cover.
     """
 
     source: CheckpointRef
@@ -177,11 +175,11 @@ class Receipt:
         ])  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
-        """JSON form; the inverse of `from_json`. Empty fields that older receipts do not have are left out."""
+        """JSON form; the inverse of `from_json`."""
         return {
             name: value
             for name, value in {"schema": SCHEMA, **asdict(self)}.items()
-            if value or name not in _LATER
+            if value or name not in _OPTIONAL
         }
 
 
@@ -225,7 +223,8 @@ def from_json(data: dict[str, Any], uri: str = "") -> Receipt:
         CorruptError: it is not a receipt, or this version of wherry does not support its schema.
     """
     try:
-        _require_schema(data.get("schema", 0), uri)
+        if data["schema"] != SCHEMA:
+            raise schema_error("receipt", data["schema"], SCHEMA, uri)
         stated = {name: value for name, value in data.items() if name != "schema"}
         stated["source"] = reference_from_json(stated["source"])
         stated["target"] = reference_from_json(stated["target"])
@@ -237,13 +236,6 @@ def from_json(data: dict[str, Any], uri: str = "") -> Receipt:
         return Receipt(**stated)
     except (AttributeError, KeyError, TypeError) as error:
         raise CorruptError(f"invalid receipt: {describe_exception(error)}", uri=uri) from error
-
-
-def _require_schema(schema: Any, uri: str) -> None:
-    if type(schema) is not int:
-        raise TypeError(f"expected an integer as 'schema', got {schema!r}")
-    if schema > SCHEMA:
-        raise CorruptError(f"unsupported receipt schema {schema}", uri=uri, cure="upgrade wherry")
 
 
 def _require_times(stated: Mapping[str, Any]) -> None:

@@ -3,16 +3,8 @@
 Both happen in the caller's write transaction, which holds the ledger's lock from its start: no other writer comes
 between reading the head and adding the new statement, and a statement never exists without its rows.
 
-The rows of the ledger's other tables are a pure function (`rows_of`) of a statement's kind and body. It has three uses:
-a new statement's rows are written with it, the check replays the chain through it and compares, and a migration fills
-new tables with it. So it reads the bodies of all schemas:
-
-- Schema 1 had `conversion`, `verification` and `registration`; the latter two named their checkpoint only by its
-  digest, and claims and sightings were rows without a statement.
-- Since schema 2 every body has the whole `subject`, and there are `claim`, `release`, `sighting`, `migration` (the
-  contents of schema 1's rows that its statements lacked), `rebuild` and the events.
-- Since schema 3 the digests of checkpoints have their algorithm; before, all were SHA-256. `body_of` adds it.
-- Since schema 4 a statement states the time of the ledger's storage beside that of the machine that wrote it.
+The rows of the ledger's other tables are a pure function (`rows_of`) of a statement's kind and body. It has two uses:
+a new statement's rows are written with it, and the check replays the chain through it and compares.
 """
 
 from __future__ import annotations
@@ -26,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import func, select
 
-from wherry.core.algorithms import SHA256, with_algorithm
 from wherry.core.digest import canonical_json, sha256_of, sha256_text
 from wherry.errors import WherryError, describe_exception
 from wherry.ledger import schema as tables
@@ -34,17 +25,13 @@ from wherry.ledger.clocks import plausible_clocks
 from wherry.text.json_values import json_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+    from collections.abc import Generator, Iterable, Iterator, Mapping
 
     from sqlalchemy import Connection, RowMapping, Table
 
 
-# Fields of bodies, at any depth, that hold digests of checkpoints.
-_DIGESTS = ("checkpoint_digest", "weights_digest")
-_WITHOUT_ALGORITHM = 2  # the last schema whose bodies have digests without their algorithm
 _LARGEST_NUMBER = 1 << 63
-_HASHED = ("seq", "prev", "kind", "schema", "content", "body", "time")
-ONE_CLOCK = 3  # the last schema whose statements have no time of the storage
+_HASHED = ("seq", "prev", "kind", "schema", "content", "body", "time", "storage_time")
 
 
 def append(connection: Connection, kind: str, body: Mapping[str, Any]) -> int:
@@ -56,7 +43,7 @@ def append(connection: Connection, kind: str, body: Mapping[str, Any]) -> int:
         Its number.
 
     Raises:
-        StorageError: the clock of this machine differs from that of the ledger's storage.
+        StorageError: the clock of this machine differs from that of the ledger's storage, which must be readable.
     """
     clocks = plausible_clocks(connection)
     table = tables.statement.c
@@ -84,7 +71,7 @@ def last_number(connection: Connection) -> int:
 
 
 def same_statement(connection: Connection, kind: str, body: Mapping[str, Any], after: int = 0) -> int | None:
-    """The number of an existing statement with the same kind and body, in any schema; None if there is none.
+    """The number of an existing statement with the same kind and body; None if there is none.
 
     Args:
         connection: a transaction.
@@ -93,27 +80,9 @@ def same_statement(connection: Connection, kind: str, body: Mapping[str, Any], a
         after: the number of a statement that it comes after.
     """
     table = tables.statement.c
-    texts = (canonical_json(one).decode() for one in (body, _as_before(body)))
-    contents = {content_of(kind, text) for text in texts}
-    query = select(table.seq).where(table.content.in_(contents), table.seq > after)
+    content = content_of(kind, canonical_json(body).decode())
+    query = select(table.seq).where(table.content == content, table.seq > after)
     return connection.scalar(query.limit(1))
-
-
-def _as_before(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The body of a conversion as schema 2 recorded it: receipts of schema 1, with bare SHA-256 digits."""
-    before = _with_digests(dict(body), lambda digest: digest.removeprefix(f"{SHA256}:"))
-    return {**before, "schema": 1}
-
-
-def body_of(schema: int, text: str) -> dict[str, Any]:
-    """The body of a statement, with the algorithm in every digest of a checkpoint.
-
-    Args:
-        schema: schema version of the body.
-        text: the body as it is stored.
-    """
-    body = stored_table(text)
-    return body if schema > _WITHOUT_ALGORITHM else _with_digests(body, with_algorithm)
 
 
 def stored_table(text: str) -> dict[str, Any]:
@@ -186,18 +155,6 @@ def stored_word(value: Any) -> str:
     return value
 
 
-def _with_digests(value: Any, change: Callable[[str], str]) -> Any:
-    """A body with its digests of checkpoints changed, at any depth."""
-    if isinstance(value, list):
-        return [_with_digests(one, change) for one in value]
-    if not isinstance(value, dict):
-        return value
-    return {
-        name: change(one) if name in _DIGESTS and isinstance(one, str) else _with_digests(one, change)
-        for name, one in value.items()
-    }
-
-
 def content_of(kind: str, text: str) -> str:
     """Digest of the kind and body of a statement, without its time and position.
 
@@ -210,8 +167,7 @@ def content_of(kind: str, text: str) -> str:
 
 def hash_of(row: Mapping[str, Any] | RowMapping) -> str:
     """The hash of a statement: over all columns of its row, including the previous hash."""
-    names = _HASHED if row["schema"] <= ONE_CLOCK else (*_HASHED, "storage_time")
-    return sha256_of("statement", {name: row[name] for name in names})
+    return sha256_of("statement", {name: row[name] for name in _HASHED})
 
 
 def write(connection: Connection, rows: Iterable[Row]) -> None:
@@ -238,9 +194,7 @@ def _upsert(dialect: str, table: Table) -> Any:
 
 
 EVENTS = ("promotion", "rollback", "deletion", "audit", "note")
-KINDS = (
-    "conversion", "verification", "registration", "claim", "release", "sighting", "migration", "rebuild", *EVENTS
-)  # fmt: skip
+KINDS = ("conversion", "verification", "registration", "claim", "release", "sighting", "rebuild", *EVENTS)
 PENDING, REGISTERED, RELEASED = "pending", "registered", "released"
 _STATES = {"claim": PENDING, "release": RELEASED, "registration": REGISTERED}
 
@@ -264,9 +218,6 @@ def rows_of(told: BareStatement) -> Iterator[Row]:
             yield from _seen_rows(source, told)
         yield from _seen_rows(body["target"], told)
         yield from _conversion_rows(told)
-        return
-    if told.kind == "migration":
-        yield from _carried_rows(told)
         return
     if body.get("subject") is not None:
         yield from _seen_rows(body["subject"], told)
@@ -341,13 +292,3 @@ def _registration_record(body: Mapping[str, Any], state: str, told: BareStatemen
         "seen": told.time,
         "statement": told.seq,
     }
-
-
-def _carried_rows(told: BareStatement) -> Iterator[Row]:
-    """The rows of an older schema that no statement contained."""
-    for row in told.body["checkpoints"]:
-        yield tables.checkpoint, dict(row)
-    for row in told.body["places"]:
-        yield tables.location, {**row, "statement": told.seq}
-    for row in told.body["claims"]:
-        yield tables.registration, {**row, "state": PENDING, "version": None, "statement": told.seq}

@@ -25,13 +25,12 @@ from wherry.core.units import short
 from wherry.errors import CorruptError, StorageError, describe_exception
 from wherry.ledger import schema as tables
 from wherry.ledger.append import (
-    ONE_CLOCK,
     BareStatement,
     Row,
-    body_of,
     content_of,
     hash_of,
     rows_of,
+    stored_table,
     stored_time,
 )
 from wherry.ledger.clocks import CLOCK_CURE, SKEW, is_ahead, plausible_clocks
@@ -157,26 +156,25 @@ def _fault(row: RowMapping, prev: str, seq: int) -> str | None:
         return "the hash chain is broken: previous hash mismatch"
     if row["hash"] != hash_of(row):
         return "its contents were altered"
-    if row["schema"] > tables.SCHEMA:
-        return f"unsupported schema {row['schema']}; upgrade wherry"
-    if row["schema"] <= ONE_CLOCK and row["storage_time"] is not None:
-        return "it has a time of the storage, which its schema does not have"
+    if row["schema"] != tables.SCHEMA:
+        return f"unsupported schema {row['schema']}, expected {tables.SCHEMA}"
     told = content_of(row["kind"], row["body"])
     return None if row["content"] == told else "content digest mismatch"
 
 
 def _time_fault(row: RowMapping) -> str | None:
-    times = (time for time in (row["time"], row["storage_time"]) if time is not None)
-    odd = next((time for time in times if not _is_written(time)), None)
-    return None if odd is None else f"its time is not one that wherry writes: {odd[:40]!r}"
+    for time in (row["time"], row["storage_time"]):
+        if time is None or not _is_written(time):
+            return f"its time is not one that wherry writes: {time and time[:40]!r}"
+    return None
 
 
 def _clock_fault(row: RowMapping, before: str) -> str | None:
     """What shows that a clock was wrong when a statement was written, by more than a day."""
     time, storage, now = row["time"], row["storage_time"], utc_now()
-    if is_ahead(time, now) or (storage is not None and is_ahead(storage, now)):
+    if is_ahead(time, now) or is_ahead(storage, now):
         return f"its time is in the future: {time}"
-    if storage is not None and abs(datetime.fromisoformat(time) - datetime.fromisoformat(storage)) > SKEW:
+    if abs(datetime.fromisoformat(time) - datetime.fromisoformat(storage)) > SKEW:
         return f"its time is {time}, but that of the ledger's storage was {storage}"
     return "its time is before that of the statement before it" if before and is_ahead(before, time) else None
 
@@ -189,7 +187,7 @@ def _is_written(time: str) -> bool:
 
 
 def _rows(row: RowMapping) -> list[Row]:
-    body = body_of(row["schema"], row["body"])
+    body = stored_table(row["body"])
     return list(rows_of(BareStatement(row["kind"], body, row["seq"], row["time"])))
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import func, select
 
 from wherry.core.receipt import utc_now
-from wherry.errors import StorageError
+from wherry.errors import StorageError, storage_error
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -32,11 +32,11 @@ class ClockReadings:
 
     Attributes:
         machine: the clock of this machine.
-        storage: the clock of what stores the ledger; None if it cannot be read.
+        storage: the clock of what stores the ledger.
     """
 
     machine: str
-    storage: str | None
+    storage: str
 
 
 def plausible_clocks(connection: Connection) -> ClockReadings:
@@ -46,17 +46,16 @@ def plausible_clocks(connection: Connection) -> ClockReadings:
         connection: a connection to the ledger.
 
     Raises:
-        StorageError: the clocks differ.
+        StorageError: the clocks differ, or that of the storage cannot be read.
     """
     read = ClockReadings(utc_now(), _storage_time(connection))
-    if read.storage is not None:
-        ahead = datetime.fromisoformat(read.machine) - datetime.fromisoformat(read.storage)
-        if abs(ahead) > SKEW:
-            raise StorageError(
-                f"the clock of this machine is {_words(ahead)} that of the ledger's storage",
-                uri=connection.engine.url.render_as_string(),
-                cure=CLOCK_CURE,
-            )
+    ahead = datetime.fromisoformat(read.machine) - datetime.fromisoformat(read.storage)
+    if abs(ahead) > SKEW:
+        raise StorageError(
+            f"the clock of this machine is {_words(ahead)} that of the ledger's storage",
+            uri=connection.engine.url.render_as_string(),
+            cure=CLOCK_CURE,
+        )
     return read
 
 
@@ -65,18 +64,19 @@ def is_ahead(time: str, now: str) -> bool:
     return datetime.fromisoformat(time) - datetime.fromisoformat(now) > SKEW
 
 
-def _storage_time(connection: Connection) -> str | None:
-    """The present time by the database server, or by the file system of a SQLite file; None if it cannot be read."""
+def _storage_time(connection: Connection) -> str:
+    """The present time by the database server, or by the file system of a SQLite file."""
     if connection.dialect.name != "sqlite":
         # Not now(), which is the start of the transaction: it may have waited for the ledger's lock since.
         return _text(connection.scalars(select(func.clock_timestamp())).one())
+    folder = Path(str(connection.engine.url.database)).parent  # in which SQLite makes its own files, too
     try:
-        with tempfile.TemporaryFile(dir=Path(str(connection.engine.url.database)).parent) as probe:
+        with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(b"\0")
             probe.flush()
             return _text(datetime.fromtimestamp(os.fstat(probe.fileno()).st_mtime, UTC))
-    except OSError:
-        return None
+    except OSError as error:
+        raise storage_error(error, str(folder)) from error
 
 
 def _text(moment: datetime) -> str:

@@ -7,9 +7,7 @@ implements the differences. Both give the same guarantees:
 - `write()` holds the single lock of the ledger from its start, so appends happen strictly one after the other.
 - `read()` sees a consistent snapshot of the ledger, whatever is appended meanwhile.
 
-An older SQLite ledger is migrated when it is opened (in one transaction, under the lock; statements are not
-changed). A shared ledger is only migrated by `wherry ledger migrate`, as all its users need the newer wherry from then
-on.
+A ledger of another schema is refused, and left as it is.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from sqlalchemy.pool import QueuePool
 
 from wherry.config.settings import ledger_url
 from wherry.core.forks import was_open_at_fork, without_forks
-from wherry.errors import CorruptError, HostileError, StorageError, UnsupportedError, UsageError, WherryError
+from wherry.errors import HostileError, StorageError, UnsupportedError, UsageError, WherryError
 from wherry.ledger import schema as tables
 from wherry.ledger.schema import BUSY_SECONDS, READ, WRITE
 from wherry.remote.probe import ANSWER_SECONDS, kind_of_silence
@@ -58,6 +56,10 @@ _GENERATED = (  # hidden: 2 and 3
     "WHERE own.type = 'table' AND one.hidden > 1 LIMIT 1"
 )
 _FOREIGN_CURE = "do not use this file; open a copy of known origin, or start another ledger"
+_SCHEMA_CURE = (
+    "use the wherry that wrote it; or move it away, or name a new ledger in WHERRY_LEDGER, and fill the new one with "
+    "`wherry ledger rebuild ROOT`"
+)
 _FORK_CURE = "start the process with multiprocessing's spawn instead of fork, or use a ledger in PostgreSQL"
 _SQLITE = ("sqlite", "sqlite+pysqlite")
 _CURE = "set WHERRY_LEDGER to sqlite:////absolute/path.db or postgresql://host:5432/database"
@@ -175,18 +177,17 @@ class Ledger:
 
 
 @contextmanager
-def open_ledger(url: str | None = None, *, migrating: bool = False) -> Generator[Ledger]:
+def open_ledger(url: str | None = None) -> Generator[Ledger]:
     """Open the ledger, and create it if it does not exist.
 
     Args:
         url: SQLAlchemy URL; `WHERRY_LEDGER` or the file in the home by default.
-        migrating: whether to migrate a shared ledger to the present schema, too.
 
     Raises:
         StorageError: it cannot be read or written.
         UsageError: the URL is invalid, or names an unknown driver or option.
-        UnsupportedError: the database is neither SQLite nor PostgreSQL, or has an older schema and is shared.
-        CorruptError: it was written by a newer wherry.
+        UnsupportedError: the database is neither SQLite nor PostgreSQL, or the ledger has another schema.
+        HostileError: the file holds something that wherry does not create.
         MissingExtraError: the driver of the database is not installed.
     """
     chosen = url or ledger_url()
@@ -203,14 +204,8 @@ def open_ledger(url: str | None = None, *, migrating: bool = False) -> Generator
     engine, uri, backend = _engine(chosen)
     with without_forks(opened) if file is not None else nullcontext(), _used(engine):
         ledger = Ledger(engine, uri, backend)
-        _prepare(ledger, migrating=migrating)
+        _prepare(ledger)
         yield ledger
-
-
-def schema_of(ledger: Ledger) -> int:
-    """The schema version of a ledger; 0 if it is empty."""
-    with ledger.read() as connection:
-        return ledger.backend.version(connection)
 
 
 def _engine(url: str) -> tuple[Engine, str, Backend]:
@@ -288,27 +283,22 @@ def _sqlite_engine(url: str, _file: str, _process: int) -> Engine:
     return engine
 
 
-def _prepare(ledger: Ledger, *, migrating: bool) -> None:
-    """Create or migrate the tables and triggers if required; the check costs one query."""
-    version = schema_of(ledger)
-    if version > tables.SCHEMA:
-        raise CorruptError(f"unsupported ledger schema {version}", uri=ledger.uri, cure="upgrade wherry")
-    if version == tables.SCHEMA:
-        return
-    if version and not (migrating or isinstance(ledger.backend, Sqlite)):
+def _prepare(ledger: Ledger) -> None:
+    """Create the tables and triggers of an empty ledger; the check costs one query."""
+    with ledger.read() as connection:
+        version = ledger.backend.version(connection)
+    if version == 0:
+        with ledger.write() as connection:
+            version = ledger.backend.version(connection)  # another process may have created it meanwhile
+            if version == 0:
+                ledger.backend.create(connection)
+                return
+    if version != tables.SCHEMA:
         raise UnsupportedError(
-            f"the shared ledger has schema {version}, but this wherry requires {tables.SCHEMA}",
+            f"the ledger has schema {version}, but this wherry requires {tables.SCHEMA}",
             uri=ledger.uri,
-            cure="run `wherry ledger migrate` when all its users can upgrade, or use the older wherry",
+            cure=_SCHEMA_CURE,
         )
-    with ledger.write() as connection:
-        version = ledger.backend.version(connection)  # another process may have migrated it meanwhile
-        if version == 0:
-            ledger.backend.create(connection)
-        elif version < tables.SCHEMA:
-            from wherry.ledger.migrate import migrate
-
-            migrate(connection, version, ledger.backend.create)
 
 
 class Sqlite:
@@ -331,8 +321,10 @@ class Sqlite:
     def version(self, connection: Connection) -> int:
         """See Backend; a file with an object that wherry does not create is refused."""
         rows = connection.exec_driver_sql(_VERSION_AND_OBJECTS).all()
-        for version, kind, name, table in rows:
-            if kind is not None and not _is_ours(version, kind, name, table):
+        if rows[0][0] not in (0, tables.SCHEMA):
+            return rows[0][0]  # of another wherry, which may have created other objects
+        for _version, kind, name, table in rows:
+            if kind is not None and not _is_ours(kind, name, table):
                 raise HostileError(
                     f"the ledger has a {kind} that wherry does not create: {name!r:.100}",
                     uri=str(connection.engine.url.database),
@@ -365,12 +357,12 @@ class Sqlite:
     away = silence
 
 
-def _is_ours(version: int, kind: str, name: str, table: str) -> bool:
+def _is_ours(kind: str, name: str, table: str) -> bool:
     """Whether wherry, or SQLite for one of its tables, may have created an object; `ledger check` compares texts."""
     if kind == "table":
         return name in tables.metadata.tables or name.startswith("sqlite_")
     if kind == "trigger":
-        return version != tables.SCHEMA or name in tables.stored_triggers()
+        return name in tables.stored_triggers()
     return kind == "index" and table in tables.metadata.tables
 
 

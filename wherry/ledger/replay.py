@@ -25,7 +25,7 @@ RATE_STATEMENTS = 200  # number of last statements from which the rate of conver
 _HISTORY = ("promotion", "rollback", "deletion")
 _PRODUCT_FIELDS = ("route", "target", "request", "committed", "run", "step", "score")
 _NEEDED = {"route", "target", "request"}
-_FAILURE_FIELDS = {"source", "fingerprint", "wherry", "requests", "error"}
+_FAILURE_FIELDS = {"source", "fingerprint", "wherry", "requests", "error", "kind"}
 READ_ONLY = "read"  # the verdict on what was read, but never recorded: it proves nothing
 ADDED = "added"  # the verdict on intact data with files beside it that its record does not have
 SOUND = ("ok", READ_ONLY, ADDED)  # verdicts of verifications that found the data intact
@@ -112,11 +112,11 @@ class FailureRecord(NamedTuple):
 
     Attributes:
         what: its error.
-        kind: class of the error; empty in notes of releases that did not state it.
+        kind: class of the error.
     """
 
     what: str
-    kind: str = ""
+    kind: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +137,9 @@ class ConversionRecord:
         lossless: whether every move was exact.
         software: the version of wherry that did it; empty if unknown.
         gone: when the result was deleted there (UTC); None if no deletion is recorded.
-        asked: the stated request, as in receipts; empty for old receipts, and if no statement was read.
-        seconds: wall time; 0 in the same cases.
-        bytes_read: tensor bytes that were read; 0 in the same cases.
+        asked: the stated request, as in receipts; empty if no statement was read.
+        seconds: wall time; 0 in the same case.
+        bytes_read: tensor bytes that were read; 0 in the same case.
     """
 
     target_uri: str
@@ -308,8 +308,8 @@ def replay(
 
 
 def has_passed(outcome: Mapping[str, Any]) -> bool:
-    """Whether a verification passed, by its JSON form; old ones have only the verdict. `read` is no pass."""
-    return bool(outcome.get("ok", outcome.get("verdict") == "ok"))
+    """Whether a verification passed, by its JSON form; `read` is no pass."""
+    return bool(outcome.get("ok"))
 
 
 def has_failed(outcome: Mapping[str, Any]) -> bool:
@@ -429,7 +429,7 @@ class _Draft:
             self._products[note.route, note.target] = note
         elif body.get("about") == FAILURE and body.keys() >= _FAILURE_FIELDS:
             key = body["source"], body["fingerprint"], body["wherry"]
-            said = FailureRecord(stored_word(body["error"]), stored_word(body.get("kind", "")))
+            said = FailureRecord(stored_word(body["error"]), stored_word(body["kind"]))
             self._failures[key] |= dict.fromkeys(body["requests"], said)
 
     def state(self) -> LedgerState:

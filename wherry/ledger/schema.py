@@ -32,11 +32,12 @@ from sqlalchemy import (
 )
 
 from wherry.errors import CorruptError
+from wherry.storage.home import LEDGER_SCHEMA
 
 if TYPE_CHECKING:
     from sqlalchemy import Dialect
 
-SCHEMA = 4
+SCHEMA = LEDGER_SCHEMA
 GENESIS = "0" * 64  # the previous hash of the first statement
 
 
@@ -114,7 +115,7 @@ statement = Table(
     Column("content", _HASH, nullable=False, index=True),
     Column("body", _LongText(), nullable=False),
     Column("time", _TEXT, nullable=False),  # by the clock of the machine that wrote it
-    Column("storage_time", _TEXT),  # by the clock of the ledger's storage
+    Column("storage_time", _TEXT, nullable=False),  # by the clock of the ledger's storage
 )
 Index("statement_prev", statement.c.prev, unique=True)  # two statements cannot continue the same one
 Index("statement_kind", statement.c.kind, statement.c.seq)
@@ -216,9 +217,6 @@ KEYS: dict[Table, tuple[str, ...]] = {
     registration: ("checkpoint_digest", "registry", "name"),
 }
 FIRST = frozenset({checkpoint, conversion, edge})
-
-# Columns with digests of checkpoints, in any table.
-CHECKPOINT_DIGESTS = ("checkpoint_digest", "weights_digest", "source", "target")
 
 _SEALED = ("statement", "edge")
 _SAID = "the ledger is append-only: "

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, time
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Row, func, select
+from sqlalchemy import Row, select
 
 from wherry.errors import UsageError
 from wherry.ledger import schema as tables
-from wherry.ledger.append import body_of
+from wherry.ledger.append import stored_table
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 _PAGE = 500  # statements read in one transaction, at most
 _LONGEST_TIME = 40  # characters
-_WRITTEN = func.coalesce(tables.statement.c.storage_time, tables.statement.c.time)
 _PAGE_TEXT = 16 << 20  # characters of their bodies after which no further one is read
 
 
@@ -32,10 +31,10 @@ class Statement:
         kind: one of `wherry.ledger.append.KINDS`.
         schema: schema version of its body.
         time: when it was appended, by the clock of the machine that wrote it; UTC.
-        storage_time: the same by the clock of the ledger's storage; None where that is not known.
+        storage_time: the same by the clock of the ledger's storage.
         hash: over all fields, including `prev`.
         prev: hash of the statement before it.
-        body: its contents, with the algorithm in every digest of a checkpoint.
+        body: its contents.
         content: digest of kind and body.
         text: the body as hashed text, so that the hash can be recomputed elsewhere.
     """
@@ -44,12 +43,12 @@ class Statement:
     kind: str
     schema: int
     time: str
+    storage_time: str
     hash: str
     prev: str
     body: dict[str, Any]
     content: str
     text: str
-    storage_time: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ def statements(
     while True:
         query = select(table).where(table.c.seq > after).order_by(table.c.seq).limit(_PAGE)
         query = query if kinds is None else query.where(table.c.kind.in_(kinds))
-        query = query if last is None else query.where(last >= _WRITTEN)
+        query = query if last is None else query.where(table.c.storage_time <= last)
         with ledger.read() as connection:
             page, more = _page(connection.execute(query))
         yield from (_statement(row) for row in page)
@@ -98,7 +97,7 @@ def _page(rows: Iterable[Row[Any]]) -> tuple[list[Row[Any]], bool]:
     page, size = list[Row[Any]](), 0
     for row in rows:
         page.append(row)
-        size += len(row.body) + len(row.kind) + len(row.time) + len(row.storage_time or "")
+        size += sum(len(text or "") for text in (row.body, row.kind, row.time, row.storage_time))
         if size > _PAGE_TEXT:
             return page, True
     return page, len(page) == _PAGE
@@ -142,29 +141,34 @@ def by_number(ledger: Ledger, numbers: Collection[int]) -> dict[int, Statement]:
 
 
 def times_written(ledger: Ledger, numbers: Collection[int]) -> dict[int, str]:
-    """Number → when a statement was appended, by the clock of the ledger's storage where that is known; UTC."""
+    """Number → when a statement was appended, by the clock of the ledger's storage; UTC."""
     table, found, every = tables.statement.c, dict[int, str](), sorted(numbers)
     with ledger.read() as connection:
         for start in range(0, len(every), _PAGE):
-            query = select(table.seq, _WRITTEN).where(table.seq.in_(every[start : start + _PAGE]))
+            query = select(table.seq, table.storage_time).where(table.seq.in_(every[start : start + _PAGE]))
             found |= dict(connection.execute(query).tuples().all())
+    if None in found.values():  # as in `_statement`
+        raise tables.damage_error("values: a statement lacks its time")
     return found
 
 
 def _statement(row: Row[Any]) -> Statement:
-    for stated in (row.time, row.storage_time or ""):
+    if None in row:  # the tables of a forged file may take it
+        raise tables.damage_error(f"values: statement {row.seq} lacks one")
+    if row.schema != tables.SCHEMA:
+        raise tables.damage_error(f"statement {row.seq}: schema {row.schema}, expected {tables.SCHEMA}")
+    for stated in (row.time, row.storage_time):
         if len(stated) > _LONGEST_TIME:  # the state of a ledger keeps the times of its statements
             raise tables.damage_error(f"times: {stated[:_LONGEST_TIME]!r} goes on")
-    body = body_of(row.schema, row.body)
     return Statement(
         row.seq,
         row.kind,
         row.schema,
         row.time,
+        row.storage_time,
         row.hash,
         row.prev,
-        body,
+        stored_table(row.body),
         row.content,
         row.body,
-        row.storage_time,
     )

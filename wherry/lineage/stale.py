@@ -3,8 +3,8 @@
 Only metadata is read. A source is compared by the fingerprint of its files. The conversion is planned again, as its
 route states it or else as it was requested, and the digests of the two plans are compared: a plan contains the
 structure of the source, the target format, every option and every rule. The files that the request names, which a plan
-does not cover, are compared too. For old receipts without a request, the version of wherry is compared. What was
-derived from a stale checkpoint is stale too. Reasons are data; each result has the command that converts again.
+does not cover, are compared too. What was derived from a stale checkpoint is stale too. Reasons are data; each result
+has the command that converts again.
 
 Conversions are grouped by their source: each source is opened once, and a plan is made once for all conversions of a
 source with the same request, so that the time grows with the number of sources and requests, not of their products.
@@ -17,7 +17,7 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from wherry.config.roots import locate_stated, root_of
+from wherry.config.roots import root_of
 from wherry.converter.command import (
     UNPLANNED,
     command_line,
@@ -34,9 +34,7 @@ from wherry.errors import HostileError, NotFoundError, WherryError
 from wherry.formats.checkpoint import open_source, present_fingerprint
 from wherry.lineage.route_rules import as_routed, rules_at, rules_for
 from wherry.runtime import threads
-from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import is_live
-from wherry.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -56,8 +54,7 @@ _AT_ONCE = (
 )
 # Kinds of reasons.
 SOURCE_GONE, SOURCE_CHANGED, SOURCE_UNREADABLE = "source-gone", "source-changed", "source-unreadable"
-PLAN_CHANGED, ROUTE_CHANGED, OLDER_WHERRY = "plan-changed", "route-changed", "older-wherry"
-UPSTREAM = "upstream-stale"
+PLAN_CHANGED, ROUTE_CHANGED, UPSTREAM = "plan-changed", "route-changed", "upstream-stale"
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +277,7 @@ def _is_same(place: PlaceRecord, format: str) -> bool:
 
 
 def _recorded_request(row: ConversionRecord) -> Mapping[str, Any]:
-    """The recorded request, or as much of it as the options state."""
+    """The recorded request; where a receipt states none, as a program may make it, what its options state."""
     return row.asked or restore_request(row.format, row.options)
 
 
@@ -294,7 +291,7 @@ def _by_route(
     row: ConversionRecord, source_format: str, rules: Sequence[RouteRule], plans: _Plans
 ) -> Iterator[Reason]:
     """The reasons, if none of the routes that may have requested it would produce the same now."""
-    told: list[Reason] = []
+    told, said = list[Reason](), _recorded_request(row)
     for route, rule in rules:
         name = f"route {route.name}"
         try:
@@ -305,9 +302,9 @@ def _by_route(
         if isinstance(now, WherryError):
             told.append(Reason(ROUTE_CHANGED, f"{name} fails now: {now.what}"))
             continue
-        if now == row.plan_digest and not (row.asked and any(differences(row.asked, asked, UNPLANNED))):
+        if now == row.plan_digest and not any(differences(said, asked, UNPLANNED)):
             return
-        how = ", ".join(differences(row.asked, asked)) if row.asked else ""
+        how = ", ".join(differences(said, asked))
         what = f"{name} has changed since the conversion"
         told.append(Reason(ROUTE_CHANGED, f"{what}: {how}" if how else what))
     yield told[0]
@@ -315,13 +312,11 @@ def _by_route(
 
 def _by_record(row: ConversionRecord, source_format: str, plans: _Plans) -> Iterator[Reason]:
     """The reason, if the recorded request would not produce the same now."""
-    if not row.asked:
-        yield from _by_options(row, source_format, plans)
-        return
+    said = _recorded_request(row)
     try:
-        asked = present(row.asked)
+        asked = present(said)
         now: str | WherryError = _planned_once(row, source_format, asked, plans)
-        changed = ", ".join(differences(row.asked, asked, UNPLANNED))
+        changed = ", ".join(differences(said, asked, UNPLANNED))
     except WherryError as error:  # a file that it names
         now, changed = error, ""
     if isinstance(now, WherryError):
@@ -329,29 +324,6 @@ def _by_record(row: ConversionRecord, source_format: str, plans: _Plans) -> Iter
     elif now != row.plan_digest or changed:
         what = f"the same request gives another plan than on {row.time}"
         yield Reason(PLAN_CHANGED, f"files of the request have changed: {changed}" if changed else what)
-
-
-def _by_options(row: ConversionRecord, source_format: str, plans: _Plans) -> Iterator[Reason]:
-    """As `_by_record`, for a receipt without a request: only its options and the version of wherry are known."""
-    requests = [{**_recorded_request(row), **more} for more in ({}, {"only": "params"})]
-    found = [_planned_once(row, source_format, asked, plans) for asked in requests]
-    if row.plan_digest in found:
-        return
-    if _is_plain(row) and not isinstance(found[0], WherryError):
-        yield Reason(PLAN_CHANGED, f"the same request gives another plan than on {row.time}")
-    elif row.software and row.software != __version__:
-        yield Reason(OLDER_WHERRY, f"it was converted by wherry {row.software}; this is {__version__}")
-
-
-def _is_plain(row: ConversionRecord) -> bool:
-    """Whether the recorded options were the whole request: no layout, no rules, nothing ignored."""
-    try:
-        sidecar = read_sidecar(locate_stated(row.target_uri))
-    except WherryError:
-        return False  # an unreadable sidecar is reported by the audit
-    if sidecar is None or sidecar.receipt is None:
-        return False
-    return not {"layout", "scan"} & set(sidecar.manifest.origin) and not sidecar.receipt.warnings
 
 
 def _planned_once(
@@ -403,6 +375,6 @@ def _with_upstream(rows: Sequence[ConversionRecord], looked: Sequence[Stale]) ->
     for row, one in zip(rows, looked, strict=True):
         above = worn.get(row.source_uri)
         full = (*one.reasons, Reason(UPSTREAM, f"{above} is stale")) if above else one.reasons
-        if any(reason.kind not in (SOURCE_GONE, OLDER_WHERRY) for reason in full):
+        if any(reason.kind != SOURCE_GONE for reason in full):
             worn[row.target_uri] = row.target_uri
         yield replace(one, reasons=full) if above else one

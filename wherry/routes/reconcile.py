@@ -172,7 +172,7 @@ def _work(
 
 
 def _failed_before(candidate: Candidate, one: RouteTarget, noted: FailureRecord) -> Omission:
-    """A target that is not tried again; its error is of the class of the first night, where the note states it."""
+    """A target that is not tried again; its error is of the class of the first night."""
     what = f"it failed before with the same files and options: {noted.what}"
     found = getattr(errors, noted.kind, None)
     kind = found if isinstance(found, type) and issubclass(found, WherryError) else WherryError

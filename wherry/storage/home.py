@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Collection, Generator
 
+LEDGER_SCHEMA = 4  # of a ledger's tables and statements
 _PRIVATE = 0o700
 _SQLITE_SUFFIXES = ("", "-journal", "-wal", "-shm")
 _LONGEST_VALUE = 1 << 20  # bytes; of the values that are read without the ledger: digests, places, versions
@@ -130,6 +131,25 @@ def sqlite_to_read(file: Path, tables: Collection[str], timeout: float = 5) -> G
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
         if {name for (name,) in connection.execute(_COMPUTED)}.intersection(tables):
             raise sqlite3.DatabaseError("it computes rows or values, which can take forever")
+        yield connection
+
+
+@contextmanager
+def ledger_to_read(file: Path, tables: Collection[str]) -> Generator[sqlite3.Connection]:
+    """A connection that only reads a ledger in a SQLite file, without SQLAlchemy, whose import takes 0.2 s.
+
+    Args:
+        file, tables: as for `sqlite_to_read`.
+
+    Raises:
+        sqlite3.Error: as for `sqlite_to_read`, or the ledger has another schema.
+    """
+    import sqlite3
+
+    with sqlite_to_read(file, tables) as connection:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version != LEDGER_SCHEMA:
+            raise sqlite3.DatabaseError(f"the ledger has schema {version}, not {LEDGER_SCHEMA}")
         yield connection
 
 

@@ -24,7 +24,7 @@ from wherry.core.algorithms import HASH_BYTES
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.manifest import Manifest, from_json, tensor_row
 from wherry.core.steps import step_number
-from wherry.errors import CorruptError, NotFoundError, describe_exception
+from wherry.errors import CorruptError, NotFoundError, describe_exception, schema_error
 from wherry.runtime.threads import without_collection
 from wherry.storage.folders import short_name
 from wherry.text.json_scan import scan_json
@@ -42,8 +42,7 @@ SIGNATURE_NAME = "wherry.sig"
 OWN_NAMES = frozenset(
     {FOLDER_NAME, SIGNATURE_NAME}
 )  # files of wherry in a folder do not belong to the checkpoint
-SCHEMA = 2  # schema 1 has digests and leaves without their algorithm, which is SHA-256
-_WITHOUT_ALGORITHM = 1
+SCHEMA = 2
 MOST_SIDECAR = 192 << 20  # bytes; a sidecar for 100,000 tensors has 60 MB
 _MOST_LEAVES = 2_500_000  # of 4 MiB: a checkpoint of 10 TB
 _LIMITS = JsonLimits(nbytes=MOST_SIDECAR)
@@ -61,8 +60,8 @@ class Sidecar:
         checkpoint: the node of the lineage.
         receipt: the conversion that made it; None if only its digests were recorded.
         leaves: key path → raw hash of each leaf, by the algorithm of the digests.
-        files: name → size of each file of the checkpoint, None for other files in its folder; None in older sidecars.
-            See `wherry.formats.recorded_files`.
+        files: name → size of each file of the checkpoint, None for other files in its folder; None if there are too
+            many. See `wherry.formats.recorded_files`.
     """
 
     manifest: Manifest
@@ -193,7 +192,7 @@ def _json_form(sidecar: Sidecar) -> dict[str, Any]:
         "receipt": sidecar.receipt.to_json() if sidecar.receipt else None,
         "manifest": sidecar.manifest.json_form(),
         "leaves": {sidecar.algorithm: {}},
-        **({} if sidecar.files is None else {"files": dict(sidecar.files)}),
+        "files": None if sidecar.files is None else dict(sidecar.files),
     }
 
 
@@ -240,18 +239,15 @@ def _write_rows(out: BytesIO, rows: Iterator[Any], kind: type[list[Any] | dict[s
 
 def _decode(data: dict[str, Any], uri: str) -> Sidecar:
     try:
-        if data["schema"] > SCHEMA:
-            raise CorruptError(f"unsupported sidecar schema {data['schema']}", uri=uri, cure="upgrade wherry")
+        if data["schema"] != SCHEMA:
+            raise schema_error("sidecar", data["schema"], SCHEMA, uri, cure="delete it")
         checkpoint = receipts.reference_from_json(data["checkpoint"])
         leaves = _leaves_by(checkpoint.algorithm, data)
         return Sidecar(
             manifest=from_json(data["manifest"], uri),
             checkpoint=checkpoint,
             receipt=receipts.from_json(data["receipt"], uri) if data["receipt"] else None,
-            leaves={
-                parse(path): _leaves(found) if isinstance(found, str) else found
-                for path, found in leaves.items()
-            },
+            leaves={parse(path): found for path, found in leaves.items()},
             files=_files(data),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -263,16 +259,14 @@ def _decode(data: dict[str, Any], uri: str) -> Sidecar:
 def _leaves_by(algorithm: str, data: dict[str, Any]) -> dict[str, Any]:
     """The hashes of leaves by the algorithm of the digests; no others are stored."""
     found = data["leaves"]
-    if data["schema"] == _WITHOUT_ALGORITHM:
-        return found
     if found.keys() - {algorithm}:
         raise ValueError(f"its digests are by {algorithm}, its hashes of leaves are not")
     return found.get(algorithm, {})
 
 
 def _files(data: dict[str, Any]) -> dict[str, int | None] | None:
-    """The files and their sizes; None in older sidecars."""
-    found = data.get("files")
+    """The files and their sizes; None if there were too many."""
+    found = data["files"]
     if found is None:
         return None
     if not isinstance(found, dict) or {*map(type, found.values())} - {int, type(None)}:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.config.settings import ledger_url
-from wherry.core.algorithms import with_algorithm
 from wherry.core.digest import origin_digest, weights_digest
 from wherry.core.keypath import render
 from wherry.core.receipt import CheckpointRef, reference_from_json
@@ -24,7 +23,7 @@ from wherry.errors import CorruptError, WherryError
 from wherry.ledger.replay import ADDED
 from wherry.ledger.resolve import proved_digest
 from wherry.mover.hashing import Failure
-from wherry.storage.home import sqlite_file, sqlite_to_read
+from wherry.storage.home import ledger_to_read, sqlite_file
 from wherry.storage.sidecar import readable_sidecar
 from wherry.storage.stores import locate
 from wherry.text.json_document import parse_json
@@ -111,9 +110,9 @@ def _from_sqlite(file: Path, uri: str) -> LedgerEntry:
     if not file.exists():
         return LedgerEntry()
     try:
-        with sqlite_to_read(file, _TABLES) as connection:
+        with ledger_to_read(file, _TABLES) as connection:
             return _entry(connection.execute(_PLACE.format(schema=""), {"uri": uri}).fetchone())
-    except sqlite3.Error:  # of an older schema, in use, or no ledger at all: opening it tells
+    except sqlite3.Error:  # of another schema, in use, or no ledger at all: opening it tells
         return _from_nodes(uri)
 
 
@@ -167,7 +166,7 @@ def _made_at(sidecar: Sidecar, uri: str) -> list[str]:
     if file is not None and not file.exists():
         return []
     if file is not None:
-        with suppress(sqlite3.Error), sqlite_to_read(file, _CONVERSIONS) as connection:
+        with suppress(sqlite3.Error), ledger_to_read(file, _CONVERSIONS) as connection:
             return [body for (body,) in connection.execute(_MADE.format(schema=""), values)]
     from wherry.ledger.nodes import all_rows
     from wherry.ledger.record import open_ledger
@@ -239,7 +238,7 @@ def contradictions(sidecar: Sidecar) -> Iterator[Failure]:
         ("weights", stated.weights_digest, weights_digest(digests, sidecar.algorithm)),
     )
     for what, says, has in computed:
-        if with_algorithm(says) != has:
+        if says != has:
             reason = f"digest mismatch in the sidecar: it states {what} {short(says)}, its manifest has {short(has)}"
             yield Failure("", reason)
             return

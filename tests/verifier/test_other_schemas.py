@@ -1,0 +1,80 @@
+"""Records of another schema are refused with both schemas, the place and a cure that works; they are never misread."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+
+from tests.support.command import small, typed
+
+
+def restated(record, path, schema):
+    """The record with another schema in one of its parts; the part is named by its keys."""
+    part = record
+    for name in path:
+        part = part[name]
+    part["schema"] = schema
+    return record
+
+
+def bare(record):
+    """The record as one without algorithms would be: digits alone, and leaves that no algorithm names."""
+    text = json.dumps(record).replace("blake3:", "")
+    found = json.loads(text)
+    return {**found, "schema": 1, "leaves": found["leaves"]["blake3"]}
+
+
+@pytest.fixture
+def target(tmp_path, capfd):
+    small(tmp_path / "source.safetensors")
+    assert typed("convert HOME/source.safetensors HOME/target --to dcp --quiet", tmp_path, capfd)[0] == 0
+    return tmp_path / "target"
+
+
+@pytest.mark.parametrize(
+    ("what", "change"),
+    [
+        *(
+            ("sidecar", lambda record, schema=schema: restated(record, (), schema))
+            for schema in (0, 1, 3, 99)
+        ),
+        ("sidecar", bare),
+        ("manifest", lambda record: restated(record, ("manifest",), 1)),
+        ("receipt", lambda record: restated(record, ("receipt",), 1)),
+    ],
+)
+def test_a_sidecar_of_another_schema_is_refused_and_can_be_made_anew(target, tmp_path, capfd, what, change):
+    file = target / "wherry.json"
+    file.write_text(json.dumps(change(json.loads(file.read_text()))))
+    code, printed = typed("verify HOME/target --level digest", tmp_path, capfd)
+    assert code == 5
+    assert f"the {what} has schema " in printed
+    assert ", but this wherry requires 2" in printed
+    file.unlink()
+    assert typed("inspect HOME/target --write", tmp_path, capfd)[0] == 0
+    code, printed = typed("verify HOME/target --level digest", tmp_path, capfd)
+    assert code == 0, printed
+
+
+def test_a_ledger_of_another_schema_is_compared_with_nothing(target, tmp_path, capfd, monkeypatch):
+    """It is read without SQLAlchemy, too, where its digests could have another form."""
+    import sqlite3
+    from contextlib import closing
+
+    from wherry.config.digests import _last_target
+    from wherry.storage.home import home
+
+    assert _last_target() is not None
+    with closing(sqlite3.connect(home() / "ledger.db")) as connection:
+        connection.execute("PRAGMA user_version = 3")
+    assert _last_target() is None
+    code, printed = typed("verify HOME/target --level digest", tmp_path, capfd)
+    assert (code, "the ledger has schema 3, but this wherry requires 4" in printed) == (10, True)
+    code, printed = typed("convert HOME/source.safetensors HOME/second --to dcp --quiet", tmp_path, capfd)
+    assert (code, "the ledger has schema 3" in printed) == (12, True)
+    (home() / "ledger.db").rename(home() / "moved.db")
+    assert typed(shlex.join(["ledger", "rebuild", str(tmp_path), "--no-registry"]), tmp_path, capfd)[0] == 0
+    code, printed = typed("verify HOME/target --level digest", tmp_path, capfd)
+    assert code == 0, printed
