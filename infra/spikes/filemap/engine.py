@@ -39,7 +39,6 @@ from infra.spikes.filemap.nouns import (
     Sizes,
     pieces,
 )
-from infra.spikes.filemap.sinks import PartsSink
 from infra.spikes.filemap.transform import bands, batches
 from wherry.core import dtypes
 from wherry.core.digest import weights_digest
@@ -390,7 +389,7 @@ class Pass:
         with self._swapping:
             groups, self._hashed = [*self._retired, self._hashed], Hashed(self._job.specs)
             self._retired = [group for group in groups if group.users]  # what still comes is said again
-        uploads = getattr(self._sink, "uploads", {})
+        uploads = self._sink.uploads
         record = {
             "done": done.ranges(),
             "sizes": done.sizes(),
@@ -512,21 +511,20 @@ class Outcome(NamedTuple):
 def work(job: Job, part: Iterable[Range], sink: Sink, log: SignedLog) -> None:
     """Do one slice, or what is left of it."""
     state = job.state([log])
-    _resume(sink, state)
+    sink.resume(state.parts, state.uploads)
     Pass(job, state, sink, log).run(part)
 
 
 def commit(job: Job, sink: Sink, own: SignedLog, others: Iterable[SignedLog]) -> Outcome:
     """Do what no worker has done, prove the whole and let it appear."""
     state = job.state([*others, own])
-    _resume(sink, state)
+    sink.resume(state.parts, state.uploads)
     swept = 0
     while any(state.left(part) for part in job.ranges):
         count = Pass(job, state, sink, own).run(job.ranges)
         assert count, "a sweep has done nothing: facts need each other"
         swept += count
-        if isinstance(sink, PartsSink):
-            sink.drop_waiting()
+        sink.drop_waiting()
     again = _hash_again(job, state.leaves)
     sink.complete([_stored_size(file, number, state.facts) for number, file in enumerate(job.file_map.files)])
     _read_back(job, state, sink)
@@ -534,11 +532,6 @@ def commit(job: Job, sink: Sink, own: SignedLog, others: Iterable[SignedLog]) ->
     source, target = state.leaves.digests("source"), state.leaves.digests("target")
     whole = target | {path: source[taken] for path, taken in job.transform.same.items()}
     return Outcome(weights_digest(source, "blake3"), weights_digest(whole, "blake3"), whole, again, swept)
-
-
-def _resume(sink: Sink, state: State) -> None:
-    if isinstance(sink, PartsSink):
-        sink.resume(state.parts, state.uploads)
 
 
 def _stored_size(file: File, number: int, facts: Facts) -> int:
@@ -596,16 +589,18 @@ def _read_back(job: Job, state: State, sink: Sink) -> None:
 
 
 def _stored_pieces(job: Job, state: State, sink: Sink) -> Iterator[tuple[Piece, memoryview]]:
-    """Every piece with its stored bytes, in map order."""
+    """Every piece with its stored bytes, in map order; storage is asked for so many bytes at a time."""
     for part in job.ranges:
         body, offset = job.file_map.files[part.file].body, 0
+        whole = _stored_size(job.file_map.files[part.file], part.file, state.facts)
+        first, held = 0, b""
         sizes = state.facts.sizes(Sizes(part.file, part.stop)) if isinstance(body, Pack) else None
         for piece in pieces(job.file_map, part, job.step):
-            if isinstance(body, Late):
-                size = _stored_size(job.file_map.files[part.file], part.file, state.facts)
-            else:
-                size = piece.within.nbytes if sizes is None else sizes[piece.range.start]
-            yield piece, memoryview(sink.read(part.file, offset, offset + size))
+            size = whole if isinstance(body, Late) else piece.within.nbytes
+            size = size if sizes is None else sizes[piece.range.start]
+            if offset + size > first + len(held):
+                first, held = offset, sink.read(part.file, offset, min(offset + max(size, job.step), whole))
+            yield piece, memoryview(held)[offset - first : offset - first + size]
             offset += size
 
 

@@ -9,11 +9,11 @@ import hashlib
 import hmac
 import json
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from wherry.objects.uploads import ObjectStore
 

@@ -171,7 +171,7 @@ def _checkpoint(manifest: Manifest, scene: Scene) -> dict[str, Any]:
 
 @cache
 def zstd() -> Codec:
-    """zstd as zarr 3 has it: level 1, with a checksum."""
+    """Zstd as zarr 3 has it: level 1, with a checksum."""
     build = f"zstd {'.'.join(map(str, zstandard.ZSTD_VERSION))}, level 1"
 
     def encode(data: memoryview) -> bytes:

@@ -14,7 +14,7 @@ import math
 from array import array
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from wherry.core import dtypes
@@ -387,7 +387,7 @@ def chunk_bytes(spec: TensorSpec) -> int:
 ORDER = "order"  # in a spec's tags, beside `grid`: a hint of the transform for formats with packs
 
 
-# ---- what the engine cuts a map into ----------------------------------------------------------------------------------
+# ---- what the engine cuts a map into ---------------------------------------------------------------------------------
 
 
 class Piece(NamedTuple):
@@ -478,7 +478,7 @@ def slices(file_map: FileMap, count: int, grain: int) -> list[Slice]:
         else:
             cuts = [(total * worker // count - done) // grain * grain for worker in range(1, count)]
             edges = [0, *(min(max(cut, 0), file.weight) for cut in cuts), file.weight]
-            for worker, (start, stop) in enumerate(zip(edges, edges[1:], strict=False)):
+            for worker, (start, stop) in enumerate(pairwise(edges)):
                 if start < stop:
                     found[worker].append(Range(number, start, stop))
         done += file.weight

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any
 
-from infra.spikes.filemap.nouns import Crc32, File, FileMap, Known, Late, Literal, Paths, Range, Raw, Segments
+from infra.spikes.filemap.nouns import Crc32, File, FileMap, Late, Literal, Paths, Range, Raw, Segments
 from wherry.core.tensorspec import Span
 from wherry.integrations.containers.npz.npy import ALIGNMENT, build_header
 

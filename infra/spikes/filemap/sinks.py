@@ -10,13 +10,13 @@ from __future__ import annotations
 import ctypes
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from infra.spikes.filemap.nouns import Part
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from wherry.objects.uploads import ObjectStore, Upload
     from wherry.storage.location import Location
@@ -24,6 +24,19 @@ if TYPE_CHECKING:
 
 class Sink(Protocol):
     """Takes the bytes of one target's files."""
+
+    @property
+    def uploads(self) -> Mapping[int, Upload]:
+        """File → the upload that it is, where storage has uploads."""
+        ...
+
+    def resume(self, parts: Sequence[Part], uploads: Mapping[int, Upload]) -> None:
+        """Take up what logs say that storage has."""
+        ...
+
+    def drop_waiting(self) -> None:
+        """Forget what storage has not taken: the next sweep brings all of it again."""
+        ...
 
     def write(self, file: int, offset: int, data: memoryview) -> None:
         """Take bytes of a file as they are stored; again is harmless."""
@@ -67,8 +80,15 @@ class DiskSink:
     folder: Path
     target: Path
     names: Sequence[str]
+    uploads: Mapping[int, Upload] = field(default_factory=dict[int, "Upload"])
     _open: dict[int, int] = field(default_factory=dict[int, int])
     _dirty: set[int] = field(default_factory=set[int])
+
+    def resume(self, parts: Sequence[Part], uploads: Mapping[int, Upload]) -> None:
+        """See Sink; what is there is there."""
+
+    def drop_waiting(self) -> None:
+        """See Sink; nothing waits."""
 
     def write(self, file: int, offset: int, data: memoryview) -> None:
         """See Sink."""
@@ -166,13 +186,13 @@ class PartsSink:
     _fresh: list[Part] = field(default_factory=list[Part])
 
     def resume(self, parts: Sequence[Part], uploads: Mapping[int, Upload]) -> None:
-        """Take up what the log says that the store has."""
+        """See Sink."""
         for part in parts:
             self.sent.setdefault(part.file, {})[part.number] = part
         self.uploads |= uploads
 
     def drop_waiting(self) -> None:
-        """Forget what is not sent, before the next sweep brings all of it."""
+        """See Sink."""
         self.again += sum(part.filled for part in self._waiting.values())
         self._waiting.clear()
 
@@ -256,7 +276,7 @@ class PartsSink:
         del self._waiting[file, number]
         data = memoryview(waiting.data)[:nbytes]
         if size is not None and size <= self.step:
-            found = self.store.put_object(self._place(file).path, data, self.run)
+            found = self.store.put_object(self._place(file).path, [data], self.run)
             part = Part(file, number, nbytes, found.mark)
         else:
             sent = self.store.put_part(self.begin(file), number, [data])
