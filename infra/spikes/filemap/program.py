@@ -1,14 +1,14 @@
 """One process of a conversion: `python -m infra.spikes.filemap.program JOB ROLE [MOMENT]`.
 
-JOB is a JSON file (`JobFile`), ROLE is `begin` (prints what workers share), the number of a slice, or `commit`. MOMENT
-kills the process, by SIGKILL, before its n-th write to storage. It prints what it has used and found, as JSON.
+JOB is a JSON file (`JobFile`), ROLE is `begin` (prints what workers share), the number of a slice, `commit`, or `today`
+(what `wherry.convert` does with the same). MOMENT kills the process, by SIGKILL, before its n-th write to storage. It
+prints what it has used and found, as JSON.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import sys
 import time
@@ -136,6 +136,8 @@ class Deadly:
 def main(path: str, role: str, moment: str = "0") -> dict[str, Any]:
     """Do the part of one process."""
     job_file = JobFile(**json.loads(Path(path).read_text()))
+    if role == "today":
+        return _today(job_file)
     with opened(job_file) as (job, transform):
         digest, sink = transform.plan.digest, sink_of(job_file, job.file_map)
         if role == "begin":
@@ -156,7 +158,6 @@ def main(path: str, role: str, moment: str = "0") -> dict[str, Any]:
             work(job, slices(job.file_map, job_file.workers, grain)[int(role)], sink, own)
         return found | {
             "cpu": time.process_time() - cpu,
-            "all_cpu": sum(resource.getrusage(resource.RUSAGE_SELF)[:2]),
             "wall": time.monotonic() - clock,
             "base": base,
             "peak": _memory("VmHWM"),
@@ -174,6 +175,24 @@ def _begin(job: Job, sink: Sink) -> dict[int, list[str]]:
     files = enumerate(job.file_map.files)
     shared = [at for at, file in files if not isinstance(file.body, Pack) and file.weight > STEP]
     return {at: [upload.path, upload.key, upload.run] for at in shared for upload in (sink.begin(at),)}
+
+
+def _today(job: JobFile) -> dict[str, Any]:
+    """What the conversion of today finds and uses."""
+    import wherry
+
+    base, cpu, clock = _memory("VmRSS"), time.process_time(), time.monotonic()
+    receipt = wherry.convert(
+        job.source, job.target, to=job.to, options=job.options, lineage=False, **job.common
+    )
+    return {
+        "source": receipt.source.weights_digest,
+        "target": receipt.target.weights_digest,
+        "cpu": time.process_time() - cpu,
+        "wall": time.monotonic() - clock,
+        "base": base,
+        "peak": _memory("VmHWM"),
+    }
 
 
 def _memory(name: str) -> int:
