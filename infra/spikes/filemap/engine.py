@@ -45,6 +45,7 @@ from wherry.core.digest import weights_digest
 from wherry.core.tensorspec import Region, Span, region_shape, region_within
 from wherry.objects.crc import KINDS, combine
 from wherry.objects.uploads import Upload
+from wherry.storage.direct import BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -267,7 +268,7 @@ class Pass:
         count = 0
         with ThreadPoolExecutor(self._job.threads) as pool:
             found = batches(self._ready(ranges), self._job.box_bytes)
-            for batch, future in in_order(pool, self._compute, found, self._job.budget * 3 // 4):
+            for batch, future in in_order(pool, self._compute, found, self._job.budget // 2):
                 memory, computed = future.result()
                 for piece, stored in self._encoded(pool, computed):
                     self._apply(piece, stored)
@@ -589,18 +590,23 @@ def _read_back(job: Job, state: State, sink: Sink) -> None:
 
 
 def _stored_pieces(job: Job, state: State, sink: Sink) -> Iterator[tuple[Piece, memoryview]]:
-    """Every piece with its stored bytes, in map order; storage is asked for so many bytes at a time."""
+    """Every piece with its stored bytes, in map order, valid until the next; storage is asked for a step at a time."""
+    memory = mmap.mmap(-1, job.step)
     for part in job.ranges:
         body, offset = job.file_map.files[part.file].body, 0
         whole = _stored_size(job.file_map.files[part.file], part.file, state.facts)
-        first, held = 0, b""
+        first, held = 0, memoryview(b"")
         sizes = state.facts.sizes(Sizes(part.file, part.stop)) if isinstance(body, Pack) else None
         for piece in pieces(job.file_map, part, job.step):
             size = whole if isinstance(body, Late) else piece.within.nbytes
             size = size if sizes is None else sizes[piece.range.start]
             if offset + size > first + len(held):
-                first, held = offset, sink.read(part.file, offset, min(offset + max(size, job.step), whole))
-            yield piece, memoryview(held)[offset - first : offset - first + size]
+                first = offset // BLOCK * BLOCK  # so that memory is aligned like the file
+                nbytes = min(max(offset + size, first + job.step), whole) - first
+                memory = memory if len(memory) >= nbytes else mmap.mmap(-1, nbytes)
+                held = memoryview(memory)[:nbytes]
+                sink.read(part.file, first, held)
+            yield piece, held[offset - first : offset - first + size]
             offset += size
 
 

@@ -1,4 +1,4 @@
-"""Measures the spike: `python -m infra.spikes.filemap.measure FOLDER [--gigabytes 1] [--times 3] [--bucket 0.05]`.
+"""Measures the spike: `python -m infra.spikes.filemap.measure FOLDER [--times 3] [--only today,orders,ways]`.
 
 It prints tables: one process beside today's `wherry convert` (processor seconds, memory, digests, bytes), every way to
 write (three workers, one killed, folder and bucket), both orders of a pack. Processor seconds are of the conversion
@@ -48,6 +48,11 @@ def run(
     return json.loads(done.stdout)
 
 
+def row(*cells: object) -> None:
+    """Print a row of a table."""
+    print("|", " | ".join(map(str, cells)), "|", flush=True)
+
+
 def files_of(uri: str) -> dict[str, str]:
     """Name → hash of each file of a target."""
     place = locate(uri)
@@ -68,7 +73,8 @@ def job_for(to: str, source: Path, base: str, way: str, pack: str = "128MiB", **
 
 def beside_today(source: Path, folder: Path, times: int) -> None:
     """One process of each, in turn."""
-    print("| to | run | CPU s | ratio | peak MiB | base MiB | peak - base |\n|---|---|---|---|---|---|---|")
+    row("to", "run", "CPU s", "ratio", "peak MiB", "peak - base MiB")
+    row(*6 * ["---"])
     for to in FORMATS:
         seconds: dict[str, list[float]] = {"today": [], "spike": []}
         digests: set[tuple[str, str]] = set()
@@ -80,8 +86,15 @@ def beside_today(source: Path, folder: Path, times: int) -> None:
                 seconds[way].append(found["cpu"])
                 digests.add((found["source"], found["target"]))
                 ratio = seconds["spike"][-1] / seconds["today"][-1] if way == "spike" else 1
-                print(f"| {to} | {way} | {found['cpu']:.2f} | {ratio:.2f} | {found['peak'] / MIB:.0f} "
-                      f"| {found['base'] / MIB:.0f} | {(found['peak'] - found['base']) / MIB:.0f} |", flush=True)  # fmt: skip
+                more = (found["peak"] - found["base"]) / MIB
+                row(
+                    to,
+                    way,
+                    f"{found['cpu']:.2f}",
+                    f"{ratio:.2f}",
+                    f"{found['peak'] / MIB:.0f}",
+                    f"{more:.0f}",
+                )
                 if turn and to == "maxtext":
                     shutil.rmtree(Path(job.target).parent)
         middle = {way: statistics.median(rows) for way, rows in seconds.items()}
@@ -101,8 +114,8 @@ def beside_today(source: Path, folder: Path, times: int) -> None:
 
 def every_way(source: Path, base: str, environment: Mapping[str, str] | None) -> dict[str, Any]:
     """One worker, one that is killed, three workers, one of three killed; files by format."""
-    print("| to | way | CPU s of all | most peak - base | written by the commit | dropped MiB | log KiB |")
-    print("|---|---|---|---|---|---|---|")
+    row("to", "way", "CPU s of all", "largest peak - base MiB", "pieces that the commit wrote", "logs KiB")
+    row(*6 * ["---"])
     found: dict[str, Any] = {}
     for to in FORMATS:
         rows: dict[str, Any] = {}
@@ -122,10 +135,10 @@ def every_way(source: Path, base: str, environment: Mapping[str, str] | None) ->
             last = run(job, "commit", 0, environment) or {}
             done.append(last)
             rows[way] = (files_of(job.target), last["source"], last["target"])
-            print(f"| {to} | {way} | {sum(one['cpu'] for one in done):.2f} "
-                  f"| {max(one['peak'] - one['base'] for one in done) / MIB:.0f} MiB | {last['swept']} pieces "
-                  f"| {sum(one['dropped'] for one in done) / MIB:.1f} | {sum(one['log'] for one in done) / 1024:.0f} |", flush=True)  # fmt: skip
-        same = all(row == rows["one"] for row in rows.values())
+            cpu, log = sum(one["cpu"] for one in done), sum(one["log"] for one in done)
+            more = max(one["peak"] - one["base"] for one in done)
+            row(to, way, f"{cpu:.2f}", f"{more / MIB:.0f}", last["swept"], f"{log / 1024:.0f}")
+        same = all(one == rows["one"] for one in rows.values())
         print(f"{to}: equal bytes and digests in all ways: {same}", flush=True)
         found[to] = rows["one"]
     return found
@@ -142,34 +155,30 @@ def both_orders(source: Path, folder: Path) -> None:
             way = f"order{int(ordered)}-{size}"
             job = job_for("maxtext", source, str(folder), way, ordered=ordered, box_bytes=size * MIB)
             found = run(job, "commit") or {}
-            name = "source's" if ordered else "C"
-            print(f"| {name} | {size} | {found['cpu']:.2f} | {found['taken'] / MIB:.0f} | {found['runs']:,} "
-                  f"| {found['taken'] / found['runs']:.0f} B | {found['again'] / MIB:.0f} |", flush=True)  # fmt: skip
+            taken, runs = found["taken"], found["runs"]
+            order, cpu, again = "source's" if ordered else "C", f"{found['cpu']:.2f}", found["again"] // MIB
+            row(order, size, cpu, taken // MIB, f"{runs:,}", taken // runs, again)
             shutil.rmtree(Path(job.target).parent)
 
 
-def model(folder: Path, gigabytes: float) -> Path:
-    """A Hugging Face folder of a Llama of so many gigabytes."""
-    made = folder / f"source-{gigabytes}"
-    if not made.exists():
-        words = [
-            sys.executable,
-            "-m",
-            "benchmarks.inputs",
-            "huggingface",
-            str(made),
-            str(int(gigabytes * 1e9)),
-        ]
+def model(folder: Path, hidden: int, ffn: int) -> Path:
+    """A Hugging Face folder of a Llama of 22 layers; extents are multiples of 512, as those of real models are."""
+    target = folder / f"source-{hidden}-{ffn}"
+    if not target.exists():
+        text = (
+            "import pathlib, benchmarks.inputs as i; "
+            f"i._write_model(pathlib.Path({str(target)!r}), i._tensors({hidden}, {ffn}), 1 << 29)"
+        )
         path = os.pathsep.join((str(Path("infra").resolve()), os.environ.get("PYTHONPATH", "")))
-        subprocess.run(words, check=True, env={**os.environ, "PYTHONPATH": path})
-    return made
+        subprocess.run([sys.executable, "-c", text], check=True, env={**os.environ, "PYTHONPATH": path})
+    return target
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--gigabytes", type=float, default=1)
-    parser.add_argument("--bucket", type=float, default=0.05, help="gigabytes that go to the emulator")
+    parser.add_argument("--large", default="2048,2048", help="hidden and feed-forward extents: 1.1 GB")
+    parser.add_argument("--small", default="512,512", help="of what goes to the emulator: 80 MB")
     parser.add_argument("--times", type=int, default=3)
     parser.add_argument("--only", default="today,orders,ways")
     chosen = parser.parse_args()
@@ -177,13 +186,13 @@ def main() -> None:
     os.environ["SPIKE_FOLDER"] = str(chosen.folder)
     only = chosen.only.split(",")
     if "today" in only:
-        beside_today(model(chosen.folder, chosen.gigabytes), chosen.folder, chosen.times)
+        beside_today(model(chosen.folder, *map(int, chosen.large.split(","))), chosen.folder, chosen.times)
     if "orders" in only:
-        both_orders(model(chosen.folder, chosen.gigabytes), chosen.folder)
+        both_orders(model(chosen.folder, *map(int, chosen.large.split(","))), chosen.folder)
     if "ways" in only:
         from tests.support import buckets
 
-        small = model(chosen.folder, chosen.bucket)
+        small = model(chosen.folder, *map(int, chosen.small.split(",")))
         print("\nOn a disk:")
         local = every_way(small, str(chosen.folder), None)
         with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere), buckets.s3() as proxy:

@@ -351,14 +351,18 @@ class Run:
 
 
 def packs_of(grids: Grids, most: int) -> list[Pack]:
-    """The packs that hold the chunks of grids in order, each of at most so many bytes before encoding, or one chunk."""
+    """The packs that hold the chunks of grids in order, each of at most so many bytes before encoding, or one chunk.
+
+    Chunks along the fastest axis are computed together, so a pack ends with such a line where lines are small.
+    """
     found: list[Pack] = []
     first = number = filled = 0
     for spec in grids.specs:
-        size, left = chunk_bytes(spec), math.prod(counts_of(spec))
+        size, left, line = chunk_bytes(spec), math.prod(counts_of(spec)), line_of(spec)
+        line = line if 2 * line * size <= most else 1
         while left:
-            room = max((most - filled) // size, 0 if filled else 1)
-            taken = min(left, room)
+            room = max(most - filled, 0) // size // line * line
+            taken = min(left, room or (0 if filled else 1))
             number, left, filled = number + taken, left - taken, filled + taken * size
             if left:
                 found.append(Pack(Run(grids, first, number - first), filled))
@@ -366,6 +370,11 @@ def packs_of(grids: Grids, most: int) -> list[Pack]:
     if number > first:
         found.append(Pack(Run(grids, first, number - first), filled))
     return found
+
+
+def line_of(spec: TensorSpec) -> int:
+    """Number of chunks along the fastest axis of a grid."""
+    return counts_of(spec)[order_of(spec)[-1]] if spec.shape else 1
 
 
 def counts_of(spec: TensorSpec) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from infra.spikes.filemap.nouns import Part
+from wherry.storage.direct import readinto
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -54,8 +55,8 @@ class Sink(Protocol):
         """Whether bytes that were written before the last `sync` are durable."""
         ...
 
-    def read(self, file: int, start: int, stop: int) -> bytes:
-        """Read stored bytes of a file that is complete."""
+    def read(self, file: int, offset: int, buffer: memoryview) -> None:
+        """Fill a buffer with stored bytes of a file that is complete, from storage and no cache."""
         ...
 
     def complete(self, sizes: Sequence[int]) -> None:
@@ -115,9 +116,9 @@ class DiskSink:
         """See Sink."""
         return file not in self._dirty
 
-    def read(self, file: int, start: int, stop: int) -> bytes:
+    def read(self, file: int, offset: int, buffer: memoryview) -> None:
         """See Sink."""
-        return os.pread(self._descriptor(file), stop - start, start)
+        readinto(str(self._path(file)), offset, buffer)
 
     def complete(self, sizes: Sequence[int]) -> None:
         """See Sink."""
@@ -224,9 +225,9 @@ class PartsSink:
         sent = self.sent.get(file, {})
         return all(number in sent for number in range(start // self.step, -(-stop // self.step)))
 
-    def read(self, file: int, start: int, stop: int) -> bytes:
+    def read(self, file: int, offset: int, buffer: memoryview) -> None:
         """See Sink."""
-        return self._place(file).read(start, stop)
+        buffer[:] = self._place(file).read(offset, offset + len(buffer))
 
     def complete(self, sizes: Sequence[int]) -> None:
         """See Sink."""
