@@ -191,7 +191,7 @@ class Job:
     budget: int = 128 << 20
     group: int = 64 << 20
     threads: int = 2
-    box_bytes: int = 32 << 20
+    box_bytes: int = 16 << 20
     step: int = STEP
     specs: dict[Side, Any] = field(init=False)
 
@@ -293,9 +293,11 @@ class Pass:
 
     def _render_late(self) -> int:
         """Apply the pieces that were put off and whose facts are known now."""
-        ready = [piece for piece in self._late if self._is_known(piece.segment)]  # pyright: ignore[reportArgumentType]
-        if ready:
-            self._late = [piece for piece in self._late if piece not in ready]
+        waiting, self._late = self._late, []
+        ready: list[Piece] = []
+        for piece in waiting:
+            known = isinstance(piece.segment, Late) and self._is_known(piece.segment)
+            (ready if known else self._late).append(piece)
         for piece in ready:
             self._apply(piece, self._bytes_of(piece))
         return len(ready)

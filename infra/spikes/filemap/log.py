@@ -99,9 +99,8 @@ class SignedLog:
             self._append(header)
 
     def append(self, record: dict[str, Any]) -> None:
-        """Add a record; everything that it says is durable."""
+        """Add a record; everything that it says is durable. It is not kept: the state has taken it."""
         self._append(record)
-        self.records.append(record)
 
     def _append(self, row: dict[str, Any]) -> None:
         text = json.dumps(row).encode()

@@ -7,6 +7,7 @@ prints what it has used and found, as JSON.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 LAYOUTS = {"npz": npz.layout, "maxtext": maxtext.layout}
 _KEY = b"the key of the user that signs lines"
+_MOST_ARENAS = -8  # a parameter of mallopt
 _GRAIN = 64 << 10  # of slices on a file system
 
 
@@ -65,7 +67,7 @@ class JobFile:
     workers: int = 1
     uploads: dict[str, list[str]] = field(default_factory=dict[str, "list[str]"])
     ordered: bool = True
-    box_bytes: int = 32 << 20
+    box_bytes: int = 16 << 20
     group: int = 64 << 20
 
     @property
@@ -138,6 +140,7 @@ def main(path: str, role: str, moment: str = "0") -> dict[str, Any]:
     job_file = JobFile(**json.loads(Path(path).read_text()))
     if role == "today":
         return _today(job_file)
+    ctypes.CDLL(None).mallopt(_MOST_ARENAS, 1)  # threads do not keep what codecs and numpy have freed
     with opened(job_file) as (job, transform):
         digest, sink = transform.plan.digest, sink_of(job_file, job.file_map)
         if role == "begin":

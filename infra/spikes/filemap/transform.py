@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from wherry.layout.copies import Copy
 
 RAW_BYTES = 8 << 20  # of a batch of spans
-BOX_BYTES = 32 << 20  # of a batch of chunks
+BOX_BYTES = 16 << 20  # of a batch of chunks
 _COPY_BYTES = 8 << 20  # of the source that are read at a time for a batch of chunks
 
 
@@ -102,12 +102,13 @@ def batches(found: Iterable[Piece], box_bytes: int = BOX_BYTES) -> Iterator[Batc
 
 def _joined(held: list[Piece], region: Region | None, piece: Piece) -> Region | tuple[()] | None:
     """The region of a batch with one more piece, empty if it has none; None if the piece begins another batch."""
-    if not held or (held[-1].range.file, held[-1].range.stop) != piece.range[:2]:
+    if not held:
         return None
     last, new = held[-1].segment, piece.segment
     if not isinstance(new, Coded):
         return None if isinstance(last, Coded) else ()
-    if not isinstance(last, Coded) or region is None or last.tensor != new.tensor:
+    follows = (held[-1].range.file, held[-1].range.stop) == piece.range[:2]
+    if not isinstance(last, Coded) or region is None or last.tensor != new.tensor or not follows:
         return None
     return joined_region(region, new.region)
 
