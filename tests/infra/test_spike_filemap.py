@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import wherry
 from infra.spikes.filemap import maxtext, npz
 from infra.spikes.filemap.engine import Intervals, Job, commit, work
 from infra.spikes.filemap.log import FileLog, SignedLog
@@ -35,9 +36,10 @@ from infra.spikes.filemap.nouns import (
 from infra.spikes.filemap.sinks import DiskSink, PartsSink
 from infra.spikes.filemap.transform import FromArrays
 from tests.support.infra import load
-from wherry.core.digest import LeafHasher
+from wherry.core.digest import LeafHasher, weights_digest
 from wherry.core.manifest import Companion, Manifest
 from wherry.core.tensorspec import Span, TensorSpec
+from wherry.mover.hashing import hash_checkpoint
 from wherry.objects.memory import MemoryObjects
 from wherry.objects.uploads import PartLimits
 from wherry.storage.stores import locate
@@ -438,18 +440,17 @@ def test_a_late_needs_only_what_lies_in_its_own_files():
 
 @pytest.mark.full
 @pytest.mark.parametrize("to", ["npz", "maxtext"])
-def test_processes_that_are_killed_give_the_same_bytes(to, tmp_path, monkeypatch):
+def test_processes_that_are_killed_give_the_same_bytes_with_the_digests_of_today(to, tmp_path, monkeypatch):
     source = tmp_path / "source"
     load("benchmarks.inputs", monkeypatch).make_huggingface(source, 2_000_000)
+    options = {"compression": "zstd", "chunks": "2x1x4", "data_file_size": "64KiB"} if to == "maxtext" else {}
+    name, common = ("a.npz", {"family": "none"}) if to == "npz" else ("0", {})
     found = {}
     for kill in (0, 3):
-        options = (
-            {"compression": "zstd", "chunks": "2x1x4", "data_file_size": "64KiB"} if to == "maxtext" else {}
-        )
-        name = "a.npz" if to == "npz" else "0"
+        place = tmp_path / str(kill) / name
         job = {
-            "source": str(source), "target": str(tmp_path / str(kill) / name), "to": to, "options": options,
-            "common": {"family": "none"} if to == "npz" else {}, "workers": 3, "group": 1,
+            "source": str(source), "target": str(place), "to": to, "options": options, "common": common,
+            "workers": 3, "group": 1,
         }  # fmt: skip
         (tmp_path / "job.json").write_text(json.dumps(job))
         run = [sys.executable, "-m", "infra.spikes.filemap.program", str(tmp_path / "job.json")]
@@ -458,7 +459,12 @@ def test_processes_that_are_killed_give_the_same_bytes(to, tmp_path, monkeypatch
                 assert subprocess.run([*run, worker, str(kill)], check=False).returncode == -signal.SIGKILL
             subprocess.run([*run, worker], check=True)
         subprocess.run([*run, "commit"], check=True)
-        place = tmp_path / str(kill) / name
         rows = [place] if place.is_file() else [one for one in place.rglob("*") if one.is_file()]
         found[kill] = {str(one.relative_to(place)): one.read_bytes() for one in rows}
     assert found[0] == found[3]
+    today = wherry.convert(source, tmp_path / "today" / name, to=to, options=options, lineage=False, **common)
+    with wherry.open(str(place)) as checkpoint:  # a reader of wherry reads what the spike has written
+        hashes = hash_checkpoint(checkpoint, "blake3", memory=64 << 20)
+    assert weights_digest(hashes.digests, "blake3") == today.target.weights_digest
+    if to == "npz":
+        assert (tmp_path / "today" / name).read_bytes() == found[0]["."]

@@ -95,7 +95,7 @@ def beside_today(source: Path, folder: Path, times: int) -> None:
                     f"{found['peak'] / MIB:.0f}",
                     f"{more:.0f}",
                 )
-                if turn and to == "maxtext":
+                if to == "maxtext":
                     shutil.rmtree(Path(job.target).parent)
         middle = {way: statistics.median(rows) for way, rows in seconds.items()}
         same = len(digests) == 1

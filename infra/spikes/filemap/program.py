@@ -157,7 +157,7 @@ def main(path: str, role: str, moment: str = "0") -> dict[str, Any]:
             found = {"source": outcome.source, "target": outcome.target, "again": outcome.again}
             found |= {"swept": outcome.swept}
         else:
-            grain = _GRAIN if isinstance(sink, DiskSink) else STEP
+            grain = _GRAIN if object_store(job_file.place.store) is None else STEP
             work(job, slices(job.file_map, job_file.workers, grain)[int(role)], sink, own)
         return found | {
             "cpu": time.process_time() - cpu,
