@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from infra.spikes.filemap.nouns import ORDER, Batch, Coded, Piece, Raw, joined_region
+from infra.spikes.filemap.nouns import ORDER, Batch, Coded, Piece, joined_region
 from wherry.converter.plan import Plan, plan_target
 from wherry.core import dtypes
 from wherry.core.request import TargetRequest, convert_request
@@ -284,8 +284,3 @@ def _fastest(copy: Copy, shape: tuple[int, ...]) -> int | None:
 def bands(spec: TensorSpec) -> Iterator[tuple[Region, Span]]:
     """A tensor in order, in regions of 8 MiB that are runs of its bytes, for what is hashed again."""
     yield from row_bands(replace(spec, chunks=None), RAW_BYTES)
-
-
-def is_raw(piece: Piece) -> bool:
-    """Whether a piece is bytes of a tensor as they are."""
-    return isinstance(piece.segment, Raw)
