@@ -9,7 +9,25 @@
 #include <emmintrin.h>
 #endif
 
-enum { DEEP = 64 }; /* rows that are transposed together: their target runs fill whole cache lines */
+/* Bytes of the runs of source and target that are transposed together: whole cache lines. They are written where they belong
+ * only when they are whole, as rows that lie a power of two apart would drive each other from the cache. */
+enum { RUN = 128 };
+enum { ACROSS = 8 }; /* runs of a source row before that of the next rows: so many pages of the target are in use */
+
+static inline size_t least(size_t a, size_t b) { return a < b ? a : b; }
+
+/* Have the cache lines of `count` runs that lie apart brought near, to be written. */
+static inline void fetch_runs(uint8_t *runs, size_t apart, size_t count, size_t length) {
+    for (size_t i = 0; i < count; i++)
+        for (size_t at = 0; at < length; at += 64) __builtin_prefetch(runs + i * apart + at, 1, 2);
+}
+
+static inline void put_run(uint8_t *to, const uint8_t *run, size_t length) {
+    if (length == RUN)
+        memcpy(to, run, RUN);
+    else
+        memcpy(to, run, length);
+}
 
 #define DEFINE_PLAIN(NAME, TYPE)                                                                              \
     static void NAME(const uint8_t *source, size_t source_stride, size_t rows, size_t columns, uint8_t *target, \
@@ -78,13 +96,20 @@ static inline void tile_8(const uint8_t *s, size_t ss, uint8_t *t, size_t ts) { 
 
 #define DEFINE_TILED(NAME, PLAIN, TILE, SIZE, SIDE)                                                             \
     static void NAME(const uint8_t *source, size_t ss, size_t rows, size_t columns, uint8_t *target, size_t ts) { \
+        enum { MOST = RUN / SIZE };                                                                             \
+        _Alignas(64) uint8_t turned[MOST][RUN];                                                                 \
         size_t whole_rows = rows - rows % SIDE, whole_columns = columns - columns % SIDE;                        \
-        for (size_t first = 0; first < whole_rows; first += DEEP) {                                             \
-            size_t stop = first + DEEP < whole_rows ? first + DEEP : whole_rows;                                \
-            for (size_t column = 0; column < whole_columns; column += SIDE)                                     \
-                for (size_t row = first; row < stop; row += SIDE)                                               \
-                    TILE(source + row * ss + column * SIZE, ss, target + column * ts + row * SIZE, ts);         \
-        }                                                                                                       \
+        for (size_t group = 0; group < whole_columns; group += ACROSS * MOST)                                    \
+            for (size_t row = 0; row < whole_rows; row += MOST)                                                  \
+                for (size_t column = group; column < least(group + ACROSS * MOST, whole_columns); column += MOST) { \
+                    size_t deep = least(MOST, whole_rows - row), wide = least(MOST, whole_columns - column);    \
+                    uint8_t *to = target + column * ts + row * SIZE;                                            \
+                    fetch_runs(to, ts, wide, deep * SIZE);                                                      \
+                    for (size_t i = 0; i < deep; i += SIDE)                                                     \
+                        for (size_t k = 0; k < wide; k += SIDE)                                                 \
+                            TILE(source + (row + i) * ss + (column + k) * SIZE, ss, turned[k] + i * SIZE, RUN); \
+                    for (size_t k = 0; k < wide; k++) put_run(to + k * ts, turned[k], deep * SIZE);             \
+                }                                                                                               \
         PLAIN(source + whole_columns * SIZE, ss, whole_rows, columns - whole_columns,                           \
               target + whole_columns * ts, ts);                                                                 \
         PLAIN(source + whole_rows * ss, ss, rows - whole_rows, columns, target + whole_rows * SIZE, ts);        \
@@ -102,6 +127,16 @@ DEFINE_TILED(tiled_8, plain_8, tile_8, 8, 2)
 
 typedef void Transpose(const uint8_t *, size_t, size_t, size_t, uint8_t *, size_t);
 
+static Transpose *transpose_of(int size) {
+    return size == 1 ? tiled_1 : size == 2 ? tiled_2 : size == 4 ? tiled_4 : size == 8 ? tiled_8 : NULL;
+}
+
+/* Transpose a plane of elements of 1, 2, 4 or 8 bytes; for other kernels. */
+void transpose_plane(const uint8_t *source, size_t source_stride, size_t rows, size_t columns, uint8_t *target,
+                     size_t target_stride, int size) {
+    transpose_of(size)(source, source_stride, rows, columns, target, target_stride);
+}
+
 /* Copy one plane element by element, for strides that no tile has. */
 static void scattered(const uint8_t *source, const int64_t *ss, uint8_t *target, const int64_t *ts, const uint64_t *extents,
                       int size) {
@@ -118,7 +153,7 @@ enum { MOST_AXES = 32 };
  * many axes. */
 EXPORT int wherry_permute(const uint8_t *source, const int64_t *source_strides, uint8_t *target,
                           const int64_t *target_strides, const uint64_t *extents, int axes, int size) {
-    Transpose *transpose = size == 1 ? tiled_1 : size == 2 ? tiled_2 : size == 4 ? tiled_4 : size == 8 ? tiled_8 : NULL;
+    Transpose *transpose = transpose_of(size);
     if (!transpose || axes > MOST_AXES) return -1;
     for (int axis = 0; axis < axes; axis++)
         if (!extents[axis]) return 0;

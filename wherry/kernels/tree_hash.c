@@ -194,6 +194,8 @@ EXPORT int wherry_lanes(int wanted) {
     return lanes;
 }
 
+int chosen_lanes(void) { return lanes ? lanes : wherry_lanes(0); }
+
 /* Inputs of equal length that wait to be hashed together. */
 enum { WIDEST = 16 };
 typedef struct {
@@ -331,7 +333,7 @@ static void drop(Leaf *leaf) {
 
 /* Nothing is known of any leaf of a tensor with this many bytes. NULL if there is no memory. */
 EXPORT Leaves *wherry_leaves_new(uint64_t nbytes) {
-    if (!lanes) wherry_lanes(0);
+    chosen_lanes();
     Leaves *all = calloc(1, sizeof *all);
     if (!all) return NULL;
     all->nbytes = nbytes, all->count = (size_t)((nbytes + LEAF - 1) / LEAF);

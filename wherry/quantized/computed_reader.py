@@ -43,6 +43,14 @@ class ComputedReader(CompanionsReader):
     def compute(self, spec: TensorSpec, region: Region, out: np.ndarray) -> None:
         """Write the elements of a region of a computed tensor into an array; the region is not empty."""
 
+    def compute_at(self, spec: TensorSpec, region: Region, out: np.ndarray) -> bool:  # noqa: ARG002  see below
+        """As `compute`, into an array with any strides; only for a tensor of which that is as fast.
+
+        Returns:
+            Whether it was done.
+        """
+        return False
+
     def inner(self, spec: TensorSpec) -> tuple[Reader, TensorSpec]:
         """The stored checkpoint's reader, for tensors that stay as they are."""
         return self._reader, self._stored[spec.path]
