@@ -8,8 +8,8 @@
 /* In tree_hash.c: how many chunks are hashed side by side, 16 with AVX-512. */
 int chosen_lanes(void);
 /* In transpose.c. */
-void transpose_plane(const uint8_t *source, size_t source_stride, size_t rows, size_t columns, uint8_t *target,
-                     size_t target_stride, int size);
+void transpose_rows(const uint8_t *source, size_t source_stride, size_t rows, size_t columns, uint8_t *target,
+                    size_t target_stride, int size);
 
 /* A rectangle of codes of one block, and where its words go: rows are `step` and `out_step` bytes apart, and begin with code
  * `from`. `order` and `seen` are those of the block: see wherry_look_up. */
@@ -141,7 +141,7 @@ static LookUp *look_up_of(int bits, int size) {
     return size == 2 ? whole_2 : whole_4;
 }
 
-enum { DEEP = 64, WIDE = 256 }; /* rows and bytes of what is transposed while it is in the first-level cache */
+enum { DEEP = 64, WIDE = 256 }; /* rows and bytes of what is transposed while it is in the cache */
 
 static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
@@ -184,7 +184,7 @@ EXPORT int wherry_look_up(const uint8_t *codes, size_t step, size_t skip, int bi
                     look_up(&here, tables + table * word);
                 }
                 if (turned)
-                    transpose_plane(tile[0], WIDE, deep, count, out + column * out_step + strip * word, out_step, size);
+                    transpose_rows(tile[0], WIDE, deep, count, out + column * out_step + strip * word, out_step, size);
             }
         }
     return 0;

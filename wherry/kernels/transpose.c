@@ -9,24 +9,16 @@
 #include <emmintrin.h>
 #endif
 
-/* Bytes of the runs of source and target that are transposed together: whole cache lines. They are written where they belong
- * only when they are whole, as rows that lie a power of two apart would drive each other from the cache. */
-enum { RUN = 128 };
-enum { ACROSS = 8 }; /* runs of a source row before that of the next rows: so many pages of the target are in use */
+enum { DEEP = 64 };    /* rows that are transposed together: their target runs fill whole cache lines */
+enum { ACROSS = 512 }; /* columns before those of the next rows: so many runs of the target are in use */
+enum { AHEAD = 32 };   /* columns from that which is transposed to that whose target run is fetched meanwhile */
 
-static inline size_t least(size_t a, size_t b) { return a < b ? a : b; }
+static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
-/* Have the cache lines of `count` runs that lie apart brought near, to be written. */
-static inline void fetch_runs(uint8_t *runs, size_t apart, size_t count, size_t length) {
+/* Fetch `count` runs of `length` bytes, which lie apart, into the second-level cache: they are written soon. */
+static void fetch_runs(const uint8_t *runs, size_t apart, size_t count, size_t length) {
     for (size_t i = 0; i < count; i++)
         for (size_t at = 0; at < length; at += 64) __builtin_prefetch(runs + i * apart + at, 1, 2);
-}
-
-static inline void put_run(uint8_t *to, const uint8_t *run, size_t length) {
-    if (length == RUN)
-        memcpy(to, run, RUN);
-    else
-        memcpy(to, run, length);
 }
 
 #define DEFINE_PLAIN(NAME, TYPE)                                                                              \
@@ -96,20 +88,19 @@ static inline void tile_8(const uint8_t *s, size_t ss, uint8_t *t, size_t ts) { 
 
 #define DEFINE_TILED(NAME, PLAIN, TILE, SIZE, SIDE)                                                             \
     static void NAME(const uint8_t *source, size_t ss, size_t rows, size_t columns, uint8_t *target, size_t ts) { \
-        enum { MOST = RUN / SIZE };                                                                             \
-        _Alignas(64) uint8_t turned[MOST][RUN];                                                                 \
         size_t whole_rows = rows - rows % SIDE, whole_columns = columns - columns % SIDE;                        \
-        for (size_t group = 0; group < whole_columns; group += ACROSS * MOST)                                    \
-            for (size_t row = 0; row < whole_rows; row += MOST)                                                  \
-                for (size_t column = group; column < least(group + ACROSS * MOST, whole_columns); column += MOST) { \
-                    size_t deep = least(MOST, whole_rows - row), wide = least(MOST, whole_columns - column);    \
-                    uint8_t *to = target + column * ts + row * SIZE;                                            \
-                    fetch_runs(to, ts, wide, deep * SIZE);                                                      \
-                    for (size_t i = 0; i < deep; i += SIDE)                                                     \
-                        for (size_t k = 0; k < wide; k += SIDE)                                                 \
-                            TILE(source + (row + i) * ss + (column + k) * SIZE, ss, turned[k] + i * SIZE, RUN); \
-                    for (size_t k = 0; k < wide; k++) put_run(to + k * ts, turned[k], deep * SIZE);             \
+        for (size_t left = 0; left < whole_columns; left += ACROSS) {                                           \
+            size_t right = least(left + ACROSS, whole_columns);                                                 \
+            for (size_t first = 0; first < whole_rows; first += DEEP) {                                         \
+                size_t stop = least(first + DEEP, whole_rows);                                                  \
+                for (size_t column = left; column < right; column += SIDE) {                                    \
+                    if (column + AHEAD + SIDE <= right)                                                         \
+                        fetch_runs(target + (column + AHEAD) * ts + first * SIZE, ts, SIDE, (stop - first) * SIZE); \
+                    for (size_t row = first; row < stop; row += SIDE)                                           \
+                        TILE(source + row * ss + column * SIZE, ss, target + column * ts + row * SIZE, ts);     \
                 }                                                                                               \
+            }                                                                                                   \
+        }                                                                                                       \
         PLAIN(source + whole_columns * SIZE, ss, whole_rows, columns - whole_columns,                           \
               target + whole_columns * ts, ts);                                                                 \
         PLAIN(source + whole_rows * ss, ss, rows - whole_rows, columns, target + whole_rows * SIZE, ts);        \
@@ -131,10 +122,19 @@ static Transpose *transpose_of(int size) {
     return size == 1 ? tiled_1 : size == 2 ? tiled_2 : size == 4 ? tiled_4 : size == 8 ? tiled_8 : NULL;
 }
 
-/* Transpose a plane of elements of 1, 2, 4 or 8 bytes; for other kernels. */
-void transpose_plane(const uint8_t *source, size_t source_stride, size_t rows, size_t columns, uint8_t *target,
-                     size_t target_stride, int size) {
-    transpose_of(size)(source, source_stride, rows, columns, target, target_stride);
+/* Transpose a few rows (at most DEEP), which are in the cache, of elements of 2 or 4 bytes: the runs of the target are written
+ * when they are whole, as those that lie a power of two apart drive each other from the cache. */
+void transpose_rows(const uint8_t *source, size_t source_stride, size_t rows, size_t columns, uint8_t *target,
+                    size_t target_stride, int size) {
+    enum { MOST = 8 << 10 };
+    _Alignas(64) uint8_t turned[MOST];
+    size_t word = (size_t)size, run = DEEP * word, wide;
+    for (size_t column = 0; column < columns; column += wide, target += wide * target_stride) {
+        wide = least(MOST / run, columns - column);
+        fetch_runs(target, target_stride, wide, rows * word);
+        transpose_of(size)(source + column * word, source_stride, rows, wide, turned, run);
+        for (size_t i = 0; i < wide; i++) memcpy(target + i * target_stride, turned + i * run, rows * word);
+    }
 }
 
 /* Copy one plane element by element, for strides that no tile has. */
