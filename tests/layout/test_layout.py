@@ -279,7 +279,17 @@ def test_chunk_grid_of_a_stack():
         pieces.add(one)
     (target,) = stored(parse_layout("w", "embed layer ffn"), sizes)
     assert stacked_grid(target, pieces, 1 << 20) == (64, 1, 256)
-    assert stacked_grid(target, pieces, 1 << 14) == (64, 1, 64)
+    assert stacked_grid(target, pieces, 1 << 14) == (16, 1, 256), "runs of 1 KiB stay whole"
+
+
+def test_chunks_of_a_stack_keep_runs_that_can_be_hashed():
+    """The output of attention of a large model: 128 heads of 128; its runs were 448 bytes, and it was read again."""
+    sizes = {"layer": 2, "embed": 7168, "head": 128, "dim": 128}
+    pieces = Pieces(sizes)
+    for one in stored(parse_layout("l.{layer}.w", "embed (head dim)"), sizes, "bfloat16"):
+        pieces.add(one)
+    (target,) = stored(parse_layout("w", "head layer dim embed"), sizes, "bfloat16")
+    assert stacked_grid(target, pieces, 8 << 20) == (32, 1, 128, 896)
 
 
 @pytest.mark.parametrize(
