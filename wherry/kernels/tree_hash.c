@@ -523,7 +523,7 @@ static void value_of(const Leaf *leaf, uint32_t count, uint32_t first, uint32_t 
 static int is_whole(const Page *page) {
     const Leaf *leaf = page->leaf;
     uint32_t first = page->number * PAGE;
-    return !page->users && leaf->left && !leaf->foreign && first + PAGE <= leaf->count && leaf->count > PAGE &&
+    return !page->users && !leaf->foreign && first + PAGE <= leaf->count && leaf->count > PAGE &&
            are_marked(leaf, first, PAGE);
 }
 
