@@ -415,7 +415,7 @@ static Edge *take_edge(Leaf *leaf, uint32_t chunk, uint32_t from, uint32_t to, u
                        int *failed) {
     Page *page = page_of(leaf, chunk);
     Edge **edge = page ? &page->edges[chunk % PAGE] : NULL;
-    if (edge && !*edge) *edge = kept(calloc(1, sizeof **edge), sizeof **edge);
+    if (edge && !*edge && (*edge = kept(malloc(sizeof **edge), sizeof **edge))) memset((*edge)->have, 0, sizeof (*edge)->have);
     if (!edge || !*edge) {
         *failed = 1;
         return NULL;

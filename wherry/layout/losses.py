@@ -52,7 +52,7 @@ def note(values: np.ndarray, made: np.ndarray, steps: Sequence[WordStep] = ()) -
 
 
 def errors_of(values: np.ndarray, made: np.ndarray) -> np.ndarray | None:
-    """How far values are from what was made of them, for `note_error`; of some of them it may not be known yet who occurs.
+    """How far values are from what was made of them, for `note_error`, before it is known which of them occur.
 
     Args:
         values: before, float32.

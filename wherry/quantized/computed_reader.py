@@ -43,11 +43,11 @@ class ComputedReader(CompanionsReader):
     def compute(self, spec: TensorSpec, region: Region, out: np.ndarray) -> None:
         """Write the elements of a region of a computed tensor into an array; the region is not empty."""
 
-    def compute_at(self, spec: TensorSpec, region: Region, out: np.ndarray) -> bool:  # noqa: ARG002  see below
-        """As `compute`, into an array with any strides; only for a tensor of which that is as fast.
+    def compute_at(self, spec: TensorSpec, region: Region, out: np.ndarray) -> bool:  # noqa: ARG002  for some readers
+        """As `compute`, into an array with any strides.
 
         Returns:
-            Whether it was done.
+            Whether that was done: not for a tensor that is not computed, nor where it would be slower than to copy it.
         """
         return False
 

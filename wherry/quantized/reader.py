@@ -86,7 +86,7 @@ class DequantizedReader(ComputedReader):
             self._parts.release()
 
     def compute_at(self, spec: TensorSpec, region: Region, out: np.ndarray) -> bool:
-        """As `compute`, for every tensor that is dequantised."""
+        """As `compute`, for a tensor that is dequantised."""
         if spec.path not in self._quantized:
             return False
         self.compute(spec, region, out)
@@ -135,7 +135,7 @@ class DequantizedReader(ComputedReader):
         multiply(values, wanted.scales[matrix], first, wanted.block)
         made = np.ascontiguousarray(values.astype(wanted.dtype))
         note(values, made)
-        permute(made.view(into.dtype), into)
+        _put(made.view(into.dtype), into)
 
     def _look_up(self, wanted: _RegionToMake, band: Region) -> bool:
         """Make a band whose blocks have one table of products each.
@@ -165,7 +165,7 @@ class DequantizedReader(ComputedReader):
         if errors is not None and not note_error(float(errors.max(where=seen, initial=0))):
             return False
         if plain is not into:
-            permute(plain, into)
+            _put(plain, into)
         return True
 
     def _values(self, tensor: QuantizedTensor, band: Region) -> np.ndarray:
@@ -261,6 +261,13 @@ class _RegionToMake(NamedTuple):
         matrix = tuple(place // size for place, size in zip(places, self.tensor.block, strict=True))[:-2]
         rows = slice(at[-2], at[-2] + band[-2].stop - band[-2].start)
         return matrix, (places[-2], places[-1]), self.words[(*at[:-2], rows)]
+
+
+def _put(words: np.ndarray, into: np.ndarray) -> None:
+    """Copy a band to its place, row by row or column by column."""
+    if into.strides[0] < into.strides[1]:
+        words, into = words.T, into.T
+    permute(words, into)
 
 
 def _orders(errors: np.ndarray) -> np.ndarray:
