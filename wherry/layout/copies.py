@@ -282,12 +282,18 @@ def _places(copy: Copy, out: np.ndarray) -> np.ndarray | None:
     from numpy.lib.stride_tricks import as_strided
 
     shape = region_shape(copy.region)
-    if copy.steps or dtypes.numpy_dtype(copy.source.dtype) != out.dtype or math.prod(copy.extents) != math.prod(shape):
+    if (
+        copy.steps
+        or dtypes.numpy_dtype(copy.source.dtype) != out.dtype
+        or math.prod(copy.extents) != math.prod(shape)
+    ):
         return None
     loops = [*zip(copy.extents, copy.source_strides, copy.target_strides, strict=True)]
     strides: list[int] = []
     for extent, step in zip(shape, c_strides(shape), strict=True):
-        around = (loop for loop in loops if loop[1] and not step % loop[1] and extent * step <= loop[0] * loop[1])
+        around = (
+            loop for loop in loops if loop[1] and not step % loop[1] and extent * step <= loop[0] * loop[1]
+        )
         found = (0, 1, 0) if extent == 1 else next(around, None)
         if found is None:
             return None

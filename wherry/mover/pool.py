@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 _HUGE = 2 << 20  # I/O from huge pages takes a third less time, as it needs fewer descriptors
-_GRAIN = 1 << 20  # buffers are rounded up to this, or to huge pages, so that bands of nearly one size share them
+# Buffers are rounded up to this, or to huge pages, so that bands of nearly one size share them.
+_GRAIN = 1 << 20  # bytes
 
 
 class Pool:
