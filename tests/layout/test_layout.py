@@ -60,14 +60,22 @@ def moved(tensors, source, target, sizes, limit=1 << 20, dtype="float32", cut=No
     pieces = Pieces(sizes)
     for one in stored(source, sizes, dtype):
         pieces.add(one)
+
+    def read(path, part):
+        return np.ascontiguousarray(tensors[path][part])
+
+    def compute(path, part, into):
+        into[...] = tensors[path][part]
+        return True
+
     made = {}
     for one in stored(target, sizes, dtype):
         out = np.zeros(one.spec.shape, tensors[next(iter(tensors))].dtype)
         seen = np.zeros(one.spec.shape, int)
         for region, _span in bands(one, limit, pieces):
-            out[region] = gather(
-                one, region, pieces, lambda path, part: np.ascontiguousarray(tensors[path][part]), cut=cut
-            )
+            out[region] = gather(one, region, pieces, read, cut=cut)
+            computed = gather(one, region, pieces, read, cut=cut, compute=compute)
+            np.testing.assert_array_equal(computed, out[region], "the places of what is computed")
             seen[region] += 1
         assert (seen == 1).all()
         made[one.spec.path] = out
@@ -93,6 +101,21 @@ def test_query_between_all_systems(source, target):
     wanted = reference(other, sizes, canonical, AXES)
     for limit in (1, 40, 200, 1 << 20):
         assert same(moved(tensors, one, other, sizes, limit), wanted)
+
+
+def test_what_is_computed_goes_straight_to_its_transposed_place():
+    sizes = {"layer": 2, "embed": 6, "head": 4, "dim": 5}
+    pieces, computed = Pieces(sizes), []
+    for one in stored(parse_layout("l.{layer}.w", "(head dim) embed"), sizes):
+        pieces.add(one)
+    (target,) = stored(parse_layout("w", "embed layer head dim"), sizes)
+
+    def compute(_path, part, into):
+        computed.append((into.shape, into.strides))
+        return True
+
+    gather(target, target.spec.whole, pieces, pytest.fail, compute=compute)
+    assert computed == [((20, 6), (4, 160))] * 2
 
 
 def test_lingua_permutation_is_the_one_of_converters():
@@ -279,7 +302,17 @@ def test_chunk_grid_of_a_stack():
         pieces.add(one)
     (target,) = stored(parse_layout("w", "embed layer ffn"), sizes)
     assert stacked_grid(target, pieces, 1 << 20) == (64, 1, 256)
-    assert stacked_grid(target, pieces, 1 << 14) == (64, 1, 64)
+    assert stacked_grid(target, pieces, 1 << 14) == (16, 1, 256), "runs of 1 KiB stay whole"
+
+
+def test_chunks_of_a_stack_keep_runs_that_can_be_hashed():
+    """The output of attention of a large model: 128 heads of 128; its runs were 448 bytes, and it was read again."""
+    sizes = {"layer": 2, "embed": 7168, "head": 128, "dim": 128}
+    pieces = Pieces(sizes)
+    for one in stored(parse_layout("l.{layer}.w", "embed (head dim)"), sizes, "bfloat16"):
+        pieces.add(one)
+    (target,) = stored(parse_layout("w", "head layer dim embed"), sizes, "bfloat16")
+    assert stacked_grid(target, pieces, 8 << 20) == (32, 1, 128, 896)
 
 
 @pytest.mark.parametrize(

@@ -350,14 +350,28 @@ def check_look_up(
     wanted = every[:, skip : skip + columns]
     down = (first[0] + np.arange(rows))[:, None] // block[0]
     across = (first[1] + np.arange(columns))[None] // block[1]
-    memory = np.zeros((rows, columns + 3), word)
-    words = memory[:, :columns]
-    found = look_up(codes, tables, first, block, words, skip)
-    assert not memory[:, columns:].any()
+    orders = np.argsort(draw.random(tables.shape), axis=-1).astype("u1")
     seen = np.zeros(tables.shape, bool)
     seen[down, across, wanted] = True
-    assert (words == tables[down, across, wanted]).all()
-    assert (found == seen).all()
+    places = np.argsort(orders, axis=-1)
+    library = load()
+    assert library is not None
+    for lanes, turned in product((4, 0), (False, True)):
+        library.wherry_lanes(lanes)
+        memory = np.zeros((columns, rows + 3) if turned else (rows, columns + 3), word)
+        rest = memory[:, rows if turned else columns :]
+        words = memory[:, :rows].T if turned else memory[:, :columns]
+        try:
+            found = look_up(codes, tables, orders if bits == 8 else None, first, block, words, skip)
+        finally:
+            library.wherry_lanes(0)
+        assert not rest.any()
+        assert (words == tables[down, across, wanted]).all()
+        if bits == 4:
+            assert (found == seen).all()
+        else:
+            assert not (found & ~seen).any(), "no code is seen that does not occur"
+            assert (np.where(found, places, -1).max(-1) == np.where(seen, places, -1).max(-1)).all()
 
 
 def check_gather(rows: int, columns: int, width: int, room: int, seed: int) -> None:
@@ -392,6 +406,9 @@ CODES = (
     (7, 96, (1, 32), (0, 0)),
     (6, 77, (1, 32), (2, 5)),
     (0, 9, (4, 4), (0, 0)),
+    (130, 191, (3, 70), (1, 5)),
+    (65, 129, (128, 128), (0, 0)),
+    (3, 64, (128, 128), (127, 64)),
 )
 WORDS = ("u1", "u2", "u4", "u8")
 

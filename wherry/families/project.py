@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from wherry.core.tensorspec import Region
     from wherry.families.bind import BoundFamily
     from wherry.families.schema import Optimizer, System
-    from wherry.layout.copies import Cut, Read
+    from wherry.layout.copies import Compute, Cut, Read
 
 _ONLY = "only params"
 
@@ -79,10 +79,16 @@ class Projection:
         return {path: bound for path, bound in self.bounds.items() if not bound.exact}
 
     def gather(
-        self, path: KeyPath, region: Region, read: Read, out: np.ndarray | None = None, cut: Cut | None = None
+        self,
+        path: KeyPath,
+        region: Region,
+        read: Read,
+        out: np.ndarray | None = None,
+        cut: Cut | None = None,
+        compute: Compute | None = None,
     ) -> np.ndarray:
         """The elements of a region of a target tensor; see `copies.gather`."""
-        return gather(self.targets[path], region, self.pieces, read, out, cut=cut)
+        return gather(self.targets[path], region, self.pieces, read, out, cut=cut, compute=compute)
 
 
 def project(

@@ -52,7 +52,8 @@ def load() -> ctypes.CDLL | None:
     found.wherry_leaves_import.argtypes = [place, size, place, unsigned, place]
     found.wherry_leaves_bytes.restype, found.wherry_leaves_bytes.argtypes = signed, []
     found.wherry_look_up.argtypes = [
-        place, size, size, ctypes.c_int, size, size, place, ctypes.c_int, *[size] * 5, place, size, place,
+        place, size, size, ctypes.c_int, size, size, place, ctypes.c_int, *[size] * 5, place, size,
+        ctypes.c_int, place, place,
     ]  # fmt: skip
     found.wherry_permute.argtypes = [place, place, place, place, place, ctypes.c_int, ctypes.c_int]
     number = ctypes.c_int
@@ -249,6 +250,7 @@ def gather(
 def look_up(
     codes: np.ndarray,
     tables: np.ndarray,
+    orders: np.ndarray | None,
     first: tuple[int, int],
     block: tuple[int, int],
     out: np.ndarray,
@@ -259,13 +261,15 @@ def look_up(
     Args:
         codes: uint8 [rows, bytes], C order: codes of 8 bits, or of 4, of which the lower half of a byte is the first.
         tables: words of 2 or 4 bytes [block rows, block columns, 256 or 16], C order, of all blocks that codes touch.
+        orders: uint8, of the same shape: all codes of each block, in any order; None if it is not needed.
         first: row and column of the first code, counted from the corner of the first block.
         block: rows and columns of a block.
-        out: receives the words [rows, columns]; each row is contiguous.
+        out: receives the words [rows, columns]; each row is contiguous, or each column.
         skip: codes at the beginning of each row that are not wanted.
 
     Returns:
-        Which words of the tables are among them.
+        Words of the tables that are among them: all, of codes of 4 bits. Of codes of 8 bits some, with that of the last
+        code of each block; none without orders.
     """
     import numpy as np
 
@@ -276,16 +280,19 @@ def look_up(
     seen = np.zeros(tables.shape, np.bool_)
     assert codes.flags.c_contiguous
     assert tables.flags.c_contiguous
+    assert orders is None or (orders.flags.c_contiguous and orders.shape == tables.shape)
     assert len(codes) == rows
     assert not rows or skip + columns <= codes.shape[1] * 8 // bits
-    assert not out.size or out.strides[1] == out.itemsize == tables.itemsize
-    assert out.strides[0] >= 0
+    across, down = out.strides[1], out.strides[0]
+    turned = across != out.itemsize
+    assert not out.size or out.itemsize == tables.itemsize == (down if turned else across)
+    assert min(down, across) >= 0
     assert not out.size or (first[0] + rows - 1) // block[0] < tables.shape[0]
     assert not out.size or (first[1] + columns - 1) // block[1] < tables.shape[1]
     done = library.wherry_look_up(
         _address(codes), codes.shape[1], skip, bits, rows, columns,
         _address(tables), tables.itemsize, tables.shape[1], *first, *block,
-        _address(out), out.strides[0], _address(seen),
+        _address(out), across if turned else down, turned, None if orders is None else _address(orders), _address(seen),
     )  # fmt: skip
     assert done == 0, "words have 2 or 4 bytes"
     return seen

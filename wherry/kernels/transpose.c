@@ -9,7 +9,17 @@
 #include <emmintrin.h>
 #endif
 
-enum { DEEP = 64 }; /* rows that are transposed together: their target runs fill whole cache lines */
+enum { DEEP = 64 };    /* rows that are transposed together: their target runs fill whole cache lines */
+enum { ACROSS = 512 }; /* columns before those of the next rows: so many runs of the target are in use */
+enum { AHEAD = 32 };   /* columns from that which is transposed to that whose target run is fetched meanwhile */
+
+static size_t least(size_t a, size_t b) { return a < b ? a : b; }
+
+/* Fetch `count` runs of `length` bytes, which lie apart, into the second-level cache: they are written soon. */
+static void fetch_runs(const uint8_t *runs, size_t apart, size_t count, size_t length) {
+    for (size_t i = 0; i < count; i++)
+        for (size_t at = 0; at < length; at += 64) __builtin_prefetch(runs + i * apart + at, 1, 2);
+}
 
 #define DEFINE_PLAIN(NAME, TYPE)                                                                              \
     static void NAME(const uint8_t *source, size_t source_stride, size_t rows, size_t columns, uint8_t *target, \
@@ -79,11 +89,17 @@ static inline void tile_8(const uint8_t *s, size_t ss, uint8_t *t, size_t ts) { 
 #define DEFINE_TILED(NAME, PLAIN, TILE, SIZE, SIDE)                                                             \
     static void NAME(const uint8_t *source, size_t ss, size_t rows, size_t columns, uint8_t *target, size_t ts) { \
         size_t whole_rows = rows - rows % SIDE, whole_columns = columns - columns % SIDE;                        \
-        for (size_t first = 0; first < whole_rows; first += DEEP) {                                             \
-            size_t stop = first + DEEP < whole_rows ? first + DEEP : whole_rows;                                \
-            for (size_t column = 0; column < whole_columns; column += SIDE)                                     \
-                for (size_t row = first; row < stop; row += SIDE)                                               \
-                    TILE(source + row * ss + column * SIZE, ss, target + column * ts + row * SIZE, ts);         \
+        for (size_t left = 0; left < whole_columns; left += ACROSS) {                                           \
+            size_t right = least(left + ACROSS, whole_columns);                                                 \
+            for (size_t first = 0; first < whole_rows; first += DEEP) {                                         \
+                size_t stop = least(first + DEEP, whole_rows);                                                  \
+                for (size_t column = left; column < right; column += SIDE) {                                    \
+                    if (column + AHEAD + SIDE <= right)                                                         \
+                        fetch_runs(target + (column + AHEAD) * ts + first * SIZE, ts, SIDE, (stop - first) * SIZE); \
+                    for (size_t row = first; row < stop; row += SIDE)                                           \
+                        TILE(source + row * ss + column * SIZE, ss, target + column * ts + row * SIZE, ts);     \
+                }                                                                                               \
+            }                                                                                                   \
         }                                                                                                       \
         PLAIN(source + whole_columns * SIZE, ss, whole_rows, columns - whole_columns,                           \
               target + whole_columns * ts, ts);                                                                 \
@@ -102,6 +118,25 @@ DEFINE_TILED(tiled_8, plain_8, tile_8, 8, 2)
 
 typedef void Transpose(const uint8_t *, size_t, size_t, size_t, uint8_t *, size_t);
 
+static Transpose *transpose_of(int size) {
+    return size == 1 ? tiled_1 : size == 2 ? tiled_2 : size == 4 ? tiled_4 : size == 8 ? tiled_8 : NULL;
+}
+
+/* Transpose a few rows (at most DEEP), which are in the cache, of elements of 2 or 4 bytes: the runs of the target are written
+ * when they are whole, as those that lie a power of two apart drive each other from the cache. */
+void transpose_rows(const uint8_t *source, size_t source_stride, size_t rows, size_t columns, uint8_t *target,
+                    size_t target_stride, int size) {
+    enum { MOST = 8 << 10 };
+    _Alignas(64) uint8_t turned[MOST];
+    size_t word = (size_t)size, run = DEEP * word, wide;
+    for (size_t column = 0; column < columns; column += wide, target += wide * target_stride) {
+        wide = least(MOST / run, columns - column);
+        fetch_runs(target, target_stride, wide, rows * word);
+        transpose_of(size)(source + column * word, source_stride, rows, wide, turned, run);
+        for (size_t i = 0; i < wide; i++) memcpy(target + i * target_stride, turned + i * run, rows * word);
+    }
+}
+
 /* Copy one plane element by element, for strides that no tile has. */
 static void scattered(const uint8_t *source, const int64_t *ss, uint8_t *target, const int64_t *ts, const uint64_t *extents,
                       int size) {
@@ -118,7 +153,7 @@ enum { MOST_AXES = 32 };
  * many axes. */
 EXPORT int wherry_permute(const uint8_t *source, const int64_t *source_strides, uint8_t *target,
                           const int64_t *target_strides, const uint64_t *extents, int axes, int size) {
-    Transpose *transpose = size == 1 ? tiled_1 : size == 2 ? tiled_2 : size == 4 ? tiled_4 : size == 8 ? tiled_8 : NULL;
+    Transpose *transpose = transpose_of(size);
     if (!transpose || axes > MOST_AXES) return -1;
     for (int axis = 0; axis < axes; axis++)
         if (!extents[axis]) return 0;

@@ -194,6 +194,8 @@ EXPORT int wherry_lanes(int wanted) {
     return lanes;
 }
 
+int chosen_lanes(void) { return lanes ? lanes : wherry_lanes(0); }
+
 /* Inputs of equal length that wait to be hashed together. */
 enum { WIDEST = 16 };
 typedef struct {
@@ -331,7 +333,7 @@ static void drop(Leaf *leaf) {
 
 /* Nothing is known of any leaf of a tensor with this many bytes. NULL if there is no memory. */
 EXPORT Leaves *wherry_leaves_new(uint64_t nbytes) {
-    if (!lanes) wherry_lanes(0);
+    chosen_lanes();
     Leaves *all = calloc(1, sizeof *all);
     if (!all) return NULL;
     all->nbytes = nbytes, all->count = (size_t)((nbytes + LEAF - 1) / LEAF);
@@ -413,7 +415,7 @@ static Edge *take_edge(Leaf *leaf, uint32_t chunk, uint32_t from, uint32_t to, u
                        int *failed) {
     Page *page = page_of(leaf, chunk);
     Edge **edge = page ? &page->edges[chunk % PAGE] : NULL;
-    if (edge && !*edge) *edge = kept(calloc(1, sizeof **edge), sizeof **edge);
+    if (edge && !*edge && (*edge = kept(malloc(sizeof **edge), sizeof **edge))) memset((*edge)->have, 0, sizeof (*edge)->have);
     if (!edge || !*edge) {
         *failed = 1;
         return NULL;
@@ -521,7 +523,7 @@ static void value_of(const Leaf *leaf, uint32_t count, uint32_t first, uint32_t 
 static int is_whole(const Page *page) {
     const Leaf *leaf = page->leaf;
     uint32_t first = page->number * PAGE;
-    return !page->users && leaf->left && !leaf->foreign && first + PAGE <= leaf->count && leaf->count > PAGE &&
+    return !page->users && !leaf->foreign && first + PAGE <= leaf->count && leaf->count > PAGE &&
            are_marked(leaf, first, PAGE);
 }
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     Read: TypeAlias = Callable[[KeyPath, Region], np.ndarray]
     Cut: TypeAlias = "Callable[[Copy], Iterable[Copy]]"
+    Compute: TypeAlias = Callable[[KeyPath, Region, np.ndarray], bool]
 
 Parameter: TypeAlias = tuple[str, str]
 _SLACK = 4  # a copy may read this many times what it needs before it is cut into several
@@ -242,6 +243,7 @@ def gather(
     out: np.ndarray | None = None,
     *,
     cut: Cut | None = None,
+    compute: Compute | None = None,
 ) -> np.ndarray:
     """The elements of a region of a target tensor.
 
@@ -252,6 +254,8 @@ def gather(
         read: reads a region of a source tensor as a C-order array.
         out: a C-order array of the region's shape and the target's dtype to fill; a new one by default.
         cut: the parts in which a copy is made; as a whole by default.
+        compute: writes a region of a source tensor into an array with any strides, or returns False; without it, and
+            for elements that have no place of their own there, regions are read and copied.
 
     Returns:
         `out`.
@@ -264,8 +268,37 @@ def gather(
         out[...] = np.zeros((), out.dtype)
     for copy in copies(target, region, sources):
         for part in (copy,) if cut is None else cut(copy):
-            scatter(part, read(part.source.path, part.region), out)
+            into = None if compute is None else _places(part, out)
+            if compute is None or into is None or not compute(part.source.path, part.region, into):
+                scatter(part, read(part.source.path, part.region), out)
     return out
+
+
+def _places(copy: Copy, out: np.ndarray) -> np.ndarray | None:
+    """The places in the target region of the elements that a copy reads, as an array of the source region's shape.
+
+    None if they are changed on the way, if not all go to one place each, or if an axis has no single stride.
+    """
+    from numpy.lib.stride_tricks import as_strided
+
+    shape = region_shape(copy.region)
+    if (
+        copy.steps
+        or dtypes.numpy_dtype(copy.source.dtype) != out.dtype
+        or math.prod(copy.extents) != math.prod(shape)
+    ):
+        return None
+    loops = [*zip(copy.extents, copy.source_strides, copy.target_strides, strict=True)]
+    strides: list[int] = []
+    for extent, step in zip(shape, c_strides(shape), strict=True):
+        around = (
+            loop for loop in loops if loop[1] and not step % loop[1] and extent * step <= loop[0] * loop[1]
+        )
+        found = (0, 1, 0) if extent == 1 else next(around, None)
+        if found is None:
+            return None
+        strides.append(step // found[1] * found[2] * out.itemsize)
+    return as_strided(out.reshape(-1)[copy.offset :], shape, strides)
 
 
 def scatter(copy: Copy, part: np.ndarray, out: np.ndarray) -> None:

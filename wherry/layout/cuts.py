@@ -82,7 +82,8 @@ def stacked_grid(target: StoredTensor, sources: Pieces, limit: int) -> tuple[int
     Args:
         target: a tensor of a chunked format.
         sources: the location of its parameters.
-        limit: maximum bytes of a chunk; larger chunks are halved along their longest dimension.
+        limit: maximum bytes of a chunk; larger chunks are halved along their longest dimension. Where runs of the
+            tensor would become too short to be hashed, they are halved along the first one.
     """
     chunks = list(target.spec.shape)
     for piece in target.pieces:
@@ -91,6 +92,12 @@ def stacked_grid(target: StoredTensor, sources: Pieces, limit: int) -> tuple[int
                 if names and names[0] == name:
                     chunks[dimension] = math.prod(sources.sizes[inner] for inner in names[1:])
     while dtypes.canonical_size(target.spec.dtype, math.prod(chunks)) > limit and max(chunks) > 1:
-        longest = chunks.index(max(chunks))
-        chunks[longest] = -(-chunks[longest] // 2)
+        dimension, first = (
+            chunks.index(max(chunks)),
+            next(at for at, extent in enumerate(chunks) if extent > 1),
+        )
+        run = dtypes.canonical_size(target.spec.dtype, chunks[-1])
+        if dimension == len(chunks) - 1 and SHORTEST_RUN <= run < 2 * SHORTEST_RUN:
+            dimension = first
+        chunks[dimension] = -(-chunks[dimension] // 2)
     return tuple(max(extent, 1) for extent in chunks)

@@ -8,6 +8,7 @@ on what an interrupted run had finished, or on the process.
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -50,23 +51,40 @@ def note(values: np.ndarray, made: np.ndarray, steps: Sequence[WordStep] = ()) -
         tally.losses += losses_of(values, made, steps)
 
 
-def note_distinct(values: np.ndarray, made: np.ndarray) -> bool:
-    """As `note`, for values of which each may occur many times.
+def errors_of(values: np.ndarray, made: np.ndarray) -> np.ndarray | None:
+    """How far values are from what was made of them, for `note_error`, before it is known which of them occur.
 
     Args:
-        values: before, each at least once.
-        made: after.
+        values: before, float32.
+        made: after, in the same shape.
 
     Returns:
-        Whether they were added; not if some of them count, since it is not known how often each occurs.
+        float32 of the same shape, infinite for values that may be lost; None if nothing is counted.
+    """
+    import numpy as np
+
+    if open_tally() is None or not is_counting((), values.dtype.name, made.dtype.name):
+        return None
+    with np.errstate(all="ignore"):
+        errors = np.abs(values - made.astype(np.float32))
+    small = _small(made.reshape(-1))
+    counts = (errors.reshape(-1)[small] != 0) | (made.reshape(-1)[small] != 0)
+    errors.reshape(-1)[small[counts]] = np.inf
+    errors[~np.isfinite(errors)] = np.inf
+    return errors
+
+
+def note_error(largest: float) -> bool:
+    """Add the largest error of some values to the open tally.
+
+    Returns:
+        Whether it was added; not if it is infinite, since values may be lost, each of which counts.
     """
     tally = open_tally()
-    if tally is None or not is_counting((), values.dtype.name, made.dtype.name):
-        return True
-    found = losses_of(values, made)
-    if found.infinite or found.zero or found.subnormal or found.nan:
+    if math.isinf(largest):
         return False
-    tally.losses += found
+    if tally is not None:
+        tally.losses += Losses(error=largest)
     return True
 
 

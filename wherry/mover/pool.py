@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 _HUGE = 2 << 20  # I/O from huge pages takes a third less time, as it needs fewer descriptors
-_GRAIN = 1 << 20  # buffers are rounded up to this, so that bands of nearly one size share them
+# Buffers are rounded up to this, or to huge pages, so that bands of nearly one size share them.
+_GRAIN = 1 << 20  # bytes
 
 
 class Pool:
@@ -57,7 +58,8 @@ class Pool:
             extra: bytes of other memory that filling it needs; they count while the buffer is in use.
             place: offset in a file of the bytes; the memory has the same offset within a page.
         """
-        size = -(-max(nbytes, 1) // _GRAIN) * _GRAIN
+        grain = _HUGE if nbytes > _HUGE else _GRAIN
+        size = -(-max(nbytes, 1) // grain) * grain
         first = place % mmap.PAGESIZE
         with self.reserved(size + extra):
             memory = self._take(size)

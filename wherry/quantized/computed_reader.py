@@ -43,6 +43,14 @@ class ComputedReader(CompanionsReader):
     def compute(self, spec: TensorSpec, region: Region, out: np.ndarray) -> None:
         """Write the elements of a region of a computed tensor into an array; the region is not empty."""
 
+    def compute_at(self, spec: TensorSpec, region: Region, out: np.ndarray) -> bool:  # noqa: ARG002  for some readers
+        """As `compute`, into an array with any strides.
+
+        Returns:
+            Whether that was done: not for a tensor that is not computed, nor where it would be slower than to copy it.
+        """
+        return False
+
     def inner(self, spec: TensorSpec) -> tuple[Reader, TensorSpec]:
         """The stored checkpoint's reader, for tensors that stay as they are."""
         return self._reader, self._stored[spec.path]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from wherry import kernels
 from wherry.core.tensorspec import Region, TensorSpec, region_shape
 from wherry.errors import CorruptError
-from wherry.layout.losses import note, note_distinct
+from wherry.layout.losses import errors_of, note, note_error
 from wherry.layout.transpose import permute
 from wherry.mover.parts import Parts
 from wherry.quantized.codes import (
@@ -42,6 +42,7 @@ _LOOKED_UP = 4 * _BAND  # elements that are looked up at a time, each in three b
 _WORKING = 20  # bytes of memory for each of them: code, value, scale, rounded value
 # Bits of a code → elements of a block for which a table of all products costs less than it saves.
 _LEAST_BLOCK = {8: 2048, 4: 32}
+_CODES = 256  # of 8 bits
 _WORDS = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}
 
 
@@ -84,6 +85,13 @@ class DequantizedReader(ComputedReader):
         finally:
             self._parts.release()
 
+    def compute_at(self, spec: TensorSpec, region: Region, out: np.ndarray) -> bool:
+        """As `compute`, for a tensor that is dequantised."""
+        if spec.path not in self._quantized:
+            return False
+        self.compute(spec, region, out)
+        return True
+
     def overhead(self, spec: TensorSpec, region: Region) -> int:
         """Memory for one band, and for the scales of the region."""
         found = self._quantized.get(spec.path)
@@ -110,7 +118,7 @@ class DequantizedReader(ComputedReader):
         words = words.swapaxes(-1, -2) if tensor.transposed else words
         wanted = _RegionToMake(tensor, of_codes, scales, zeros, corner, words, out.dtype)
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            for wide in _bands(of_codes, _LOOKED_UP if wanted.has_tables else _BAND):
+            for wide in _bands(of_codes, _LOOKED_UP if wanted.has_tables else _BAND, tensor.block[-2]):
                 if wanted.has_tables and self._look_up(wanted, wide):
                     continue
                 for band in _bands(wide, _BAND):
@@ -127,7 +135,7 @@ class DequantizedReader(ComputedReader):
         multiply(values, wanted.scales[matrix], first, wanted.block)
         made = np.ascontiguousarray(values.astype(wanted.dtype))
         note(values, made)
-        permute(made.view(into.dtype), into)
+        _put(made.view(into.dtype), into)
 
     def _look_up(self, wanted: _RegionToMake, band: Region) -> bool:
         """Make a band whose blocks have one table of products each.
@@ -150,12 +158,14 @@ class DequantizedReader(ComputedReader):
         made = values.astype(wanted.dtype)
         corner = (first[0] - top * wanted.block[0], first[1])
         stored, skip = self._codes(wanted.tensor, band)
-        plain = into if into.strides[-1] == into.itemsize else np.empty(into.shape, into.dtype)
-        seen = kernels.look_up(stored, made.view(into.dtype), corner, wanted.block, plain, skip)
-        if not note_distinct(values[seen], made[seen]):
+        errors = errors_of(values, made)
+        plain = into if into.itemsize in into.strides else np.empty(into.shape, into.dtype)
+        orders = None if errors is None or errors.shape[-1] < _CODES else _orders(errors)
+        seen = kernels.look_up(stored, made.view(into.dtype), orders, corner, wanted.block, plain, skip)
+        if errors is not None and not note_error(float(errors.max(where=seen, initial=0))):
             return False
         if plain is not into:
-            permute(plain, into)
+            _put(plain, into)
         return True
 
     def _values(self, tensor: QuantizedTensor, band: Region) -> np.ndarray:
@@ -253,6 +263,23 @@ class _RegionToMake(NamedTuple):
         return matrix, (places[-2], places[-1]), self.words[(*at[:-2], rows)]
 
 
+def _put(words: np.ndarray, into: np.ndarray) -> None:
+    """Copy a band to its place, row by row or column by column."""
+    if into.strides[0] < into.strides[1]:
+        words, into = words.T, into.T
+    permute(words, into)
+
+
+def _orders(errors: np.ndarray) -> np.ndarray:
+    """The codes of each block, uint8, in the order of their errors."""
+    import numpy as np
+
+    # Errors are not negative, so that they have the order of their bits.
+    keys = errors.view(np.uint32).astype(np.uint64) << np.uint64(8) | np.arange(_CODES, dtype=np.uint64)
+    keys.sort(axis=-1)
+    return keys.astype(np.uint8)
+
+
 def _of_codes(tensor: QuantizedTensor, region: Region) -> Region:
     """A region of the dequantised tensor, as a region of the codes."""
     return (*region[:-2], region[-1], region[-2]) if tensor.transposed else region
@@ -266,10 +293,18 @@ def _grid_region(tensor: QuantizedTensor, region: Region) -> Region:
     )
 
 
-def _bands(region: Region, most: int) -> Iterator[Region]:
-    """Bands of rows of one matrix each, of so many elements at most where a row has no more."""
+def _bands(region: Region, most: int, multiple: int = 1) -> Iterator[Region]:
+    """Bands of rows of one matrix each, of so many elements at most where a row has no more.
+
+    They end at multiples of a number of rows where they can.
+    """
     step = max(most // max(region_shape(region)[-1], 1), 1)
     for place in product(*(range(part.start, part.stop) for part in region[:-2])):
         outer = tuple(slice(index, index + 1) for index in place)
-        for start in range(region[-2].start, region[-2].stop, step):
-            yield (*outer, slice(start, min(start + step, region[-2].stop)), region[-1])
+        start, end = region[-2].start, region[-2].stop
+        while start < end:
+            stop = min(start + step, end)
+            whole = stop // multiple * multiple
+            stop = whole if start < whole and stop < end else stop
+            yield (*outer, slice(start, stop), region[-1])
+            start = stop

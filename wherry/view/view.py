@@ -28,6 +28,7 @@ from wherry.layout.cuts import cut_multiples, dimension_to_cut, rows_of_long_run
 from wherry.layout.runs import cut, runs
 from wherry.mover.decode import DecodedReader
 from wherry.mover.parts import Parts
+from wherry.quantized.computed_reader import ComputedReader
 from wherry.storage.location import Location
 
 if TYPE_CHECKING:
@@ -249,7 +250,7 @@ class ViewReader(Reader):
             out[...] = self.read(spec, region)
             return
         try:
-            self._projected.gather(spec.path, region, self._parts.read, out, self._cut)
+            self._projected.gather(spec.path, region, self._parts.read, out, self._cut, self._compute)
         finally:
             self._parts.release()
 
@@ -272,6 +273,11 @@ class ViewReader(Reader):
         if not self._source.is_view:
             return 0
         return max((self._reader.overhead(one.source, one.region) for one in found), default=0)
+
+    def _compute(self, path: KeyPath, region: Region, out: np.ndarray) -> bool:
+        """Compute a region of a source tensor in its place; False if it is read."""
+        reader = self._reader
+        return isinstance(reader, ComputedReader) and reader.compute_at(self._source.spec(path), region, out)
 
     def _cut(self, copy: Copy) -> Iterable[Copy]:
         """The parts in which a copy is made: small ones where the source can be read by any region."""
