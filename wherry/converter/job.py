@@ -422,7 +422,7 @@ def _open_staged(job: Job, staged: Location) -> Checkpoint:
             uri=job.target.uri,
             cure="report this as a bug, with the plan; nothing was committed",
         )
-    return Checkpoint(job.row.open(staged, detection))
+    return Checkpoint(job.row.open(staged, replace(detection, kind=job.plan.manifest.kind)))
 
 
 def _require_structure(job: Job, found: Manifest) -> None:
