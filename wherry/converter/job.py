@@ -36,7 +36,7 @@ from wherry.staging.object_staging import ObjectStaging
 from wherry.staging.staging import Staging
 from wherry.storage.location import Entry
 from wherry.storage.ranges import LARGEST
-from wherry.storage.sidecar import FOLDER_NAME, Sidecar, encode
+from wherry.storage.sidecar import FOLDER_NAME, Sidecar, encode, put_sidecar
 from wherry.storage.stores import make_folder
 from wherry.upload.sender import parts_share, reading_share
 from wherry.upload.staged_objects import is_readable, is_staged, run_of
@@ -252,16 +252,17 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
         return_freed_memory()  # of what was opened: the record takes as much
         with without_collection():
             sidecar, receipt = _sidecar(staged, ours, hashes, verification, mark, files)
-            text = encode(sidecar)
-    if not job.row.single_file:
-        place.join(FOLDER_NAME).put(text)
+    with without_collection():
+        text = encode(sidecar) if job.row.single_file else None
+        if text is None:
+            put_sidecar(place.join(FOLDER_NAME), sidecar)
     if place.path != staged.staging.location.path and job.row.finish_step is not None:
         job.row.finish_step(staged.staging.location, job.plan.manifest)
     job.pin.require_unchanged(job.checkpoint.original)
     if job.plan.verify == "digest" and isinstance(staged.staging, ObjectStaging):
         _prove_files(staged, staged.staging)
     with committing(job.target.uri):
-        staged.staging.commit(text if job.row.single_file else None)
+        staged.staging.commit(text)
     return receipt
 
 

@@ -49,11 +49,16 @@ _MARK, _EMPTY_DICT, _SETITEMS, _LONG_BINPUT, _BUILD = b"(}urb"
 _GETATTR = frozenset(Global(module, "getattr") for module in ("builtins", "__builtin__"))
 _CALLS = b"\x81R"  # NEWOBJ REDUCE
 _OBJECT = b"\x81}("  # NEWOBJ EMPTY_DICT MARK, after EMPTY_TUPLE: an object, and then its attributes
+_OBJECT_BEGINS = b")" + _OBJECT
 _BININT, _EMPTY_LIST, _BINUNICODE = b"J]X"
 # A plain operand: a value of the memo, an integer, or a list of values of the memo. Objects whose attributes are such
 # are read at once.
 _OPERAND = rb"(h.|j.{4}|K.|M.{2}|J.{4}|\]\((?:h.|j.{4}){1,32}e)"
 _OPERANDS, _GETS, _END = re.compile(_OPERAND, re.DOTALL), b"hj", b"ub"  # the last are SETITEMS and BUILD
+_NEXT, _MOST_AT_ONCE = (
+    9,
+    8,
+)  # bytes up to the attributes of the next object; objects between two checks of memory
 _PLAIN = re.compile(rb"(?:%b){2,32}%b" % (_OPERAND, _END), re.DOTALL)
 
 
@@ -332,12 +337,19 @@ class Machine:
         What else follows is left to the other opcodes, with the stack as they would have it. Objects that follow one
         another with the same opcodes share their state if it has a list, which no opcode can change.
         """
-        self._new_object()
-        record = self.stack[-1]
-        if not (type(record) is CallRecord and record.kind in self._usual and self._set_usual(record)):
-            self.made += DICT_BYTES
-            self.stack.append({})
-            self.push_mark()
+        for left in reversed(range(_MOST_AT_ONCE)):
+            self._new_object()
+            record = self.stack[-1]
+            if not (type(record) is CallRecord and record.kind in self._usual and self._set_usual(record)):
+                self.made += DICT_BYTES
+                self.stack.append({})
+                self.push_mark()
+                return
+            following = self._held[self.position : self.position + _NEXT]
+            if not left or following[:1] != b"j" or following[5:] != _OBJECT_BEGINS:
+                return
+            self.stack.append(self.memo[int.from_bytes(following[1:5], "little")])
+            self.position += _NEXT
 
     def _set_usual(self, record: CallRecord) -> bool:
         """Set the values of the usual attributes as the state of a record; False if other opcodes follow."""
@@ -350,7 +362,13 @@ class Machine:
         if before is not None and operands == before[0]:
             record.state = before[1]
         else:
-            record.state = tuple([self._operand(one) for one in operands])
+            memo, other = self.memo, self._operand
+            record.state = tuple(
+                [
+                    memo[int.from_bytes(one[1:], "little")] if one[0] == _LONG_BINGET else other(one)
+                    for one in operands
+                ]
+            )
             self.made += 16 * len(operands)
             if list in map(type, record.state):
                 self._before[kind] = (operands, record.state)
