@@ -24,7 +24,7 @@ from wherry.core.account import NO_LOSSES, Losses
 from wherry.core.blank_values import SeenValues
 from wherry.core.tally import Tally, counting
 from wherry.core.tensorspec import Span
-from wherry.mover.batch import Batch, batch_parts, small_move
+from wherry.mover.batch import Batch, batch_parts, is_small
 from wherry.mover.leaf_table import LeafTable
 from wherry.mover.move import SMALL, Move, whole_span
 from wherry.mover.range_batch import RangeWindow, is_remote, range_parts, ranged_move
@@ -175,8 +175,7 @@ class Carrier:
                 if ranged is not None:
                     yield from self._range_tasks(window.add(ranged))
                     continue
-                small = None if extent is None else small_move(move, spec, extent)
-                if small is None:
+                if extent is None or not is_small(move):
                     yield from self._reads()
                     yield partial(self._carry, move)
                     batch.leave_behind(move.span.nbytes)
@@ -184,10 +183,10 @@ class Carrier:
                         yield partial(self._carry_batch, batch)
                         batch = Batch()
                     continue
-                if not batch.fits(small):
+                if not batch.add(move, spec, extent):
                     yield partial(self._carry_batch, batch)
                     batch, chooses = Batch(), self._chooses()
-                batch.add(small)
+                    batch.add(move, spec, extent)
         if batch.rows:
             yield partial(self._carry_batch, batch)
         yield from self._range_tasks(window.batches())
@@ -356,7 +355,7 @@ def digest_moves(specs: Iterable[TensorSpec], source: Source) -> Iterator[Move]:
     count = threads.worker_count()
     for spec in specs:
         nbytes = spec.nbytes
-        if 0 < nbytes <= SMALL and source.only_extent(spec) is not None:
+        if 0 < nbytes <= SMALL:
             yield Move(spec.path, whole_span(nbytes), None)
             continue
         group.append((source.way(spec), spec))

@@ -19,7 +19,7 @@ from wherry.mover.source import Source
 from wherry.runtime import threads
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, ItemsView, Iterable, Iterator, ValuesView
+    from collections.abc import Collection, ItemsView, Iterator, ValuesView
     from pathlib import Path
 
     from wherry.core.tensorspec import TensorSpec
@@ -148,7 +148,7 @@ class Hashes:
     @classmethod
     def when_needed(
         cls,
-        paths: Iterable[KeyPath],
+        paths: Collection[KeyPath],
         specs: Mapping[KeyPath, TensorSpec],
         leaves: LeafTable,
         algorithm: str,
@@ -161,20 +161,16 @@ class Hashes:
             leaves: of the pass.
             algorithm: of the digests.
         """
-        complete = [path for path in paths if leaves.hashes(path, algorithm) is not None]
-        column = leaves.column(complete, algorithm)
+        column = leaves.column(paths, algorithm)
         return cls(algorithm, _DigestsWhenNeeded(specs, column, algorithm), column)
 
     @classmethod
     @threads.without_collection()
     def of(cls, specs: Mapping[KeyPath, TensorSpec], leaves: LeafTable, algorithm: str) -> Hashes:
         """Collect the digests of a pass, also of tensors without bytes; without those that miss a leaf."""
-        digests = {
-            path: tensor_digest(spec, raw, algorithm)
-            for path, spec in specs.items()
-            if (raw := leaves.hashes(path, algorithm)) is not None
-        }
-        return cls(algorithm, digests, leaves.column(digests, algorithm))
+        column = leaves.column(specs, algorithm)
+        digests = {path: tensor_digest(specs[path], raw, algorithm) for path, raw in column.items()}
+        return cls(algorithm, digests, column)
 
 
 def hash_checkpoint(
@@ -240,7 +236,9 @@ def read_back(
     leaves = _read(
         checkpoint, specs, algorithm, memory, progress, folder, stage="verify", expected=expected.leaves
     ).leaves
-    kept = [*leaves, *(path for path, spec in specs.items() if not spec.nbytes)]
+    kept = list(leaves)
+    if leaves.equal + len(kept) < len(specs):
+        kept += [path for path, spec in specs.items() if not spec.nbytes]
     assert leaves.equal + len(kept) == len(specs), "every tensor was read"
     odd = {path: specs[path] for path in kept if leaves.hashes(path, algorithm) != expected.leaves[path]}
     return compare(

@@ -186,7 +186,7 @@ class Output:
         """Count parts that were written and hashed; every 32 MiB or half a second, sync the written data."""
         with self._lock:
             self._finished += moves
-            self._unsynced += sum(move.span.nbytes for move in moves)
+            self._unsynced += sum([span.stop - span.start for _source, span, _region, _box in moves])
             waited = time.monotonic() - self._synced_at
             due = self._unsynced >= _GROUP_BYTES or waited >= _GROUP_SECONDS
         if due and self._commit.acquire(blocking=False):

@@ -112,7 +112,7 @@ def ranged_move(move: Move, spec: TensorSpec, way: Way) -> RangedMove | None:
     access = way.access
     if not is_remote(access) or way.band is not None or move.box or move.span.nbytes > LARGEST:
         return None
-    pieces = tuple(_pieces(move, access))
+    pieces = tuple(_pieces(move, way))
     return RangedMove(move, spec, access.extents, pieces) if pieces else None
 
 
@@ -201,10 +201,11 @@ def _parts(
     ]
 
 
-def _pieces(move: Move, access: Access) -> Iterator[_Piece]:
-    start, number = move.span.start, bisect_right(access.stops, move.span.start)
-    while start < move.span.stop and number < len(access.extents):
-        extent, end = access.extents[number], access.stops[number]
+def _pieces(move: Move, way: Way) -> Iterator[_Piece]:
+    extents, stops = way.access.extents, way.stops
+    start, number = move.span.start, bisect_right(stops, move.span.start)
+    while start < move.span.stop and number < len(extents):
+        extent, end = extents[number], stops[number]
         stop = min(move.span.stop, end)
         if start < stop:
             first = extent.offset + extent.length - (end - start)

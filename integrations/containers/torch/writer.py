@@ -119,11 +119,12 @@ def place_archives(
     end = 0
     for pickle, specs in contents:
         start = -(-end // ALIGNMENT) * ALIGNMENT
-        kind = (pickle, tuple([spec.nbytes for spec in specs]))
-        form = forms.get(kind)
+        sizes = tuple([spec.nbytes for spec in specs])
+        form = forms.get((pickle, sizes))
         if form is None:
-            form = forms[kind] = lay_out(archive_records(pickle, specs))
-        plans.append(ArchivePlan(start, form, tuple([spec.path for spec in specs if spec.nbytes]), file))
+            form = forms[pickle, sizes] = lay_out(archive_records(pickle, specs))
+        paths = tuple([spec.path for spec, size in zip(specs, sizes, strict=True) if size])
+        plans.append(ArchivePlan(start, form, paths, file))
         end = start + form.length
     return plans, end
 
