@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
+from sys import intern
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import CorruptError, HostileError, UnsupportedError, WherryError
@@ -89,7 +90,7 @@ class Machine:
         self._held = data if type(data) is bytes else b""  # in which objects with usual attributes are found
         self._usual = rules.attributes
         self._patterns: dict[Global, re.Pattern[bytes]] = {}  # of such objects
-        # The operands and the state of the last one that has a list.
+        # The operands and the values of the last one.
         self._before: dict[Global, tuple[tuple[bytes, ...], tuple[Any, ...]]] = {}
         self._recorded: dict[int, Any] = {}  # by identity: classes of which an object is a record
         self._open_getattr: Global | None = None  # was imported, and has named no member so far
@@ -153,7 +154,7 @@ class Machine:
                 ):
                     piece = data[position + 4 : stop]
                     made += _TEXT_BYTES + length * (1 if piece.isascii() else 4)
-                    stack.append(piece.decode("utf-8", "surrogatepass"))
+                    stack.append(intern(piece.decode("utf-8", "surrogatepass")))  # the source has the same names
                     position = stop
                 else:
                     self.position = position
@@ -334,8 +335,8 @@ class Machine:
     def object_with_attributes(self) -> None:
         """Make an object and set its attributes, as BUILD does, if they are usual ones, as in large metadata.
 
-        What else follows is left to the other opcodes, with the stack as they would have it. Objects that follow one
-        another with the same opcodes share their state if it has a list, which no opcode can change.
+        What else follows is left to the other opcodes, with the stack as they would have it. Objects of a class that
+        follow one another share the values that have the same opcodes, in which no opcode can change anything.
         """
         for left in reversed(range(_MOST_AT_ONCE)):
             self._new_object()
@@ -358,20 +359,18 @@ class Machine:
         found = pattern and pattern.match(self._held, self.position)
         if not found:
             return False
-        operands, before = found.groups(), self._before.get(kind)
-        if before is not None and operands == before[0]:
-            record.state = before[1]
-        else:
-            memo, other = self.memo, self._operand
-            record.state = tuple(
+        operands, (before, values) = found.groups(), self._before[kind]
+        if operands != before:
+            other = self._operand
+            values = tuple(
                 [
-                    memo[int.from_bytes(one[1:], "little")] if one[0] == _LONG_BINGET else other(one)
-                    for one in operands
+                    value if one == known else other(one)
+                    for one, known, value in zip(operands, before, values, strict=True)
                 ]
             )
-            self.made += 16 * len(operands)
-            if list in map(type, record.state):
-                self._before[kind] = (operands, record.state)
+            self.made += 16 * len(values)
+            self._before[kind] = operands, values
+        record.state = values
         self.position = found.end()
         return True
 
@@ -384,6 +383,7 @@ class Machine:
             return None
         parts = (re.escape(name) + _OPERAND for name in names)
         pattern = self._patterns[kind] = re.compile(b"".join(parts) + _END, re.DOTALL)
+        self._before[kind] = (b"",) * len(names), (None,) * len(names)
         return pattern
 
     def _operand(self, operand: bytes) -> Any:

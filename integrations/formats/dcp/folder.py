@@ -164,7 +164,7 @@ def _grid(index: DcpIndex, name: str) -> tuple[int, ...] | None:
 def _files(index: DcpIndex, location: Location, names: Mapping[str, Entry]) -> dict[str, Entry]:
     """The data files that exist, by their names in the metadata."""
     found: dict[str, Entry] = {}
-    for name in index.stored.files():
+    for name in sorted(index.stored.ends()):
         place = location.member(name)
         entry = names.get(name) or (place.stat() if "/" in name else None)
         if entry is not None and entry.size >= 0 and not entry.is_dir:
@@ -173,15 +173,14 @@ def _files(index: DcpIndex, location: Location, names: Mapping[str, Entry]) -> d
 
 
 def _require_inside(index: DcpIndex, files: Mapping[str, Entry], location: Location) -> None:
-    stored_bytes = 0
-    for name, stored in index.stored.items():
-        entry = files.get(stored.file)
-        stored_bytes += stored.length * (_RATIO if stored.transforms else 1)
-        if entry is not None and stored.offset + stored.length > entry.size:
+    stored_bytes = index.stored.nbytes(_RATIO)
+    for file, end in index.stored.ends().items():
+        if file in files and end > files[file].size:
+            last = (name for name, item in index.stored.items() if item[:2] == (file, end - item.length))
             raise CorruptError(
-                f"{stored.file} is truncated: expected {stored.offset + stored.length} bytes, got {entry.size}",
+                f"{file} is truncated: expected {end} bytes, got {files[file].size}",
                 uri=location.uri,
-                path=name,
+                path=next(last),
                 cure="the file is truncated or from another save: restore it, or use another checkpoint",
             )
     alike = Counter(map(id, index.tensors.values()))  # many tensors have one description

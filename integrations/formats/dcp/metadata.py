@@ -85,6 +85,7 @@ class StoredItems:
             if self._ranks[before] != rank:
                 raise _corrupt(f"two chunks of {name!r} have a different number of axes")
             self._rows[key] = row
+            self._offsets[before] = self._lengths[before] = 0
         number = self._files.setdefault(file, len(self._files))
         if number == len(self._names):
             self._names.append(file)
@@ -106,9 +107,16 @@ class StoredItems:
             return set()
         return {name for name, item in self.items() if item.transforms}
 
-    def files(self) -> list[str]:
-        """The files in which something lies."""
-        return sorted(self._names)
+    def ends(self) -> dict[str, int]:
+        """Each file in which something lies, with the offset after the last item of it."""
+        found = [0] * len(self._names)
+        for number, offset, length in zip(self._numbers, self._offsets, self._lengths, strict=True):
+            found[number] = max(found[number], offset + length)
+        return dict(zip(self._names, found, strict=True))
+
+    def nbytes(self, ratio: int) -> int:
+        """Bytes of all items; those of transformed ones count as many times as the ratio."""
+        return sum(self._lengths) + (ratio - 1) * sum(self._lengths[row] for row in self._transforms)
 
     def items(self) -> Iterator[tuple[str, StoredItem]]:
         """The name of each tensor or object, once for each of its chunks, with the place of that."""
