@@ -6,10 +6,10 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wherry.core.blank_values import SeenValues, nans_notes, repeated_notes, zeros_notes
-from wherry.core.digest import LEAF, tensor_digest
+from wherry.core.digest import LEAF, tensor_digest, weights_digest
 from wherry.core.keypath import KeyPath, render
 from wherry.core.progress import Meter, OnProgress
 from wherry.core.units import short
@@ -58,7 +58,7 @@ class MeasuredError:
     share: float = 0.0
 
 
-class _DigestsWhenNeeded(Mapping["KeyPath", str]):
+class DigestsWhenNeeded(Mapping["KeyPath", str]):
     """The digests of tensors whose leaves are known, all of which are computed when the first one is asked for."""
 
     def __init__(
@@ -77,8 +77,17 @@ class _DigestsWhenNeeded(Mapping["KeyPath", str]):
                 for path, raw in self._leaves.items()
             }
 
+    @cached_property
+    def weights(self) -> str:
+        """The weights digest of these tensors; of source and target it is the same if no key path is changed."""
+        return weights_digest(self._digests, self._algorithm)
+
     def __getitem__(self, path: KeyPath) -> str:
         return self._digests[path]
+
+    def get(self, path: KeyPath, default: Any = None) -> Any:
+        """The digest of a tensor; `default` if it is not known."""
+        return self._digests.get(path, default)
 
     def items(self) -> ItemsView[KeyPath, str]:
         """Each tensor with its digest."""
@@ -162,7 +171,7 @@ class Hashes:
             algorithm: of the digests.
         """
         column = leaves.column(paths, algorithm)
-        return cls(algorithm, _DigestsWhenNeeded(specs, column, algorithm), column)
+        return cls(algorithm, DigestsWhenNeeded(specs, column, algorithm), column)
 
     @classmethod
     @threads.without_collection()

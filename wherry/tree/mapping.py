@@ -237,7 +237,7 @@ def _unique(names: dict[KeyPath, KeyPath], uri: str) -> dict[KeyPath, KeyPath]:
                 cure="choose another separator, or remove split and join",
             )
     taken = set(owners)
-    for target in owners:
+    for target in [one for one in owners if len(one) > 1]:
         inner = next((target[:cut] for cut in range(1, len(target)) if target[:cut] in taken), None)
         if inner is not None:
             raise UnrepresentableError(

@@ -154,7 +154,9 @@ class Machine:
                 ):
                     piece = data[position + 4 : stop]
                     made += _TEXT_BYTES + length * (1 if piece.isascii() else 4)
-                    stack.append(intern(piece.decode("utf-8", "surrogatepass")))  # the source has the same names
+                    stack.append(
+                        intern(piece.decode("utf-8", "surrogatepass"))
+                    )  # the source has the same names
                     position = stop
                 else:
                     self.position = position

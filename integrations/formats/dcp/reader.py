@@ -100,7 +100,7 @@ class DcpReader(FilesReader):
 
     def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
         """The extents of the chunks, if they follow one another in the order of the tensor's bytes."""
-        if not spec.size:
+        if 0 in spec.shape:
             return ()
         small = self._small_extent(spec)
         return self._located_extents(spec) if small is None else (small,)
