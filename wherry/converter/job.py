@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass, field, replace
+from operator import eq
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.converter.references import parents_of, reference, source_references
@@ -239,7 +240,7 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
         if isinstance(staged.staging, ObjectStaging) and staged.staging.run.direct:
             return _complete_unread(staged, staged.staging, hashes)
         opened = _open_staged(job, place)
-    ours = hashes.renamed({source: target for target, source in job.plan.pairs.items()})
+    ours = _renamed(job.plan, hashes)
     # Boxes and the source's identity read the source again.
     with blaming_changes(job.pin, job.checkpoint.original):
         with opened as written:
@@ -272,7 +273,7 @@ def _complete_unread(staged: StagedJob, staging: ObjectStaging, hashes: Hashes) 
     Raises: what `complete` does. If the file cannot be opened as what the plan says, it is removed again.
     """
     job, place = staged.job, staged.staged
-    ours = hashes.renamed({source: target for target, source in job.plan.pairs.items()})
+    ours = _renamed(job.plan, hashes)
     checksum = staging.run.compare_checksums()
     file = Entry(place.name, staging.run.file_at(place.path).size, is_dir=False)
     verification = {"level": "store", "ok": True, "tensors": len(job.plan.pairs), "checksum": checksum}
@@ -313,6 +314,13 @@ def targets_of(plan: Plan) -> Mapping[KeyPath, TensorSpec]:
     if list(tensors) == list(plan.pairs) == list(plan.pairs.values()):
         return tensors  # no key path is changed
     return {source: tensors[target] for target, source in plan.pairs.items()}
+
+
+def _renamed(plan: Plan, hashes: Hashes) -> Hashes:
+    """Digests of source tensors by the key paths of the target."""
+    if all(map(eq, plan.pairs, plan.pairs.values())):
+        return hashes
+    return hashes.renamed({source: target for target, source in plan.pairs.items()})
 
 
 def _copy_companions(job: Job, staged: Location) -> tuple[Companion, ...]:
@@ -373,10 +381,11 @@ def _read_back(staged: StagedJob, written: Checkpoint, expected: Hashes) -> dict
     clock, job, back = time.monotonic(), staged.job, staged.output.back
     _require_structure(job, written.manifest)
     proved = () if back is None else back.proved(written)
+    rest = [path for path in expected.digests if path not in proved]
     failed = read_back(
         written,
         expected,
-        paths=[path for path in expected.digests if path not in proved],
+        paths=rest if len(rest) < len(written.manifest.tensors) else None,
         memory=reading_memory(job.plan, staged.staged),
         progress=job.running.progress,
         folder=staged.staging.spill,

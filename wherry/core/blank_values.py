@@ -191,9 +191,9 @@ def zeros_notes(specs: Mapping[KeyPath, TensorSpec], digests: Mapping[KeyPath, s
         One sentence, or nothing. Tensors of one element and of integers do not count.
     """
     algorithm = _algorithm_of_all(digests)
-    found = [
-        path for path, digest in digests.items() if digest == _filled_digest(algorithm, b"\0", specs[path])
-    ]
+    forms = {(spec.dtype, spec.shape) for spec in specs.values()}
+    filled = {_filled_form(algorithm, b"\0", *form) for form in forms}
+    found = [path for path, digest in digests.items() if digest in filled]
     return _note(f"{len(found):,} of {plural(len(specs), 'tensor')} hold only zeros", found)
 
 

@@ -102,7 +102,7 @@ def is_small(move: Move) -> bool:
 
 
 @contextmanager
-def batch_parts(source: Source, batch: Batch) -> Generator[list[tuple[Move, memoryview]]]:
+def batch_parts(source: Source, batch: Batch) -> Generator[list[tuple[Move, TensorSpec, memoryview]]]:
     """The moves of a batch with their bytes, in the order of the files, valid while the block runs.
 
     Raises:
@@ -111,7 +111,7 @@ def batch_parts(source: Source, batch: Batch) -> Generator[list[tuple[Move, memo
     """
     runs = list(_runs(sorted(batch.rows)))
     with source.pool.buffer(sum(run.nbytes for run in runs), place=runs[0].start) as buffer:
-        parts: list[tuple[Move, memoryview]] = []
+        parts: list[tuple[Move, TensorSpec, memoryview]] = []
         done = 0
         for run in runs:
             held = buffer[done : done + run.nbytes]
@@ -121,7 +121,7 @@ def batch_parts(source: Source, batch: Batch) -> Generator[list[tuple[Move, memo
                 part = held[start - run.start : stop - run.start]
                 if extent.crc32 is not None or extent.within is not None:
                     source.recorded.update((extent,), move.span, part, spec)
-                parts.append((move, part))
+                parts.append((move, spec, part))
             done += run.nbytes
         yield parts
 

@@ -280,26 +280,28 @@ class Carrier:
         self._delivered(moves)
         self.meter.add(batch.nbytes, batch.rows[-1].spec.name)
 
-    def _deliver_all(self, parts: list[tuple[Move, memoryview]]) -> list[list[Move]]:
+    def _deliver_all(self, parts: list[tuple[Move, TensorSpec, memoryview]]) -> list[list[Move]]:
         """Hash and write the parts of a batch; the moves that each output has got."""
         losses = self._hash_all(parts)
         moves: list[list[Move]] = []
         for output in self.outputs:
             wanted = [part for part in parts if output.wants(part[0])] if self._chooses() else parts
             output.deliver_all(wanted, losses)
-            moves.append([move for move, _data in wanted])
+            moves.append([move for move, _spec, _data in wanted])
         return moves
 
     def _delivered(self, moves: list[list[Move]]) -> None:
         for output, rows in zip(self.outputs, moves, strict=True):
             output.delivered(rows, self.leaves)
 
-    def _hash_all(self, parts: list[tuple[Move, memoryview]]) -> dict[tuple[KeyPath, Span], Losses]:
+    def _hash_all(
+        self, parts: list[tuple[Move, TensorSpec, memoryview]]
+    ) -> dict[tuple[KeyPath, Span], Losses]:
         """Hash the parts of a batch, nearly all of which are whole tensors; what was counted of their values."""
         whole: list[tuple[TensorSpec, memoryview]] = []
         found: dict[tuple[KeyPath, Span], Losses] = {}
-        for move, data in parts:
-            spec, span = self.specs[move.source], move.span
+        for move, spec, data in parts:
+            span = move.span
             if span.stop - span.start == spec.nbytes <= SMALL:
                 whole.append((spec, data))
                 continue

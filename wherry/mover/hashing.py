@@ -219,7 +219,7 @@ def read_back(
     checkpoint: Checkpoint,
     expected: Hashes,
     *,
-    paths: Collection[KeyPath],
+    paths: Collection[KeyPath] | None,
     memory: int,
     progress: OnProgress | None = None,
     folder: Path | None = None,
@@ -229,7 +229,7 @@ def read_back(
     Args:
         checkpoint: the checkpoint to read, whose tensors have the expected types and shapes.
         expected: what is expected of them.
-        paths: the tensors to read.
+        paths: the tensors to read; None for all.
         memory: the budget in bytes.
         progress: called a few times a second.
         folder: for spill files; a temporary folder by default.

@@ -157,7 +157,8 @@ class LeafTable:
         only = self._only if len(self.algorithms) == 1 else {}
         found = {path: self.hashes(path, algorithm) for path in paths if path not in only}
         rest = {path: leaves for path, leaves in found.items() if leaves is not None}
-        return _LeafColumn([path for path in paths if path in only or path in rest], only, rest)
+        gone = found.keys() - rest.keys()
+        return _LeafColumn([path for path in paths if path not in gone], only, rest)
 
     def __contains__(self, path: KeyPath) -> bool:
         """Whether something of a tensor was hashed."""

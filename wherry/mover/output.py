@@ -127,22 +127,24 @@ class Output:
             self.error = self.error or error
 
     def deliver_all(
-        self, parts: Sequence[tuple[Move, memoryview]], losses: Mapping[tuple[KeyPath, Span], Losses]
+        self,
+        parts: Sequence[tuple[Move, TensorSpec, memoryview]],
+        losses: Mapping[tuple[KeyPath, Span], Losses],
     ) -> None:
         """Write the parts of a batch; an error is stored, not raised.
 
         Args:
-            parts: the parts with their bytes.
+            parts: the parts with their source tensors and their bytes.
             losses: what was counted of the values of some of them.
         """
         try:
-            for move, _data in parts if losses else ():
+            for move, _spec, _data in parts if losses else ():
                 key = (move.source, move.span)
                 if key in losses:
                     self._counted[key] = losses[key]
                     self._count(self.targets[move.source], move.source, losses[key])
             flat: list[tuple[KeyPath, Span, memoryview]] = []
-            for move, data in parts:
+            for move, _spec, data in parts:
                 target = self.targets[move.source]
                 if target.chunks is None:
                     flat.append((target.path, move.span, data))
