@@ -23,7 +23,7 @@ from wherry.core import dtypes
 from wherry.core.account import NO_LOSSES, Losses
 from wherry.core.blank_values import SeenValues
 from wherry.core.tally import Tally, counting
-from wherry.core.tensorspec import Span
+from wherry.core.tensorspec import Span, forms_of
 from wherry.mover.batch import Batch, batch_parts, is_small
 from wherry.mover.leaf_table import LeafTable
 from wherry.mover.move import SMALL, Move, whole_span
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from wherry.runtime.threads import Task
 
 
-_SAMPLES = 500  # tensors that stand for all
+_SAMPLES = 100  # tensors that stand for all
 _BATCH_WORKERS = 2  # where most bytes are carried in batches, of which one is carried at a time
 
 
@@ -243,8 +243,10 @@ class Carrier:
 
     def _is_of_small(self) -> bool:
         """Whether most bytes are carried in batches."""
-        sizes = [spec.nbytes for spec in self.specs.values()]
-        return sum(sizes) > 2 * sum(size for size in sizes if size > SMALL)
+        forms = forms_of(self.specs.values()).items()
+        sizes = [(dtypes.canonical_bytes(*form), number) for form, number in forms]
+        large = sum(size * number for size, number in sizes if size > SMALL)
+        return sum(size * number for size, number in sizes) > 2 * large
 
     def _is_plain(self) -> bool:
         """Whether bytes are written without encoding, so that no thread needs numpy if they are read so."""

@@ -12,6 +12,7 @@ from wherry.core.blank_values import SeenValues, nans_notes, repeated_notes, zer
 from wherry.core.digest import LEAF, tensor_digest, weights_digest
 from wherry.core.keypath import KeyPath, render
 from wherry.core.progress import Meter, OnProgress
+from wherry.core.tensorspec import bytes_of
 from wherry.core.units import short
 from wherry.mover.carrier import Carrier, digest_moves
 from wherry.mover.pool import Pool
@@ -268,7 +269,7 @@ def _read(
     expected: Mapping[KeyPath, tuple[bytes, ...]] | None = None,
 ) -> Carrier:
     """A pass over tensors that only hashes, after its end; where leaves are expected, values are not looked at."""
-    pool, meter = Pool(memory), Meter(stage, sum(spec.nbytes for spec in specs.values()), progress)
+    pool, meter = Pool(memory), Meter(stage, bytes_of(specs.values()), progress)
     with Source(checkpoint.reader, pool, folder, straight=straight) as source:
         carrier = Carrier(source, specs, meter, (algorithm,), look=expected is None, expected=expected)
         carrier.carry(digest_moves(specs.values(), source))
@@ -294,7 +295,7 @@ def hash_leaves(
         StorageError: the storage failed.
     """
     specs = _choose_specs(checkpoint, parts)
-    meter = Meter("verify", sum(spec.nbytes for spec in specs.values()), None)
+    meter = Meter("verify", bytes_of(specs.values()), None)
     with Source(checkpoint.reader, Pool(memory), straight=True) as source:
         carrier = Carrier(source=source, specs=specs, meter=meter, algorithms=(algorithm,))
         moves = digest_moves(specs.values(), source)
@@ -355,7 +356,7 @@ def flat_hashes(
     A flat hash needs the bytes in order, so tensors are hashed in parallel, each by one thread.
     """
     specs = _choose_specs(checkpoint, paths)
-    pool, meter = Pool(memory), Meter("inspect", sum(spec.nbytes for spec in specs.values()), progress)
+    pool, meter = Pool(memory), Meter("inspect", bytes_of(specs.values()), progress)
     with Source(checkpoint.reader, pool) as source:
 
         def one(path: KeyPath) -> str:
