@@ -240,7 +240,7 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
         if isinstance(staged.staging, ObjectStaging) and staged.staging.run.direct:
             return _complete_unread(staged, staged.staging, hashes)
         opened = _open_staged(job, place)
-    ours = _renamed(job.plan, hashes)
+    ours = _target_hashes(job.plan, hashes)
     # Boxes and the source's identity read the source again.
     with blaming_changes(job.pin, job.checkpoint.original):
         with opened as written:
@@ -273,7 +273,7 @@ def _complete_unread(staged: StagedJob, staging: ObjectStaging, hashes: Hashes) 
     Raises: what `complete` does. If the file cannot be opened as what the plan says, it is removed again.
     """
     job, place = staged.job, staged.staged
-    ours = _renamed(job.plan, hashes)
+    ours = _target_hashes(job.plan, hashes)
     checksum = staging.run.compare_checksums()
     file = Entry(place.name, staging.run.file_at(place.path).size, is_dir=False)
     verification = {"level": "store", "ok": True, "tensors": len(job.plan.pairs), "checksum": checksum}
@@ -316,7 +316,7 @@ def targets_of(plan: Plan) -> Mapping[KeyPath, TensorSpec]:
     return {source: tensors[target] for target, source in plan.pairs.items()}
 
 
-def _renamed(plan: Plan, hashes: Hashes) -> Hashes:
+def _target_hashes(plan: Plan, hashes: Hashes) -> Hashes:
     """Digests of source tensors by the key paths of the target."""
     if all(map(eq, plan.pairs, plan.pairs.values())):
         return hashes

@@ -112,7 +112,7 @@ class StoredItems:
         found = [0] * len(self._names)
         for number, offset, length in zip(self._numbers, self._offsets, self._lengths, strict=True):
             found[number] = max(found[number], offset + length)
-        return dict(zip(self._names, found, strict=True))
+        return {name: end for name, end in zip(self._names, found, strict=True) if end}
 
     def nbytes(self, ratio: int) -> int:
         """Bytes of all items; those of transformed ones count as many times as the ratio."""
