@@ -13,7 +13,10 @@ from tests.support.large import measured
 from tests.support.many import calls, calls_of_threads, deepseek, peak_of, seconds
 from wherry.core.request import LayoutRequest
 
-FEW, MANY = 2400, 4800  # more than a batch has, and than a record is indented for: only the tensors make the difference
+FEW, MANY = (
+    2400,
+    4800,
+)  # more than a batch has, and than a record is indented for: only the tensors make the difference
 LAYERS, EXPERTS = 5, 24  # few of each; five times the layers, files and, nearly, tensors are many
 
 
