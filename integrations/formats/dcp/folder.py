@@ -176,7 +176,9 @@ def _require_inside(index: DcpIndex, files: Mapping[str, Entry], location: Locat
     stored_bytes = index.stored.nbytes(_RATIO)
     for file, end in index.stored.ends().items():
         if file in files and end > files[file].size:
-            last = (name for name, item in index.stored.items() if item[:2] == (file, end - item.length))
+            last = (
+                name for name, _offsets, item in index.stored.items() if item[:2] == (file, end - item.length)
+            )
             raise CorruptError(
                 f"{file} is truncated: expected {end} bytes, got {files[file].size}",
                 uri=location.uri,

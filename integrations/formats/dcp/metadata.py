@@ -105,7 +105,7 @@ class StoredItems:
         """The names of tensors and objects with an item that is transformed."""
         if not self._transforms:
             return set()
-        return {name for name, item in self.items() if item.transforms}
+        return {name for name, _offsets, item in self.items() if item.transforms}
 
     def ends(self) -> dict[str, int]:
         """Each file in which something lies, with the offset after the last item of it."""
@@ -118,10 +118,11 @@ class StoredItems:
         """Bytes of all items; those of transformed ones count as many times as the ratio."""
         return sum(self._lengths) + (ratio - 1) * sum(self._lengths[row] for row in self._transforms)
 
-    def items(self) -> Iterator[tuple[str, StoredItem]]:
-        """The name of each tensor or object, once for each of its chunks, with the place of that."""
+    def items(self) -> Iterator[tuple[str, Offsets, StoredItem]]:
+        """The name of each tensor or object, with the offsets of each of its chunks and the place of that."""
         for key, row in self._rows.items():
-            yield key if type(key) is str else key[0], self._item(row)
+            name, offsets = (key, (0,) * self._ranks[row]) if isinstance(key, str) else key
+            yield name, offsets, self._item(row)
 
     def _item(self, row: int) -> StoredItem:
         file, transforms = self._names[self._numbers[row]], self._transforms.get(row, ())
