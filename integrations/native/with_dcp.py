@@ -91,7 +91,7 @@ def _metadata(index: DcpIndex) -> Any:
         classes.MetadataIndex(name, offsets): filesystem._StorageInfo(  # noqa: SLF001  the class that the reader expects
             item.file, item.offset, item.length, *([item.transforms] if item.transforms else [])
         )
-        for (name, offsets), item in index.stored.items()
+        for name, offsets, item in index.stored.items()
         if name in tensors
     }
     return classes.Metadata(tensors, storage_data=stored, storage_meta=classes.StorageMeta())

@@ -12,6 +12,7 @@ import pickle
 import time
 import types
 import zlib
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -209,9 +210,16 @@ def test_large_metadata_is_parsed_in_seconds():
 
 
 def inert(value):
-    """A value of the machine as one that can be compared; records without their identity."""
+    """A value of the machine as one that can be compared; records without their identity, and with usual attributes."""
     if isinstance(value, CallRecord):
-        return (tuple(value.kind), inert(value.args), inert(value.state), inert(list(value.items)))
+        state = value.state
+        usual = type(state) is dict and list(state) == USUAL
+        return (
+            tuple(value.kind),
+            inert(value.args),
+            inert(tuple(state.values()) if usual else state),
+            inert(list(value.items)),
+        )
     if isinstance(value, dict):
         return [(inert(key), inert(item)) for key, item in value.items()]
     if isinstance(value, (list, tuple)) and not isinstance(value, Global):
@@ -219,9 +227,13 @@ def inert(value):
     return value
 
 
+USUAL = ["a"]
+_KIND = Global("torch.distributed.checkpoint.metadata", "ChunkStorageMetadata")
+
+
 def outcome(data):
     try:
-        return inert(load(data, METADATA_RULES, "memory://")[0])
+        return inert(load(data, replace(METADATA_RULES, attributes={_KIND: USUAL}), "memory://")[0])
     except WherryError as error:
         return type(error)
 
@@ -248,6 +260,8 @@ _NAME, _LIST = b"X\x01\x00\x00\x00aq\x01", b"]q\x02"
         b"(h\x09K\x05ub",  # beyond the memo
         b"(h\x01h\x02ubh\x02K\x03a0",
         b"(" + b"h\x01K\x05" * 40 + b"ub",
+        b"(h\x01h\x02ubK\x05q\x020",  # the value of the memo is another one for the next object
+        b"(h\x01K\x05ubX\x01\x00\x00\x00bq\x010",  # so is the name
     ],
 )
 def test_an_object_that_is_read_at_once_is_what_its_opcodes_make(monkeypatch, attributes):
@@ -255,5 +269,25 @@ def test_an_object_that_is_read_at_once_is_what_its_opcodes_make(monkeypatch, at
     head = b"\x80\x02" + _CHUNK + b"0" + _NAME + b"0" + _LIST + b"0"
     data = head + b"(h\x00)\x81}" + attributes + b"h\x00)\x81}" + attributes + b"l."
     whole = [outcome(data[:stop]) for stop in range(len(data) + 1)]
+    monkeypatch.setattr(machine, "_OBJECT", b"never")
+    assert whole == [outcome(data[:stop]) for stop in range(len(data) + 1)]
+
+
+def test_objects_that_follow_one_another_are_what_their_opcodes_make(monkeypatch):
+    """More than are read at once, with values that are the same as before and others, and wherever the data ends."""
+    head = b"\x80\x02" + _CHUNK + b"0" + _NAME + b"0" + _LIST + b"0("
+    values = [
+        b"K\x05",
+        b"K\x05",
+        b"h\x01",
+        b"](h\x01h\x01e",
+        b"](h\x01h\x01e",
+        b"J\xff\xff\xff\xff",
+        b"j\x01\0\0\0",
+    ]
+    rows = [b"j\0\0\0\0)\x81}(h\x01" + value + b"ub" for value in values * 3]
+    data = head + b"".join(rows) + b"l."
+    whole = [outcome(data[:stop]) for stop in range(len(data) + 1)]
+    assert len(whole[-1]) == len(rows)
     monkeypatch.setattr(machine, "_OBJECT", b"never")
     assert whole == [outcome(data[:stop]) for stop in range(len(data) + 1)]

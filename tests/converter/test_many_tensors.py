@@ -13,7 +13,10 @@ from tests.support.large import measured
 from tests.support.many import calls, calls_of_threads, deepseek, peak_of, seconds
 from wherry.core.request import LayoutRequest
 
-FEW, MANY = 1200, 2400  # more than a batch has, so that only the tensors themselves make the difference
+FEW, MANY = (
+    2400,
+    4800,
+)  # more than a batch has, and than a record is indented for: only the tensors make the difference
 LAYERS, EXPERTS = 5, 24  # few of each; five times the layers, files and, nearly, tensors are many
 
 
@@ -90,18 +93,18 @@ def converted(tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("verify", "most"), [("digest", 120), ("none", 90)])
+@pytest.mark.parametrize(("verify", "most"), [("digest", 170), ("none", 140)])
 def test_a_small_tensor_takes_few_calls(converted, verify, most):
-    """Of functions in Python, on any machine. It is 88 and 52; it was 289 and 187."""
+    """Of functions in Python, on any machine. It is 153 and 126; it was 240 and 205."""
     few, many = (calls_of_threads(lambda number=number: converted(number, verify)) for number in (FEW, MANY))
     assert (many - few) / (MANY - FEW) < most
 
 
 @pytest.mark.full
 def test_a_small_tensor_takes_little_memory(converted):
-    """In bytes, at the worst moment. It is 1,200; it was 4,000."""
+    """In bytes, at the worst moment. It is 850."""
     few, many = (peak_of(lambda number=number: converted(number, "digest")) for number in (FEW, MANY))
-    assert (many - few) / (MANY - FEW) < 1800
+    assert (many - few) / (MANY - FEW) < 1200
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass, field, replace
+from operator import eq
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.converter.references import parents_of, reference, source_references
@@ -36,7 +37,7 @@ from wherry.staging.object_staging import ObjectStaging
 from wherry.staging.staging import Staging
 from wherry.storage.location import Entry
 from wherry.storage.ranges import LARGEST
-from wherry.storage.sidecar import FOLDER_NAME, Sidecar, encode
+from wherry.storage.sidecar import FOLDER_NAME, Sidecar, encode, put_sidecar
 from wherry.storage.stores import make_folder
 from wherry.upload.sender import parts_share, reading_share
 from wherry.upload.staged_objects import is_readable, is_staged, run_of
@@ -239,7 +240,7 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
         if isinstance(staged.staging, ObjectStaging) and staged.staging.run.direct:
             return _complete_unread(staged, staged.staging, hashes)
         opened = _open_staged(job, place)
-    ours = hashes.renamed({source: target for target, source in job.plan.pairs.items()})
+    ours = _target_hashes(job.plan, hashes)
     # Boxes and the source's identity read the source again.
     with blaming_changes(job.pin, job.checkpoint.original):
         with opened as written:
@@ -252,16 +253,17 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
         return_freed_memory()  # of what was opened: the record takes as much
         with without_collection():
             sidecar, receipt = _sidecar(staged, ours, hashes, verification, mark, files)
-            text = encode(sidecar)
-    if not job.row.single_file:
-        place.join(FOLDER_NAME).put(text)
+    with without_collection():
+        text = encode(sidecar) if job.row.single_file else None
+        if text is None:
+            put_sidecar(place.join(FOLDER_NAME), sidecar)
     if place.path != staged.staging.location.path and job.row.finish_step is not None:
         job.row.finish_step(staged.staging.location, job.plan.manifest)
     job.pin.require_unchanged(job.checkpoint.original)
     if job.plan.verify == "digest" and isinstance(staged.staging, ObjectStaging):
         _prove_files(staged, staged.staging)
     with committing(job.target.uri):
-        staged.staging.commit(text if job.row.single_file else None)
+        staged.staging.commit(text)
     return receipt
 
 
@@ -271,7 +273,7 @@ def _complete_unread(staged: StagedJob, staging: ObjectStaging, hashes: Hashes) 
     Raises: what `complete` does. If the file cannot be opened as what the plan says, it is removed again.
     """
     job, place = staged.job, staged.staged
-    ours = hashes.renamed({source: target for target, source in job.plan.pairs.items()})
+    ours = _target_hashes(job.plan, hashes)
     checksum = staging.run.compare_checksums()
     file = Entry(place.name, staging.run.file_at(place.path).size, is_dir=False)
     verification = {"level": "store", "ok": True, "tensors": len(job.plan.pairs), "checksum": checksum}
@@ -312,6 +314,13 @@ def targets_of(plan: Plan) -> Mapping[KeyPath, TensorSpec]:
     if list(tensors) == list(plan.pairs) == list(plan.pairs.values()):
         return tensors  # no key path is changed
     return {source: tensors[target] for target, source in plan.pairs.items()}
+
+
+def _target_hashes(plan: Plan, hashes: Hashes) -> Hashes:
+    """Digests of source tensors by the key paths of the target."""
+    if all(map(eq, plan.pairs, plan.pairs.values())):
+        return hashes
+    return hashes.renamed({source: target for target, source in plan.pairs.items()})
 
 
 def _copy_companions(job: Job, staged: Location) -> tuple[Companion, ...]:
@@ -372,10 +381,11 @@ def _read_back(staged: StagedJob, written: Checkpoint, expected: Hashes) -> dict
     clock, job, back = time.monotonic(), staged.job, staged.output.back
     _require_structure(job, written.manifest)
     proved = () if back is None else back.proved(written)
+    rest = [path for path in expected.digests if path not in proved]
     failed = read_back(
         written,
         expected,
-        paths=[path for path in expected.digests if path not in proved],
+        paths=rest if len(rest) < len(written.manifest.tensors) else None,
         memory=reading_memory(job.plan, staged.staged),
         progress=job.running.progress,
         folder=staged.staging.spill,
@@ -422,7 +432,7 @@ def _open_staged(job: Job, staged: Location) -> Checkpoint:
             uri=job.target.uri,
             cure="report this as a bug, with the plan; nothing was committed",
         )
-    return Checkpoint(job.row.open(staged, detection))
+    return Checkpoint(job.row.open(staged, replace(detection, kind=job.plan.manifest.kind)))
 
 
 def _require_structure(job: Job, found: Manifest) -> None:

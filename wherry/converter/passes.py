@@ -17,7 +17,7 @@ from wherry.converter.references import agree_with_sources, recorded_of
 from wherry.converter.traffic import streams
 from wherry.core.interrupts import go_on
 from wherry.core.progress import Meter
-from wherry.core.tensorspec import Span
+from wherry.core.tensorspec import Span, bytes_of
 from wherry.errors import WherryError
 from wherry.formats.pin import blaming_changes
 from wherry.mover.carrier import Carrier
@@ -191,7 +191,7 @@ def move(
             )
         reader = through.reader if through else seen.reader
         source = stack.enter_context(Source(reader, pool, where.spill, ways=moves.ways, stopped=stopped))
-        meter = Meter("convert", sum(spec.nbytes for spec in specs.values()), progress)
+        meter = Meter("convert", bytes_of(specs.values()), progress)
         carrier = Carrier(source, specs, meter, algorithms, where.outputs, whole=not shared)
         own = through.carry(carrier, moves) if through else None
         if not through:

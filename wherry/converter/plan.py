@@ -27,7 +27,7 @@ from wherry.core.request import (
     TargetRequest,
     convert_request,
 )
-from wherry.core.tensorspec import GRID
+from wherry.core.tensorspec import GRID, bytes_of
 from wherry.core.units import parse_budget, plural, show_size
 from wherry.errors import IncompleteError, UsageError
 from wherry.formats.checkpoint import open_source
@@ -322,7 +322,7 @@ class Plan:
     @property
     def nbytes_in(self) -> int:
         """Tensor bytes that will be read, in canonical form."""
-        return sum(self.source_manifest.tensors[path].nbytes for path in self.pairs.values())
+        return bytes_of(map(self.source_manifest.tensors.__getitem__, self.pairs.values()))
 
     @property
     def peak_memory(self) -> int:

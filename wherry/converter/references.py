@@ -10,7 +10,7 @@ from wherry.core.receipt import CheckpointRef
 from wherry.errors import MismatchError
 from wherry.formats.checkpoint import JoinedPart, present_fingerprint
 from wherry.formats.companions import digest_companion
-from wherry.mover.hashing import Hashes, compare, hash_checkpoint
+from wherry.mover.hashing import DigestsWhenNeeded, Hashes, compare, hash_checkpoint
 from wherry.storage.sidecar import read_sidecar
 
 if TYPE_CHECKING:
@@ -38,7 +38,9 @@ def reference(
         mark: its fingerprint.
         algorithm: of its tensors' digests.
     """
-    weights = weights_digest(manifest.digests, algorithm)
+    digests = manifest.digests
+    known = isinstance(digests, DigestsWhenNeeded)
+    weights = digests.weights if known else weights_digest(digests, algorithm)
     return CheckpointRef(
         uri=uri,
         format=name,

@@ -21,7 +21,7 @@ from wherry.core import dtypes
 from wherry.core.account import some_names
 from wherry.core.algorithms import algorithm_of, new_hash
 from wherry.core.digest import LEAF, tensor_digest
-from wherry.core.tensorspec import TensorSpec
+from wherry.core.tensorspec import TensorSpec, forms_of
 from wherry.core.units import plural
 
 if TYPE_CHECKING:
@@ -191,9 +191,8 @@ def zeros_notes(specs: Mapping[KeyPath, TensorSpec], digests: Mapping[KeyPath, s
         One sentence, or nothing. Tensors of one element and of integers do not count.
     """
     algorithm = _algorithm_of_all(digests)
-    found = [
-        path for path, digest in digests.items() if digest == _filled_digest(algorithm, b"\0", specs[path])
-    ]
+    filled = {_filled_form(algorithm, b"\0", *form) for form in forms_of(specs.values())}
+    found = [path for path, digest in digests.items() if digest in filled]
     return _note(f"{len(found):,} of {plural(len(specs), 'tensor')} hold only zeros", found)
 
 

@@ -21,6 +21,7 @@ import hashlib
 import json
 import math
 import threading
+from binascii import hexlify
 from functools import lru_cache
 from itertools import islice, product
 from typing import TYPE_CHECKING, NamedTuple
@@ -123,8 +124,8 @@ def tensor_digest(spec: TensorSpec, leaves: Sequence[bytes], algorithm: str) -> 
         leaves: the raw hash of each leaf in order.
         algorithm: of the leaves and of the digest.
     """
-    text = '["' + '","'.join([leaf.hex() for leaf in leaves]) + '"]]' if leaves else "[]]"
-    found = hash_function(algorithm)(_tensor_head(spec.dtype, spec.shape) + text.encode())
+    text = b'["' + b'","'.join(map(hexlify, leaves)) + b'"]]' if leaves else b"[]]"
+    found = hash_function(algorithm)(_tensor_head(spec.dtype, spec.shape) + text)
     return f"{algorithm}:{found.digest().hex()}"
 
 

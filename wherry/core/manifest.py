@@ -8,6 +8,7 @@ beside every checkpoint that wherry wrote.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from wherry.core.algorithms import require_digest
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.steps import require_step
-from wherry.core.tensorspec import Sharding, TensorSpec
+from wherry.core.tensorspec import Sharding, TensorSpec, bytes_of, forms_of
 from wherry.core.units import plural, show_size
 from wherry.errors import CorruptError, describe_exception, schema_error
 from wherry.text.html import html_table
@@ -118,12 +119,13 @@ class Manifest:
     @property
     def parameters(self) -> int:
         """Number of elements in all tensors."""
-        return sum(spec.size for spec in self.tensors.values())
+        forms = forms_of(self.tensors.values())
+        return sum(number * math.prod(shape) for (_dtype, shape), number in forms.items())
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors in canonical form."""
-        return sum(spec.nbytes for spec in self.tensors.values())
+        return bytes_of(self.tensors.values())
 
     @property
     def summary(self) -> str:

@@ -8,7 +8,9 @@ prefers spans wherever both sides store raw bytes.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from wherry.core import dtypes
@@ -16,7 +18,7 @@ from wherry.core.keypath import KeyPath, render
 from wherry.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 Region: TypeAlias = tuple[slice, ...]
 AxisName: TypeAlias = str | tuple[str, ...] | None
@@ -93,6 +95,19 @@ class TensorSpec:
     def whole(self) -> Region:
         """The region that covers all of it."""
         return tuple(slice(0, extent) for extent in self.shape)
+
+
+_FORM = attrgetter("dtype", "shape")
+
+
+def forms_of(specs: Iterable[TensorSpec]) -> Counter[tuple[str, tuple[int, ...]]]:
+    """How many tensors have each dtype and shape: a large model has a hundred thousand tensors, and few of these."""
+    return Counter(map(_FORM, specs))
+
+
+def bytes_of(specs: Iterable[TensorSpec]) -> int:
+    """Bytes of the canonical form of all of some tensors."""
+    return sum(number * dtypes.canonical_bytes(*form) for form, number in forms_of(specs).items())
 
 
 def checked_region(spec: TensorSpec, region: Region | None) -> Region:

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias, cast
 
 from wherry.formats.model_files import ModelFiles
 
@@ -45,8 +44,7 @@ class RangeChecksum(NamedTuple):
     kind: Literal["CRC-32", "CRC-32C"] = "CRC-32"
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(NamedTuple):
     """A byte range of a file that holds canonical bytes of a tensor.
 
     Attributes:
@@ -115,33 +113,32 @@ class EncodedChunk:
     decode: Callable[[memoryview], Iterator[Block]] = field(compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
+class _AccessFields(NamedTuple):
+    kind: Kind
+    extents: tuple[Extent, ...]
+    gridded: bool
+    computes: bool
+
+
+class Access(_AccessFields):
     """How the bytes of one tensor can be read.
 
     Attributes:
         kind: `raw`: files hold the bytes unencoded; `regions`: `fill` reads any region; `stream`: `stream` may decode
             a cell of the chunk grid in less memory than the cell takes; `whole`: `read` decodes.
         extents: the location of raw bytes, in order.
-        gridded: whether the chunk grid matters: reading a part of a chunk costs as much as reading the chunk.
+        gridded: whether the chunk grid matters: reading a part of a chunk costs as much as reading the chunk. Raw bytes
+            are not in chunks.
         computes: whether reading is bound by the CPU rather than by storage.
-        stops: for each extent, how many of the tensor's bytes lie in it and in those before it.
     """
 
-    kind: Kind
-    extents: tuple[Extent, ...] = ()
-    gridded: bool = True
-    computes: bool = False
-    stops: tuple[int, ...] = field(init=False, compare=False, repr=False)
+    __slots__ = ()
 
-    def __post_init__(self) -> None:
-        if len(self.extents) == 1:  # of almost all tensors
-            stops = (self.extents[0].length,)
-        else:
-            stops = tuple(accumulate(extent.length for extent in self.extents))
-        object.__setattr__(self, "stops", stops)
-        if self.kind == "raw":
-            object.__setattr__(self, "gridded", False)  # raw bytes are not in chunks
+    def __new__(
+        cls, kind: Kind, extents: tuple[Extent, ...] = (), gridded: bool = True, computes: bool = False
+    ) -> Self:
+        """State how bytes can be read; see the attributes."""
+        return tuple.__new__(cls, (kind, extents, gridded and kind != "raw", computes))
 
     @property
     def raw(self) -> tuple[Extent, ...] | None:

@@ -32,21 +32,23 @@ _GAP = 4 << 10  # bytes between two tensors that are read too: as many as direct
 
 
 class SmallMove(NamedTuple):
-    """A move of a small tensor.
+    """A move of a small tensor; such moves are ordered by their bytes in files.
 
     Attributes:
+        file: the path of the file.
+        start: the offset in the file of its first byte.
+        stop: the offset in the file after its last byte.
         move: the move.
         spec: the source tensor.
         extent: the only extent of the tensor's bytes.
-        start: the offset in the file of its first byte.
-        stop: the offset in the file after its last byte.
     """
 
+    file: str
+    start: int
+    stop: int
     move: Move
     spec: TensorSpec
     extent: Extent
-    start: int
-    stop: int
 
 
 @dataclass(slots=True)
@@ -63,10 +65,25 @@ class Batch:
     nbytes: int = 0
     behind: int = 0
 
-    def add(self, row: SmallMove) -> None:
-        """Add one more move."""
-        self.rows.append(row)
-        self.nbytes += row.stop - row.start
+    def add(self, move: Move, spec: TensorSpec, extent: Extent) -> bool:
+        """Add one more move of a small tensor.
+
+        Args:
+            move: the move.
+            spec: the source tensor.
+            extent: the only extent of its bytes.
+
+        Returns:
+            Whether there is room for it.
+        """
+        start, stop = move.span
+        nbytes = self.nbytes + stop - start
+        if len(self.rows) >= _MOST_MOVES or nbytes > _MOST_BYTES:
+            return False
+        offset = extent.offset
+        self.rows.append(SmallMove(extent.location.path, offset + start, offset + stop, move, spec, extent))
+        self.nbytes = nbytes
+        return True
 
     def leave_behind(self, nbytes: int) -> None:
         """Count the bytes of a larger move that is carried first."""
@@ -77,40 +94,34 @@ class Batch:
         """Whether the batch has waited for long enough."""
         return self.behind >= _MOST_BEHIND
 
-    def fits(self, row: SmallMove) -> bool:
-        """Whether there is room for one more move."""
-        return len(self.rows) < _MOST_MOVES and self.nbytes + row.stop - row.start <= _MOST_BYTES
 
-
-def small_move(move: Move, spec: TensorSpec, extent: Extent) -> SmallMove | None:
-    """A move that can be part of a batch; None if it is large, or a box."""
+def is_small(move: Move) -> bool:
+    """Whether a move can be part of a batch: it is not large, and no box."""
     start, stop = move.span
-    if stop - start > SMALL or move.box:
-        return None
-    return SmallMove(move, spec, extent, extent.offset + start, extent.offset + stop)
+    return stop - start <= SMALL and not move.box
 
 
 @contextmanager
-def batch_parts(source: Source, batch: Batch) -> Generator[list[tuple[Move, memoryview]]]:
+def batch_parts(source: Source, batch: Batch) -> Generator[list[tuple[Move, TensorSpec, memoryview]]]:
     """The moves of a batch with their bytes, in the order of the files, valid while the block runs.
 
     Raises:
         DamagedError: bytes are missing or corrupt.
         StorageError: the storage failed.
     """
-    runs = list(_runs(sorted(batch.rows, key=_position)))
+    runs = list(_runs(sorted(batch.rows)))
     with source.pool.buffer(sum(run.nbytes for run in runs), place=runs[0].start) as buffer:
-        parts: list[tuple[Move, memoryview]] = []
+        parts: list[tuple[Move, TensorSpec, memoryview]] = []
         done = 0
         for run in runs:
             held = buffer[done : done + run.nbytes]
             first = run.rows[0]
             fill(first.extent.location, run.start, held, first.spec, straight=source.straight)
-            for move, spec, extent, start, stop in run.rows:
+            for _file, start, stop, move, spec, extent in run.rows:
                 part = held[start - run.start : stop - run.start]
                 if extent.crc32 is not None or extent.within is not None:
                     source.recorded.update((extent,), move.span, part, spec)
-                parts.append((move, part))
+                parts.append((move, spec, part))
             done += run.nbytes
         yield parts
 
@@ -127,19 +138,16 @@ class _Run(NamedTuple):
         return self.stop - self.start
 
 
-def _position(row: SmallMove) -> tuple[str, int]:
-    return row.extent.location.path, row.start
-
-
 def _runs(rows: list[SmallMove]) -> Generator[_Run]:
     """The moves whose bytes lie near each other, together, with the bytes between them."""
-    (path, start), stop = _position(rows[0]), rows[0].stop
+    file, start, stop = rows[0][:3]
     run: list[SmallMove] = []
     for row in rows:
-        here, at = row.extent.location.path, row.start
-        if run and not (here == path and 0 <= at - stop <= _GAP and at - start <= _MOST_BYTES):
+        if run and not (
+            row.file == file and 0 <= row.start - stop <= _GAP and row.start - start <= _MOST_BYTES
+        ):
             yield _Run(run, start, stop)
-            run, path, start = [], here, at
+            run, file, start = [], row.file, row.start
         run.append(row)
         stop = row.stop
     yield _Run(run, start, stop)

@@ -23,8 +23,8 @@ from wherry.core import dtypes
 from wherry.core.account import NO_LOSSES, Losses
 from wherry.core.blank_values import SeenValues
 from wherry.core.tally import Tally, counting
-from wherry.core.tensorspec import Span
-from wherry.mover.batch import Batch, batch_parts, small_move
+from wherry.core.tensorspec import Span, forms_of
+from wherry.mover.batch import Batch, batch_parts, is_small
 from wherry.mover.leaf_table import LeafTable
 from wherry.mover.move import SMALL, Move, whole_span
 from wherry.mover.range_batch import RangeWindow, is_remote, range_parts, ranged_move
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from wherry.runtime.threads import Task
 
 
-_SAMPLES = 500  # tensors that stand for all
+_SAMPLES = 100  # tensors that stand for all
 _BATCH_WORKERS = 2  # where most bytes are carried in batches, of which one is carried at a time
 
 
@@ -175,8 +175,7 @@ class Carrier:
                 if ranged is not None:
                     yield from self._range_tasks(window.add(ranged))
                     continue
-                small = None if extent is None else small_move(move, spec, extent)
-                if small is None:
+                if extent is None or not is_small(move):
                     yield from self._reads()
                     yield partial(self._carry, move)
                     batch.leave_behind(move.span.nbytes)
@@ -184,10 +183,10 @@ class Carrier:
                         yield partial(self._carry_batch, batch)
                         batch = Batch()
                     continue
-                if not batch.fits(small):
+                if not batch.add(move, spec, extent):
                     yield partial(self._carry_batch, batch)
                     batch, chooses = Batch(), self._chooses()
-                batch.add(small)
+                    batch.add(move, spec, extent)
         if batch.rows:
             yield partial(self._carry_batch, batch)
         yield from self._range_tasks(window.batches())
@@ -244,8 +243,10 @@ class Carrier:
 
     def _is_of_small(self) -> bool:
         """Whether most bytes are carried in batches."""
-        sizes = [spec.nbytes for spec in self.specs.values()]
-        return sum(sizes) > 2 * sum(size for size in sizes if size > SMALL)
+        forms = forms_of(self.specs.values()).items()
+        sizes = [(dtypes.canonical_bytes(*form), number) for form, number in forms]
+        large = sum(size * number for size, number in sizes if size > SMALL)
+        return sum(size * number for size, number in sizes) > 2 * large
 
     def _is_plain(self) -> bool:
         """Whether bytes are written without encoding, so that no thread needs numpy if they are read so."""
@@ -281,26 +282,28 @@ class Carrier:
         self._delivered(moves)
         self.meter.add(batch.nbytes, batch.rows[-1].spec.name)
 
-    def _deliver_all(self, parts: list[tuple[Move, memoryview]]) -> list[list[Move]]:
+    def _deliver_all(self, parts: list[tuple[Move, TensorSpec, memoryview]]) -> list[list[Move]]:
         """Hash and write the parts of a batch; the moves that each output has got."""
         losses = self._hash_all(parts)
         moves: list[list[Move]] = []
         for output in self.outputs:
             wanted = [part for part in parts if output.wants(part[0])] if self._chooses() else parts
             output.deliver_all(wanted, losses)
-            moves.append([move for move, _data in wanted])
+            moves.append([move for move, _spec, _data in wanted])
         return moves
 
     def _delivered(self, moves: list[list[Move]]) -> None:
         for output, rows in zip(self.outputs, moves, strict=True):
             output.delivered(rows, self.leaves)
 
-    def _hash_all(self, parts: list[tuple[Move, memoryview]]) -> dict[tuple[KeyPath, Span], Losses]:
+    def _hash_all(
+        self, parts: list[tuple[Move, TensorSpec, memoryview]]
+    ) -> dict[tuple[KeyPath, Span], Losses]:
         """Hash the parts of a batch, nearly all of which are whole tensors; what was counted of their values."""
         whole: list[tuple[TensorSpec, memoryview]] = []
         found: dict[tuple[KeyPath, Span], Losses] = {}
-        for move, data in parts:
-            spec, span = self.specs[move.source], move.span
+        for move, spec, data in parts:
+            span = move.span
             if span.stop - span.start == spec.nbytes <= SMALL:
                 whole.append((spec, data))
                 continue
@@ -356,7 +359,7 @@ def digest_moves(specs: Iterable[TensorSpec], source: Source) -> Iterator[Move]:
     count = threads.worker_count()
     for spec in specs:
         nbytes = spec.nbytes
-        if 0 < nbytes <= SMALL and source.only_extent(spec) is not None:
+        if 0 < nbytes <= SMALL:
             yield Move(spec.path, whole_span(nbytes), None)
             continue
         group.append((source.way(spec), spec))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wherry.core import dtypes
@@ -52,7 +51,7 @@ def fill_from_chunks(
         known = tuple(
             slice(own.start, min(own.stop, extent)) for own, extent in zip(cell, spec.shape, strict=True)
         )
-        read = RawBytes((replace(place(known), length=chunk.nbytes),), chunk)
+        read = RawBytes((place(known)._replace(length=chunk.nbytes),), chunk)
         inside = region_within(common, cell)
         if common == region:
             fill_region(chunk, inside, read, buffer)

@@ -6,12 +6,13 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wherry.core.blank_values import SeenValues, nans_notes, repeated_notes, zeros_notes
-from wherry.core.digest import LEAF, tensor_digest
+from wherry.core.digest import LEAF, tensor_digest, weights_digest
 from wherry.core.keypath import KeyPath, render
 from wherry.core.progress import Meter, OnProgress
+from wherry.core.tensorspec import bytes_of
 from wherry.core.units import short
 from wherry.mover.carrier import Carrier, digest_moves
 from wherry.mover.pool import Pool
@@ -19,7 +20,7 @@ from wherry.mover.source import Source
 from wherry.runtime import threads
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, ItemsView, Iterable, Iterator, ValuesView
+    from collections.abc import Collection, ItemsView, Iterator, ValuesView
     from pathlib import Path
 
     from wherry.core.tensorspec import TensorSpec
@@ -58,7 +59,7 @@ class MeasuredError:
     share: float = 0.0
 
 
-class _DigestsWhenNeeded(Mapping["KeyPath", str]):
+class DigestsWhenNeeded(Mapping["KeyPath", str]):
     """The digests of tensors whose leaves are known, all of which are computed when the first one is asked for."""
 
     def __init__(
@@ -77,8 +78,17 @@ class _DigestsWhenNeeded(Mapping["KeyPath", str]):
                 for path, raw in self._leaves.items()
             }
 
+    @cached_property
+    def weights(self) -> str:
+        """The weights digest of these tensors; of source and target it is the same if no key path is changed."""
+        return weights_digest(self._digests, self._algorithm)
+
     def __getitem__(self, path: KeyPath) -> str:
         return self._digests[path]
+
+    def get(self, path: KeyPath, default: Any = None) -> Any:
+        """The digest of a tensor; `default` if it is not known."""
+        return self._digests.get(path, default)
 
     def items(self) -> ItemsView[KeyPath, str]:
         """Each tensor with its digest."""
@@ -148,7 +158,7 @@ class Hashes:
     @classmethod
     def when_needed(
         cls,
-        paths: Iterable[KeyPath],
+        paths: Collection[KeyPath],
         specs: Mapping[KeyPath, TensorSpec],
         leaves: LeafTable,
         algorithm: str,
@@ -161,20 +171,16 @@ class Hashes:
             leaves: of the pass.
             algorithm: of the digests.
         """
-        complete = [path for path in paths if leaves.hashes(path, algorithm) is not None]
-        column = leaves.column(complete, algorithm)
-        return cls(algorithm, _DigestsWhenNeeded(specs, column, algorithm), column)
+        column = leaves.column(paths, algorithm)
+        return cls(algorithm, DigestsWhenNeeded(specs, column, algorithm), column)
 
     @classmethod
     @threads.without_collection()
     def of(cls, specs: Mapping[KeyPath, TensorSpec], leaves: LeafTable, algorithm: str) -> Hashes:
         """Collect the digests of a pass, also of tensors without bytes; without those that miss a leaf."""
-        digests = {
-            path: tensor_digest(spec, raw, algorithm)
-            for path, spec in specs.items()
-            if (raw := leaves.hashes(path, algorithm)) is not None
-        }
-        return cls(algorithm, digests, leaves.column(digests, algorithm))
+        column = leaves.column(specs, algorithm)
+        digests = {path: tensor_digest(specs[path], raw, algorithm) for path, raw in column.items()}
+        return cls(algorithm, digests, column)
 
 
 def hash_checkpoint(
@@ -214,7 +220,7 @@ def read_back(
     checkpoint: Checkpoint,
     expected: Hashes,
     *,
-    paths: Collection[KeyPath],
+    paths: Collection[KeyPath] | None,
     memory: int,
     progress: OnProgress | None = None,
     folder: Path | None = None,
@@ -224,7 +230,7 @@ def read_back(
     Args:
         checkpoint: the checkpoint to read, whose tensors have the expected types and shapes.
         expected: what is expected of them.
-        paths: the tensors to read.
+        paths: the tensors to read; None for all.
         memory: the budget in bytes.
         progress: called a few times a second.
         folder: for spill files; a temporary folder by default.
@@ -240,7 +246,9 @@ def read_back(
     leaves = _read(
         checkpoint, specs, algorithm, memory, progress, folder, stage="verify", expected=expected.leaves
     ).leaves
-    kept = [*leaves, *(path for path, spec in specs.items() if not spec.nbytes)]
+    kept = list(leaves)
+    if leaves.equal + len(kept) < len(specs):
+        kept += [path for path, spec in specs.items() if not spec.nbytes]
     assert leaves.equal + len(kept) == len(specs), "every tensor was read"
     odd = {path: specs[path] for path in kept if leaves.hashes(path, algorithm) != expected.leaves[path]}
     return compare(
@@ -261,7 +269,7 @@ def _read(
     expected: Mapping[KeyPath, tuple[bytes, ...]] | None = None,
 ) -> Carrier:
     """A pass over tensors that only hashes, after its end; where leaves are expected, values are not looked at."""
-    pool, meter = Pool(memory), Meter(stage, sum(spec.nbytes for spec in specs.values()), progress)
+    pool, meter = Pool(memory), Meter(stage, bytes_of(specs.values()), progress)
     with Source(checkpoint.reader, pool, folder, straight=straight) as source:
         carrier = Carrier(source, specs, meter, (algorithm,), look=expected is None, expected=expected)
         carrier.carry(digest_moves(specs.values(), source))
@@ -287,7 +295,7 @@ def hash_leaves(
         StorageError: the storage failed.
     """
     specs = _choose_specs(checkpoint, parts)
-    meter = Meter("verify", sum(spec.nbytes for spec in specs.values()), None)
+    meter = Meter("verify", bytes_of(specs.values()), None)
     with Source(checkpoint.reader, Pool(memory), straight=True) as source:
         carrier = Carrier(source=source, specs=specs, meter=meter, algorithms=(algorithm,))
         moves = digest_moves(specs.values(), source)
@@ -348,7 +356,7 @@ def flat_hashes(
     A flat hash needs the bytes in order, so tensors are hashed in parallel, each by one thread.
     """
     specs = _choose_specs(checkpoint, paths)
-    pool, meter = Pool(memory), Meter("inspect", sum(spec.nbytes for spec in specs.values()), progress)
+    pool, meter = Pool(memory), Meter("inspect", bytes_of(specs.values()), progress)
     with Source(checkpoint.reader, pool) as source:
 
         def one(path: KeyPath) -> str:

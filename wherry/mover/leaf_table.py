@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wherry.core.algorithms import HASH_BYTES, hash_function
 from wherry.core.digest import LEAF, LeafHasher
@@ -36,6 +36,11 @@ class _LeafColumn(Mapping["KeyPath", "tuple[bytes, ...]"]):
     def __getitem__(self, path: KeyPath) -> tuple[bytes, ...]:
         rest = self._rest.get(path)
         return (self._only[path],) if rest is None else rest
+
+    def get(self, path: KeyPath, default: Any = None) -> Any:
+        """The hashes of a tensor's leaves; `default` if it is not known."""
+        leaf = self._only.get(path)
+        return self._rest.get(path, default) if leaf is None else (leaf,)
 
     def __contains__(self, path: object) -> bool:
         return path in self._only or path in self._rest
@@ -143,15 +148,17 @@ class LeafTable:
         return path in self._only or (known is not None and known.done())
 
     def column(self, paths: Collection[KeyPath], algorithm: str) -> Mapping[KeyPath, tuple[bytes, ...]]:
-        """The hashes of all leaves by one of the algorithms.
+        """The hashes of all leaves by one of the algorithms, of those tensors of which every leaf is complete.
 
         Args:
-            paths: tensors of which every leaf is complete; they are the keys, in this order.
+            paths: of the tensors; the keys are in this order.
             algorithm: one of the algorithms.
         """
         only = self._only if len(self.algorithms) == 1 else {}
-        rest = {path: self.hashes(path, algorithm) or () for path in paths if path not in only}
-        return _LeafColumn(paths, only, rest)
+        found = {path: self.hashes(path, algorithm) for path in paths if path not in only}
+        rest = {path: leaves for path, leaves in found.items() if leaves is not None}
+        gone = found.keys() - rest.keys()
+        return _LeafColumn([path for path in paths if path not in gone], only, rest)
 
     def __contains__(self, path: KeyPath) -> bool:
         """Whether something of a tensor was hashed."""

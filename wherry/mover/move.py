@@ -8,8 +8,9 @@ chunk boundaries, so that every chunk is decoded and encoded once.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from wherry.core import dtypes
@@ -59,11 +60,18 @@ class Way:
         access: how its bytes can be read.
         band: extents of the part in one spill file, if its chunks are too large to be decoded whole.
         flows: whether it is one such chunk that is decoded in order, so that no file is needed.
+        stops: for each extent, how many of the tensor's bytes lie in it and in those before it.
     """
 
     access: Access
     band: tuple[int, ...] | None = None
     flows: bool = False
+    stops: tuple[int, ...] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Find where extents end."""
+        stops = tuple(accumulate(extent.length for extent in self.access.extents))
+        object.__setattr__(self, "stops", stops)
 
     @property
     def spilled(self) -> bool:
@@ -315,8 +323,8 @@ class JointMoves:
     ways: Ways
 
     def __iter__(self) -> Iterator[Move]:
-        for source in self.targets:
-            yield from self.of(source)
+        for source, targets in self.targets.items():
+            yield from self.ways.moves(source, targets)
 
     def of(self, source: KeyPath) -> Iterator[Move]:
         """The moves of one source tensor."""

@@ -121,22 +121,24 @@ class Output:
             self.error = self.error or error
 
     def deliver_all(
-        self, parts: Sequence[tuple[Move, memoryview]], losses: Mapping[tuple[KeyPath, Span], Losses]
+        self,
+        parts: Sequence[tuple[Move, TensorSpec, memoryview]],
+        losses: Mapping[tuple[KeyPath, Span], Losses],
     ) -> None:
         """Write the parts of a batch; an error is stored, not raised.
 
         Args:
-            parts: the parts with their bytes.
+            parts: the parts with their source tensors and their bytes.
             losses: what was counted of the values of some of them.
         """
         try:
-            for move, _data in parts if losses else ():
+            for move, _spec, _data in parts if losses else ():
                 key = (move.source, move.span)
                 if key in losses:
                     self._counted[key] = losses[key]
                     self._count(self.targets[move.source], move.source, losses[key])
             flat: list[tuple[KeyPath, Span, memoryview]] = []
-            for move, data in parts:
+            for move, _spec, data in parts:
                 target = self.targets[move.source]
                 if target.chunks is None:
                     flat.append((target.path, move.span, data))
@@ -180,7 +182,7 @@ class Output:
         """Count parts that were written and hashed; every 32 MiB or half a second, sync the written data."""
         with self._lock:
             self._finished += moves
-            self._unsynced += sum(move.span.nbytes for move in moves)
+            self._unsynced += sum([span.stop - span.start for _source, span, _region, _box in moves])
             waited = time.monotonic() - self._synced_at
             due = self._unsynced >= _GROUP_BYTES or waited >= _GROUP_SECONDS
         if due and self._commit.acquire(blocking=False):

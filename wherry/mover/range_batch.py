@@ -112,7 +112,7 @@ def ranged_move(move: Move, spec: TensorSpec, way: Way) -> RangedMove | None:
     access = way.access
     if not is_remote(access) or way.band is not None or move.box or move.span.nbytes > LARGEST:
         return None
-    pieces = tuple(_pieces(move, access))
+    pieces = tuple(_pieces(move, way))
     return RangedMove(move, spec, access.extents, pieces) if pieces else None
 
 
@@ -134,7 +134,7 @@ def request_sizes(batch: RangeBatch) -> Iterator[int]:
 
 
 @contextmanager
-def range_parts(source: Source, batch: RangeBatch) -> Generator[list[tuple[Move, memoryview]]]:
+def range_parts(source: Source, batch: RangeBatch) -> Generator[list[tuple[Move, TensorSpec, memoryview]]]:
     """The moves of a batch with their bytes, in the order of the files, valid while the block runs.
 
     Raises:
@@ -154,7 +154,7 @@ def range_parts(source: Source, batch: RangeBatch) -> Generator[list[tuple[Move,
         views = [buffer[end - size : end] for end, size in zip(ends, sizes, strict=True)]
         fill_together([(*request, view) for request, view in zip(requests, views, strict=True)])
         parts = _parts(batch, requests, wanted, views)
-        for row, (_move, data) in zip(batch.rows, parts, strict=True):
+        for row, (_move, _spec, data) in zip(batch.rows, parts, strict=True):
             source.recorded.update(row.extents, row.move.span, data, row.spec)
         yield parts
 
@@ -180,7 +180,7 @@ def _parts(
     requests: list[tuple[Location, RangeRequest]],
     wanted: list[list[tuple[int, _Piece]]],
     views: list[memoryview],
-) -> list[tuple[Move, memoryview]]:
+) -> list[tuple[Move, TensorSpec, memoryview]]:
     found: list[memoryview | None] = [None] * len(batch.rows)
     for (_place, request), here, view in zip(requests, wanted, views, strict=True):
         for start, stop, index, begin in request.parts:
@@ -196,15 +196,16 @@ def _parts(
             offset = piece.offset + start - begin
             whole[offset : offset + len(part)] = part
     return [
-        (row.move, memoryview(b"") if data is None else data)
+        (row.move, row.spec, memoryview(b"") if data is None else data)
         for row, data in zip(batch.rows, found, strict=True)
     ]
 
 
-def _pieces(move: Move, access: Access) -> Iterator[_Piece]:
-    start, number = move.span.start, bisect_right(access.stops, move.span.start)
-    while start < move.span.stop and number < len(access.extents):
-        extent, end = access.extents[number], access.stops[number]
+def _pieces(move: Move, way: Way) -> Iterator[_Piece]:
+    extents, stops = way.access.extents, way.stops
+    start, number = move.span.start, bisect_right(stops, move.span.start)
+    while start < move.span.stop and number < len(extents):
+        extent, end = extents[number], stops[number]
         stop = min(move.span.stop, end)
         if start < stop:
             first = extent.offset + extent.length - (end - start)

@@ -117,17 +117,11 @@ class Source:
                 self._accesses[spec.path] = access
         return access
 
-    def only_extent(self, spec: TensorSpec) -> Extent | None:
-        """The only extent of a tensor's raw bytes; None if there are several, or none."""
-        extent = self._extents.get(spec.path)
-        if extent is None and self.access(spec).kind == "raw":
-            extent = self._extents.get(spec.path)
-        return extent
-
     def take_extent(self, spec: TensorSpec) -> Extent | None:
-        """As `only_extent`, for the last time: of a small tensor nothing is kept."""
-        extent = self.only_extent(spec)
-        if extent is not None and spec.nbytes <= SMALL:
+        """The only extent of a tensor's raw bytes, None if there are several; of a small one nothing is kept."""
+        self.access(spec)
+        extent = self._extents.get(spec.path)
+        if extent is not None and extent.length <= SMALL:
             del self._extents[spec.path]
         return extent
 

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 Header = Mapping[str, str]
 FIRST_MAC = b"wherry journal 1"  # takes the place of the MAC before the first line
 LONGEST_LINE = 64 << 20
-_NO_SMALL: Mapping[str, Any] = {"paths": [], "sizes": [], "leaves": ""}  # of lines of earlier versions
 
 
 class DurableMove(NamedTuple):
@@ -266,7 +265,7 @@ def encode_all(rows: Iterable[DurableMove]) -> dict[str, Any]:
 def decode_all(line: Mapping[str, Any]) -> Iterator[DurableMove]:
     """The inverse of `encode_all`; raises ValueError, KeyError or TypeError."""
     yield from map(decode, line["done"])
-    small = line.get("small", _NO_SMALL)
+    small = line["small"]
     paths, sizes, raw = small["paths"], small["sizes"], base64.b64decode(small["leaves"], validate=True)
     if not all(type(size) is int and 0 < size <= LEAF for size in sizes):
         raise TypeError("a small tensor has one leaf")

@@ -15,7 +15,6 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import asdict, dataclass, field
-from io import BytesIO
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +23,10 @@ from wherry.core.algorithms import HASH_BYTES
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.manifest import Manifest, from_json, tensor_row
 from wherry.core.steps import step_number
-from wherry.errors import CorruptError, NotFoundError, describe_exception, schema_error
+from wherry.errors import CorruptError, NotFoundError, describe_exception, schema_error, storage_errors
 from wherry.runtime.threads import without_collection
 from wherry.storage.folders import short_name
+from wherry.storage.stores import LocalStore
 from wherry.text.json_scan import scan_json
 from wherry.text.limits import JsonLimits, beyond, exceeds, scale_limit
 
@@ -170,18 +170,34 @@ def readable_sidecar(location: Location) -> Sidecar | None:
         return None
 
 
+def put_sidecar(place: Location, sidecar: Sidecar) -> None:
+    """Write a sidecar; in a local folder of very many tensors without holding all of it.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    if not isinstance(place.store, LocalStore):
+        place.put(encode(sidecar))
+        return
+    with storage_errors(place.uri):
+        place.store.put_pieces(place.path, _pieces(sidecar))
+
+
 def encode(sidecar: Sidecar) -> bytes:
     """The contents of the sidecar's file; the inverse of `read_sidecar`."""
-    out = BytesIO()
+    return b"".join(_pieces(sidecar))
+
+
+def _pieces(sidecar: Sidecar) -> Iterator[bytes]:
+    """The contents of the sidecar's file."""
     # Indented by json's encoder in Python, which takes ten times as long as the one in C.
     if len(sidecar.manifest.tensors) <= _MOST_INDENTED:
         data = {**_json_form(sidecar), "manifest": sidecar.manifest.to_json()}
         data["leaves"] = {sidecar.algorithm: dict(_leaf_rows(sidecar))}
-        out.write(json.dumps(data, indent=1).encode())
+        yield json.dumps(data, indent=1).encode()
     else:
-        _write_long(sidecar, out)
-    out.write(b"\n")
-    return out.getvalue()
+        yield from _long(sidecar)
+    yield b"\n"
 
 
 def _json_form(sidecar: Sidecar) -> dict[str, Any]:
@@ -202,39 +218,39 @@ def _leaf_rows(sidecar: Sidecar) -> Iterator[tuple[str, str]]:
         yield render(path), base64.b64encode(b"".join(raw)).decode()
 
 
-def _write_long(sidecar: Sidecar, out: BytesIO) -> None:
-    """Write its JSON without indents; of very many tensors a thousand are made objects at a time."""
+def _long(sidecar: Sidecar) -> Iterator[bytes]:
+    """Its JSON without indents; of very many tensors a thousand are made objects at a time."""
     mark = "{"
     for name, value in _json_form(sidecar).items():
-        out.write(f'{mark}"{name}": '.encode())
+        yield f'{mark}"{name}": '.encode()
         if name == "manifest":
             inner = "{"
             for key, part in value.items():
-                out.write(f'{inner}"{key}": '.encode())
+                yield f'{inner}"{key}": '.encode()
                 if key == "tensors":
-                    _write_rows(out, sidecar.manifest.tensor_rows(), list)
+                    yield from _rows(sidecar.manifest.tensor_rows(), list)
                 else:
-                    out.write(json.dumps(part).encode())
+                    yield json.dumps(part).encode()
                 inner = ", "
-            out.write(b"}")
+            yield b"}"
         elif name == "leaves":
-            out.write(f'{{"{sidecar.algorithm}": '.encode())
-            _write_rows(out, _leaf_rows(sidecar), dict)
-            out.write(b"}")
+            yield f'{{"{sidecar.algorithm}": '.encode()
+            yield from _rows(_leaf_rows(sidecar), dict)
+            yield b"}"
         else:
-            out.write(json.dumps(value).encode())
+            yield json.dumps(value).encode()
         mark = ", "
-    out.write(b"}")
+    yield b"}"
 
 
-def _write_rows(out: BytesIO, rows: Iterator[Any], kind: type[list[Any] | dict[str, Any]]) -> None:
-    """Write an array of values, or an object of pairs, from an iterator."""
+def _rows(rows: Iterator[Any], kind: type[list[Any] | dict[str, Any]]) -> Iterator[bytes]:
+    """An array of values, or an object of pairs, from an iterator."""
     begin, end = json.dumps(kind())
     mark = begin
     while some := kind(islice(rows, _AT_ONCE)):
-        out.write(f"{mark}{json.dumps(some)[1:-1]}".encode())
+        yield f"{mark}{json.dumps(some)[1:-1]}".encode()
         mark = ", "
-    out.write((end if mark != begin else begin + end).encode())
+    yield (end if mark != begin else begin + end).encode()
 
 
 def _decode(data: dict[str, Any], uri: str) -> Sidecar:

@@ -118,10 +118,14 @@ class LocalStore:
 
     def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:
         """See Store. The file is synced; syncing its folder is left to the caller."""
+        self.put_pieces(path, (data,), create_only=create_only)
+
+    def put_pieces(self, path: str, pieces: Iterable[bytes], *, create_only: bool = False) -> None:
+        """As `put`, of contents that are not held at once."""
         flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if create_only else os.O_TRUNC)
         descriptor = open_regular(path, flags=flags)
         with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+            file.writelines(pieces)
             file.flush()
             os.fsync(file.fileno())
 

@@ -110,11 +110,11 @@ def map_tree(
     if adapted and any(old != new for old, new in adapted.names.items()):
         changed = {**adapted.names}
     rename = recut(tree) if changed is None else _lookup(changed)
-    names = _unique({path: rename(path) for path in kept}, uri)
+    pairs = _sources({path: rename(path) for path in kept}, uri)
     lists, lost = carried_lists(source, tree, None if adapted else changed)
     manifest = replace(
         source,
-        tensors={names[path]: renamed_spec(source.tensors[path], names[path]) for path in kept},
+        tensors={name: renamed_spec(source.tensors[path], name) for name, path in pairs.items()},
         values=_carry(source.values, rename),
         empties=_carry(source.empties, rename),
         lists=adapted.lists if adapted else lists,
@@ -126,7 +126,7 @@ def map_tree(
     manifest, more = _apply_rules(manifest, rules, only, row)
     reason = "a sequence whose items were renamed; it becomes a mapping"
     gone = tuple(IgnoredEntry(path, "lists", reason, "sequence") for path in lost)
-    return MappedTree(manifest, {names[path]: path for path in kept}, (*ignored, *gone, *more))
+    return MappedTree(manifest, pairs, (*ignored, *gone, *more))
 
 
 class TrueNames(NamedTuple):
@@ -226,26 +226,25 @@ def _left_out(path: KeyPath, leaf: TreeLeaf) -> IgnoredEntry:
     return IgnoredEntry(path, "only params", f"{kind}: {leaf.why}; only parameters were requested")
 
 
-def _unique(names: dict[KeyPath, KeyPath], uri: str) -> dict[KeyPath, KeyPath]:
-    owners: dict[KeyPath, KeyPath] = {}
-    for source, target in names.items():
-        other = owners.setdefault(target, source)
-        if other != source:
+def _sources(names: Mapping[KeyPath, KeyPath], uri: str) -> dict[KeyPath, KeyPath]:
+    """The key path of the source by that of the target; both must be unique, and no tensor be within another."""
+    owners = {target: source for source, target in names.items()}
+    for source, target in names.items() if len(owners) < len(names) else ():
+        if owners[target] != source:
             raise UnrepresentableError(
-                f"key collision: {render(other)} and {render(source)} would both become {render(target)}",
+                f"key collision: {render(source)} and {render(owners[target])} would both become {render(target)}",
                 uri=uri,
                 cure="choose another separator, or remove split and join",
             )
-    taken = set(owners)
-    for target in owners:
-        inner = next((target[:cut] for cut in range(1, len(target)) if target[:cut] in taken), None)
+    for target in [one for one in owners if len(one) > 1]:
+        inner = next((target[:cut] for cut in range(1, len(target)) if target[:cut] in owners), None)
         if inner is not None:
             raise UnrepresentableError(
                 f"key collision: {render(inner)} would be both a tensor and the parent of {render(target)}",
                 uri=uri,
                 cure="choose another separator, or remove split and join",
             )
-    return names
+    return owners
 
 
 def _carry(held: Mapping[KeyPath, _Held], rename: Callable[[KeyPath], KeyPath]) -> dict[KeyPath, _Held]:

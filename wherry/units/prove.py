@@ -156,7 +156,7 @@ class _MadeFiles:
         receipts = [self.receipt(unit) for unit in self._units[name] if has_bytes(unit, extent)]
         place = made_place(self._split, name, folder_token(self._split, receipts[0]))
         self.names[place.path] = name
-        return replace(extent, location=place)
+        return extent._replace(location=place)
 
 
 def has_bytes(unit: Unit, extent: Extent) -> bool:

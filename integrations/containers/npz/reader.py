@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -189,7 +189,7 @@ class NpzReader(FilesReader):
             return None
         crc = self.contents.placed[spec.path].crc or None
         extents = self._raw.extents(spec)
-        return extents and tuple(replace(extent, crc32=crc) for extent in extents)
+        return extents and tuple(extent._replace(crc32=crc) for extent in extents)
 
     def held(self, spec: TensorSpec, cell: Region) -> int | None:
         """Bytes of memory that inflating takes."""

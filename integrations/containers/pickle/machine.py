@@ -7,8 +7,10 @@ opcodes, six million of them these); all others are functions of the table.
 
 from __future__ import annotations
 
+import re
 import struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from sys import intern
+from typing import TYPE_CHECKING, Any
 
 from wherry.errors import CorruptError, HostileError, UnsupportedError, WherryError
 from wherry.integrations.containers.pickle.values import (
@@ -48,10 +50,17 @@ _MARK, _EMPTY_DICT, _SETITEMS, _LONG_BINPUT, _BUILD = b"(}urb"
 _GETATTR = frozenset(Global(module, "getattr") for module in ("builtins", "__builtin__"))
 _CALLS = b"\x81R"  # NEWOBJ REDUCE
 _OBJECT = b"\x81}("  # NEWOBJ EMPTY_DICT MARK, after EMPTY_TUPLE: an object, and then its attributes
-_BININT2, _BININT, _EMPTY_LIST, _APPENDS = b"MJ]e"
-_TEXT = frozenset({str})
-_MOST_OPERANDS = 32  # of an object that is read at once
-_LONGEST_OPERAND = 8  # bytes of these opcodes, and of those that end an object
+_OBJECT_BEGINS = b")" + _OBJECT
+_BININT, _EMPTY_LIST, _BINUNICODE = b"J]X"
+# A plain operand: a value of the memo, an integer, or a list of values of the memo. Objects whose attributes are such
+# are read at once.
+_OPERAND = rb"(h.|j.{4}|K.|M.{2}|J.{4}|\]\((?:h.|j.{4}){1,32}e)"
+_OPERANDS, _GETS, _END = re.compile(_OPERAND, re.DOTALL), b"hj", b"ub"  # the last are SETITEMS and BUILD
+_NEXT, _MOST_AT_ONCE = (
+    9,
+    8,
+)  # bytes up to the attributes of the next object; objects between two checks of memory
+_PLAIN = re.compile(rb"(?:%b){2,32}%b" % (_OPERAND, _END), re.DOTALL)
 
 
 class SparseMemo(dict[int, Any]):
@@ -60,17 +69,6 @@ class SparseMemo(dict[int, Any]):
     def append(self, value: Any) -> None:
         """Store a value under the next number."""
         self[len(self)] = value
-
-
-class _SameAttributes(NamedTuple):
-    """The last object with usual attributes, one of which is a list: its class, the opcodes of these, and its state."""
-
-    kind: Global | None
-    opcodes: bytes
-    state: Any
-
-
-_NO_ATTRIBUTES = _SameAttributes(None, b"", None)
 
 
 class Machine:
@@ -89,14 +87,18 @@ class Machine:
         self._most = scale_limit(_MOST_BYTES)
         self._far = rules.far or MAX_PIECE
         self._work = 0
-        self._before = _NO_ATTRIBUTES
+        self._held = data if type(data) is bytes else b""  # in which objects with usual attributes are found
+        self._usual = rules.attributes
+        self._patterns: dict[Global, re.Pattern[bytes]] = {}  # of such objects
+        # The operands and the values of the last one.
+        self._before: dict[Global, tuple[tuple[bytes, ...], tuple[Any, ...]]] = {}
         self._recorded: dict[int, Any] = {}  # by identity: classes of which an object is a record
         self._open_getattr: Global | None = None  # was imported, and has named no member so far
 
     def run(self, table: Mapping[int, Callable[[Machine], None]]) -> Any:  # noqa: C901, PLR0912, PLR0915  each branch saves millions of calls
         """Interpret opcodes up to STOP; return the one value that is then on the stack."""
         data, memo, position, stack = self.data, self.memo, self.position, self.stack
-        size, made = self.size, 0
+        size, made, short = self.size, 0, min(_MAX_NAME, self._far)
         for _ in range(-(-MAX_OPCODES // _CHECKED)):
             self._require_memory(made)
             for _ in range(_CHECKED):
@@ -146,6 +148,16 @@ class Machine:
                     self.stack = stack
                     self.put(int.from_bytes(data[position : position + 4], "little"))
                     memo, position = self.memo, position + 4
+                elif opcode == _BINUNICODE and (
+                    (length := int.from_bytes(data[position : position + 4], "little")) < short
+                    and (stop := position + 4 + length) < size
+                ):
+                    piece = data[position + 4 : stop]
+                    made += _TEXT_BYTES + length * (1 if piece.isascii() else 4)
+                    stack.append(
+                        intern(piece.decode("utf-8", "surrogatepass"))
+                    )  # the source has the same names
+                    position = stop
                 else:
                     self.position = position
                     if opcode == _STOP:
@@ -322,57 +334,70 @@ class Machine:
             # State of a dict is not among its items and is dropped: torch's `_metadata` of a state dict.
             raise CorruptError("invalid pickle: it sets the state of a plain value", cure=_AGAIN)
 
-    def object_with_attributes(self) -> None:  # noqa: C901, PLR0912  as `run`
-        """Make an object and set its attributes, as BUILD does, if they are plain operands, as in large metadata.
+    def object_with_attributes(self) -> None:
+        """Make an object and set its attributes, as BUILD does, if they are usual ones, as in large metadata.
 
-        What else follows is left to the other opcodes, with the stack as they would have it. Objects that follow one
-        another with the same opcodes share their state, in which no opcode can change anything.
+        What else follows is left to the other opcodes, with the stack as they would have it. Objects of a class that
+        follow one another share the values that have the same opcodes, in which no opcode can change anything.
         """
-        self._new_object()
-        record, data, position, last = self.stack[-1], self.data, self.position, self.size - _LONGEST_OPERAND
-        if type(record) is CallRecord and record.kind == self._before.kind:
-            end = position + len(self._before.opcodes)
-            if data[position:end] == self._before.opcodes:
-                record.state, self.position = self._before.state, end
+        for left in reversed(range(_MOST_AT_ONCE)):
+            self._new_object()
+            record = self.stack[-1]
+            if not (type(record) is CallRecord and record.kind in self._usual and self._set_usual(record)):
+                self.made += DICT_BYTES
+                self.stack.append({})
+                self.push_mark()
                 return
-        memo, items = self.memo, list[Any]()
-        take = items.append
-        for _ in range(_MOST_OPERANDS):
-            if position > last:
-                break
-            opcode = data[position]
-            if opcode == _BINGET:
-                take(memo[data[position + 1]])
-                position += 2
-            elif opcode == _LONG_BINGET:
-                take(memo[int.from_bytes(data[position + 1 : position + 5], "little")])
-                position += 5
-            elif opcode == _BININT1:
-                take(data[position + 1])
-                position += 2
-            elif opcode == _BININT2:
-                take(data[position + 1] | data[position + 2] << 8)
-                position += 3
-            elif opcode == _BININT:
-                take(int.from_bytes(data[position + 1 : position + 5], "little", signed=True))
-                position += 5
-            elif opcode == _EMPTY_LIST and (found := self._list_of_known(position, last)) is not None:
-                values, position = found
-                take(values)
-            elif opcode == _SETITEMS and data[position + 1] == _BUILD and self._set_state(record, items):
-                if type(record.state) is tuple and list in map(type, record.state):
-                    self._before = _SameAttributes(
-                        record.kind, data[self.position : position + 2], record.state
-                    )
-                self.position = position + 2
+            following = self._held[self.position : self.position + _NEXT]
+            if not left or following[:1] != b"j" or following[5:] != _OBJECT_BEGINS:
                 return
-            else:
-                break
-        self.made += DICT_BYTES
-        self.stack.append({})
-        self.push_mark()
-        self.stack += items
-        self.position = position
+            self.stack.append(self.memo[int.from_bytes(following[1:5], "little")])
+            self.position += _NEXT
+
+    def _set_usual(self, record: CallRecord) -> bool:
+        """Set the values of the usual attributes as the state of a record; False if other opcodes follow."""
+        kind = record.kind
+        pattern = self._patterns.get(kind) or self._learn(kind)
+        found = pattern and pattern.match(self._held, self.position)
+        if not found:
+            return False
+        operands, (before, values) = found.groups(), self._before[kind]
+        if operands != before:
+            other = self._operand
+            values = tuple(
+                [
+                    value if one == known else other(one)
+                    for one, known, value in zip(operands, before, values, strict=True)
+                ]
+            )
+            self.made += 16 * len(values)
+            self._before[kind] = operands, values
+        record.state = values
+        self.position = found.end()
+        return True
+
+    def _learn(self, kind: Global) -> re.Pattern[bytes] | None:
+        """The pattern of an object of this class, from the next one; None if that is none with usual attributes."""
+        found = _PLAIN.match(self._held, self.position)
+        operands = [] if found is None else _OPERANDS.findall(self._held, self.position, found.end())
+        names = operands[::2]
+        if list(map(self._operand, names)) != self._usual[kind]:
+            return None
+        parts = (re.escape(name) + _OPERAND for name in names)
+        pattern = self._patterns[kind] = re.compile(b"".join(parts) + _END, re.DOTALL)
+        self._before[kind] = (b"",) * len(names), (None,) * len(names)
+        return pattern
+
+    def _operand(self, operand: bytes) -> Any:
+        """The value of a plain operand."""
+        opcode, number = operand[0], operand[1:]
+        if opcode in _GETS:
+            return self.memo[int.from_bytes(number, "little")]
+        if opcode != _EMPTY_LIST:
+            return int.from_bytes(number, "little", signed=opcode == _BININT)
+        values = [self._operand(one) for one in _OPERANDS.findall(operand, 2)]
+        self.made += LIST_BYTES + 8 * len(values)
+        return values
 
     def _new_object(self) -> None:
         """Push an object that is created without arguments; classes without a maker are looked up once."""
@@ -388,45 +413,6 @@ class Machine:
             and self.rules.allowed.get(wanted, "") is None
         ):
             self._recorded[id(wanted)] = wanted
-
-    def _list_of_known(self, position: int, last: int) -> tuple[list[Any], int] | None:
-        """A list of a few values of the memo, and the position after it; None for any other list."""
-        data, values = self.data, list[Any]()
-        if data[position + 1] != _MARK:
-            return None
-        position += 2
-        for _ in range(_MOST_OPERANDS):
-            if position > last:
-                break
-            opcode = data[position]
-            if opcode == _BINGET:
-                values.append(self.memo[data[position + 1]])
-                position += 2
-            elif opcode == _LONG_BINGET:
-                values.append(self.memo[int.from_bytes(data[position + 1 : position + 5], "little")])
-                position += 5
-            elif opcode == _APPENDS:
-                self.made += LIST_BYTES + 8 * len(values)
-                return values, position + 1
-            else:
-                return None
-        return None
-
-    def _set_state(self, record: Any, items: list[Any]) -> bool:
-        """Set names and values as the state of a record; False if that is for other opcodes to do or to refuse."""
-        names = items[::2]
-        if type(record) is not CallRecord or len(items) % 2:
-            return False
-        usual = self.rules.attributes.get(record.kind)
-        if usual is not None and names == usual:
-            self.made += 8 * len(items)
-            record.state = tuple(items[1::2])
-            return True
-        if not _TEXT.issuperset(map(type, names)):
-            return False
-        self.made += DICT_BYTES + _ITEM_BYTES * len(items)
-        record.state = dict(zip(names, items[1::2], strict=True))
-        return True
 
     def set_items(self, items: list[Any]) -> None:
         """Put keys and values into the dict on top of the stack."""
@@ -501,7 +487,7 @@ class Machine:
             self.memo = SparseMemo(enumerate(self.memo))
         self.made += _MEMO_BYTES
         self.memo[key] = self.stack[-1]
-        self._before = _NO_ATTRIBUTES
+        self._usual = {}  # what was learned of the memo may no longer be so
 
     def _require_memory(self, made: int) -> None:
         """Refuse a pickle whose values take too much memory.

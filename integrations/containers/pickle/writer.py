@@ -26,7 +26,9 @@ class PickleWriter:
     def __init__(self) -> None:
         self._out = bytearray(b"\x80\x02")
         self._memo: dict[object, bytes] = {}
-        self._copies: dict[object, bytes] = {}
+        self._forms: dict[object, bytes] = {}
+        self._fills: Iterator[bytes] = iter(())
+        self._gaps: list[int] = []
 
     def raw(self, opcodes: bytes) -> None:
         """Append opcodes unchanged."""
@@ -43,12 +45,11 @@ class PickleWriter:
 
     def word(self, text: str) -> None:
         """A string that is repeated, and therefore in the memo."""
-        known = self._memo.get(text)
-        if known is None:
-            self._out += _text(text)
-            self._remember(text)
-        else:
-            self._out += known
+        self._out += self.stored(text)
+
+    def stored(self, text: str) -> bytes:
+        """The opcodes of such a string, which must be appended next."""
+        return self._memo.get(text) or _text(text) + self._next(text)
 
     def shared(self, key: object, emit: Callable[[], None]) -> None:
         """One object wherever the same key is given; it must be one that no reader changes.
@@ -64,23 +65,32 @@ class PickleWriter:
         else:
             self._out += known
 
-    def copied(self, key: object, emit: Callable[[], None]) -> None:
-        """Append what `emit` appends; for a key that was given before, append a copy of it without calling `emit`.
+    def like(self, form: object, fills: tuple[bytes, ...], emit: Callable[[], None]) -> None:
+        """Append what `emit` appends; for a form that was given before, the same with other fills.
 
-        A copy is kept only of opcodes that store nothing in the memo, since a memo entry must be stored once.
+        What was appended is kept only if it stores nothing in the memo, since a memo entry must be stored once.
 
         Args:
-            key: identifies the opcodes.
-            emit: appends them; the same for the same key, except for what it stores in the memo.
+            form: identifies the opcodes between the fills.
+            fills: opcodes that differ between those of one form.
+            emit: appends all, and calls `gap` where the next fill belongs.
         """
-        known = self._copies.get(key)
+        known = self._forms.get(form)
         if known is not None:
-            self._out += known
+            self._out += known % fills
             return
-        start, remembered = len(self._out), len(self._memo)
+        start, remembered, self._fills = len(self._out), len(self._memo), iter(fills)
         emit()
+        cuts, self._gaps = [start, *self._gaps, len(self._out)], []
         if len(self._memo) == remembered:
-            self._copies[key] = bytes(self._out[start:])
+            fixed = (self._out[begin:end] for begin, end in zip(cuts[::2], cuts[1::2], strict=True))
+            self._forms[form] = b"%b".join(part.replace(b"%", b"%%") for part in fixed)
+
+    def gap(self) -> None:
+        """Append the next fill; see `like`."""
+        fill = next(self._fills)
+        self._gaps += (len(self._out), len(self._out) + len(fill))
+        self._out += fill
 
     def value(self, value: Any) -> None:
         """A plain value: None, bool, int, float, str, list, tuple, or dict of such.
@@ -171,10 +181,14 @@ class PickleWriter:
 
     def _remember(self, key: object) -> None:
         """Put the last value into the memo."""
+        self._out += self._next(key)
+
+    def _next(self, key: object) -> bytes:
+        """The opcode that puts a value into the memo."""
         at = len(self._memo)
         get, put, number = (b"h", b"q", bytes([at])) if at < _U1 else (b"j", b"r", _U4.pack(at))
         self._memo[key] = get + number
-        self._out += put + number
+        return put + number
 
 
 def _text(text: str) -> bytes:
@@ -188,7 +202,7 @@ def _scalar(value: Any) -> bytes:
     if isinstance(value, bool):
         return b"\x88" if value else b"\x89"
     if isinstance(value, int):
-        return _integer(value)
+        return integer(value)
     if isinstance(value, float):
         return b"G" + struct.pack(">d", value)
     if isinstance(value, str):
@@ -196,7 +210,12 @@ def _scalar(value: Any) -> bytes:
     raise UnsupportedError(f"cannot pickle a value of type {type(value).__name__}")
 
 
-def _integer(value: int) -> bytes:
+def integer(value: int) -> bytes:
+    """The opcodes of an integer.
+
+    Raises:
+        UnsupportedError: it is very long.
+    """
     if 0 <= value < _U1:
         return b"K" + bytes([value])
     if 0 <= value < _U2:

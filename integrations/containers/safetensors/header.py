@@ -23,6 +23,7 @@ import struct
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from operator import attrgetter
+from sys import intern
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.core.keypath import render
@@ -195,7 +196,7 @@ def _slot(base: int, uri: str, name: str, fields: Any) -> HeaderEntry | dict[str
             uri,
             name,
         )
-    return HeaderEntry(name, dtype, extents, base + start, base + stop)
+    return HeaderEntry(intern(name), dtype, extents, base + start, base + stop)
 
 
 def _naturals(numbers: list[Any]) -> bool:

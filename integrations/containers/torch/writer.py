@@ -119,11 +119,12 @@ def place_archives(
     end = 0
     for pickle, specs in contents:
         start = -(-end // ALIGNMENT) * ALIGNMENT
-        kind = (pickle, tuple([spec.nbytes for spec in specs]))
-        form = forms.get(kind)
+        sizes = tuple([spec.nbytes for spec in specs])
+        form = forms.get((pickle, sizes))
         if form is None:
-            form = forms[kind] = lay_out(archive_records(pickle, specs))
-        plans.append(ArchivePlan(start, form, tuple([spec.path for spec in specs if spec.nbytes]), file))
+            form = forms[pickle, sizes] = lay_out(archive_records(pickle, specs))
+        paths = tuple([spec.path for spec, size in zip(specs, sizes, strict=True) if size])
+        plans.append(ArchivePlan(start, form, paths, file))
         end = start + form.length
     return plans, end
 
@@ -170,9 +171,11 @@ class ArchivesWriter(FlatFilesWriter):
         alone = not is_region(folder)
         self._small: dict[KeyPath, ArchivePlan] = {}
         self._places: dict[KeyPath, _RecordPlace] = {}  # of the other tensors
+        forms = {plan.form for plans in self._plans.values() for plan in plans} if alone else ()
+        of_one = {form for form in forms if is_of_one(form, SMALL)}
         for name, plans in self._plans.items():
             for plan in plans:
-                if alone and plan.file == name and is_of_one(plan, SMALL) and plan.paths[0] not in chunks:
+                if plan.form in of_one and plan.file == name and plan.paths[0] not in chunks:
                     self._small[plan.paths[0]] = plan
                     continue
                 for path, slot in plan.tensors():

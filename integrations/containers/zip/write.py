@@ -112,11 +112,10 @@ class ArchivePlan:
         return zip(self.paths, (slot for slot in self.slots if slot.record.data is None), strict=True)
 
 
-def is_of_one(plan: ArchivePlan, most: int) -> bool:
-    """Whether an archive has one tensor, of fewer bytes than so many."""
-    return len(plan.paths) == 1 and all(
-        slot.record.size < most for slot in plan.slots if slot.record.data is None
-    )
+def is_of_one(form: ArchiveForm, most: int) -> bool:
+    """Whether archives of a form have one tensor, of fewer bytes than so many."""
+    sizes = [slot.record.size for slot in form.slots if slot.record.data is None]
+    return len(sizes) == 1 and sizes[0] < most
 
 
 def small(name: str, data: bytes) -> MemberRecord:

@@ -104,7 +104,7 @@ def open_folder(location: Location, detection: Detection, own: OwnRules = OWN) -
         companions=tuple(Companion(entry.name, entry.size) for entry in contents.companions),
         custom=_custom(contents),
     )
-    kind = read_tree(manifest).whole
+    kind = detection.kind or read_tree(manifest).whole
     manifest = replace(manifest, kind=kind)
     files = (*contents.files, *contents.companions)
     names = frozenset(entry.name for entry in contents.companions)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -142,9 +143,10 @@ def _contents(
     contents = DcpContents(
         index, Items(location, files), own, tuple(beside.companions), tuple(beside.ignored)
     )
+    coded = index.stored.coded()
     for name, described in index.tensors.items():
-        path = (name,)
-        contents.tensors[path] = TensorSpec(path, described.shape, described.dtype, chunks=_grid(index, name))
+        path, chunks = (name,), _grid(index, name) if name in coded else None
+        contents.tensors[path] = TensorSpec(path, described.shape, described.dtype, chunks)
     for name in index.objects:
         _read_object(contents, name)
     return contents
@@ -153,7 +155,7 @@ def _contents(
 def _grid(index: DcpIndex, name: str) -> tuple[int, ...] | None:
     """The chunk grid of a tensor whose chunks must be decoded; None if regions are read directly from the file."""
     described = index.tensors[name]
-    stored = index.stored.get((name, described.chunks[0].offsets)) if described.chunks else None
+    stored = index.stored.get(name, described.chunks[0].offsets) if described.chunks else None
     if stored is None or not stored.transforms:
         return None
     return grid_of(described.shape, with_elements(described.chunks))
@@ -162,7 +164,7 @@ def _grid(index: DcpIndex, name: str) -> tuple[int, ...] | None:
 def _files(index: DcpIndex, location: Location, names: Mapping[str, Entry]) -> dict[str, Entry]:
     """The data files that exist, by their names in the metadata."""
     found: dict[str, Entry] = {}
-    for name in sorted({stored.file for stored in index.stored.values()}):
+    for name in sorted(index.stored.ends()):
         place = location.member(name)
         entry = names.get(name) or (place.stat() if "/" in name else None)
         if entry is not None and entry.size >= 0 and not entry.is_dir:
@@ -171,20 +173,22 @@ def _files(index: DcpIndex, location: Location, names: Mapping[str, Entry]) -> d
 
 
 def _require_inside(index: DcpIndex, files: Mapping[str, Entry], location: Location) -> None:
-    stored_bytes = 0
-    for (name, _), stored in index.stored.items():
-        entry = files.get(stored.file)
-        stored_bytes += stored.length * (_RATIO if stored.transforms else 1)
-        if entry is not None and stored.offset + stored.length > entry.size:
+    stored_bytes = index.stored.nbytes(_RATIO)
+    for file, end in index.stored.ends().items():
+        if file in files and end > files[file].size:
+            last = (
+                name for name, _offsets, item in index.stored.items() if item[:2] == (file, end - item.length)
+            )
             raise CorruptError(
-                f"{stored.file} is truncated: expected {stored.offset + stored.length} bytes, got {entry.size}",
+                f"{file} is truncated: expected {end} bytes, got {files[file].size}",
                 uri=location.uri,
-                path=name,
+                path=next(last),
                 cure="the file is truncated or from another save: restore it, or use another checkpoint",
             )
+    alike = Counter(map(id, index.tensors.values()))  # many tensors have one description
     said = sum(
-        dtypes.canonical_size(one.dtype, math.prod(chunk.sizes))
-        for one in index.tensors.values()
+        alike[number] * dtypes.canonical_size(one.dtype, math.prod(chunk.sizes))
+        for number, one in {id(one): one for one in index.tensors.values()}.items()
         for chunk in one.chunks
     )
     if said > _EXPANSION * stored_bytes + _FREE_BYTES:
@@ -241,7 +245,7 @@ def _holds_state(name: str) -> bool:
 
 
 def _read_object(contents: DcpContents, name: str) -> None:
-    stored = contents.index.stored.get((name, None))
+    stored = contents.index.stored.get(name, None)
     if stored is None or not contents.items.there(stored):
         return  # the reader's `absent` reports it
     archive = contents.items.read(stored, name)

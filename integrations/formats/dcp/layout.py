@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import groupby
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import chain, groupby
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from wherry.core import dtypes
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import UnrepresentableError
-from wherry.integrations.containers.pickle.writer import PickleWriter
+from wherry.integrations.containers.pickle.writer import PickleWriter, integer
 from wherry.integrations.containers.torch.objects import alike, build
 from wherry.integrations.containers.torch.writer import place_archives
 from wherry.integrations.formats.dcp import rules as names
@@ -33,6 +32,8 @@ if TYPE_CHECKING:
     from wherry.core.manifest import Manifest
     from wherry.integrations.containers.zip.write import ArchivePlan
     from wherry.integrations.formats.dcp.metadata import Chunk
+
+    _Row: TypeAlias = tuple["ItemPlan", ArchivePlan]  # of an item
 
 VERSION = "torch.distributed.checkpoint"
 NESTED = "planner_data"  # key of the nested paths in a manifest's `custom`
@@ -48,15 +49,13 @@ class ItemPlan(NamedTuple):
     Attributes:
         name: its flat name.
         content: TensorSpec of the whole tensor, or the object.
-        file: the file that will hold it.
-        plan: its archive in that file.
+        stored: what its archive holds.
         chunk: the part of the tensor; None for an object.
     """
 
     name: str
     content: Any
-    file: str
-    plan: ArchivePlan
+    stored: Any
     chunk: Chunk | None = None
 
 
@@ -66,22 +65,13 @@ class DcpLayout:
 
     Attributes:
         items: objects, then tensors; the chunks of a tensor follow one another.
-        files: name → archives in it, and its size.
+        files: name → archives in it, and its size; all archives are those of the items, in this order.
         cuts: key path of each tensor of several chunks → these, as tensors that the archives hold.
     """
 
-    items: tuple[ItemPlan, ...]
+    items: Sequence[ItemPlan]
     files: dict[str, tuple[list[ArchivePlan], int]]
     cuts: Mapping[KeyPath, Sequence[TensorSpec]]
-
-
-class _DcpItem(NamedTuple):
-    """What becomes one item: `content` and `chunk` are those of ItemPlan, `stored` is what its archive holds."""
-
-    name: str
-    content: Any
-    stored: Any
-    chunk: Chunk | None = None
 
 
 def lay_out(manifest: Manifest, shard_size: int, uri: str) -> DcpLayout:
@@ -102,26 +92,20 @@ def lay_out(manifest: Manifest, shard_size: int, uri: str) -> DcpLayout:
             uri=uri,
             cure="choose the target format torch-zip",
         )
-    objects = [_DcpItem(name, node, node) for name, node in root.items() if not isinstance(node, TensorSpec)]
+    objects = [ItemPlan(name, node, node) for name, node in root.items() if not isinstance(node, TensorSpec)]
     tensors = {name: node for name, node in root.items() if isinstance(node, TensorSpec)}
-    groups = _groups(
-        (one for name, spec in tensors.items() for one in _pieces(name, spec, shard_size)), shard_size
-    )
+    groups = _groups(tensors, shard_size)
     groups[0] = [*objects, *groups[0]]
-    cuts: dict[KeyPath, list[TensorSpec]] = {}
-    items: list[ItemPlan] = []
     files: dict[str, tuple[list[ArchivePlan], int]] = {}
     for number, group in enumerate(groups):
         file = f"__{number}_0.distcp"
-        files[file] = place_archives((alike(piece.stored) for piece in group), file)
-        items += [
-            ItemPlan(piece.name, piece.content, file, plan, piece.chunk)
-            for piece, plan in zip(group, files[file][0], strict=True)
-        ]
-        for piece in group:
-            if piece.stored is not piece.content:
-                cuts.setdefault(piece.content.path, []).append(piece.stored)
-    return DcpLayout(tuple(items), files, cuts)
+        files[file] = place_archives((alike(item.stored) for item in group), file)
+    items = list(chain.from_iterable(groups))
+    cuts: dict[KeyPath, list[TensorSpec]] = {}
+    for item in items:
+        if item.stored is not item.content:
+            cuts.setdefault(item.content.path, []).append(item.stored)
+    return DcpLayout(items, files, cuts)
 
 
 def _root(manifest: Manifest, uri: str) -> Any:
@@ -135,14 +119,13 @@ def _root(manifest: Manifest, uri: str) -> Any:
     return build(manifest, uri)
 
 
-def _pieces(name: str, spec: TensorSpec, most: int) -> Iterator[_DcpItem]:
+def _pieces(name: str, spec: TensorSpec, most: int) -> list[ItemPlan]:
     """The chunks of a tensor; one of several is stored as a tensor whose key path is below that of the tensor."""
     chunks = _cut(spec.shape, spec.dtype, max(most, LEAST_CHUNK))
     if len(chunks) == 1:
-        yield _DcpItem(name, spec, spec, chunks[0])
-        return
-    for number, chunk in enumerate(chunks):
-        yield _DcpItem(name, spec, TensorSpec((*spec.path, str(number)), chunk.sizes, spec.dtype), chunk)
+        return [ItemPlan(name, spec, spec, chunks[0])]
+    stored = [TensorSpec((*spec.path, str(at)), one.sizes, spec.dtype) for at, one in enumerate(chunks)]
+    return [ItemPlan(name, spec, part, chunk) for part, chunk in zip(stored, chunks, strict=True)]
 
 
 @lru_cache(1 << 12)
@@ -151,15 +134,18 @@ def _cut(shape: tuple[int, ...], dtype: str, most: int) -> tuple[Chunk, ...]:
     return tuple(cut_rows(shape, dtypes.bits(dtype) // 8, most))
 
 
-def _groups(pieces: Iterable[_DcpItem], most: int) -> list[list[_DcpItem]]:
-    groups: list[list[_DcpItem]] = [[]]
+def _groups(tensors: Mapping[str, TensorSpec], most: int) -> list[list[ItemPlan]]:
+    """The chunks of tensors by file."""
+    groups: list[list[ItemPlan]] = [[]]
     filled = 0
-    for piece in pieces:
-        if groups[-1] and filled + piece.stored.nbytes > most:
-            groups.append([])
-            filled = 0
-        groups[-1].append(piece)
-        filled += piece.stored.nbytes
+    for name, spec in tensors.items():
+        for piece in _pieces(name, spec, most):
+            nbytes = piece.stored.nbytes
+            if groups[-1] and filled + nbytes > most:
+                groups.append([])
+                filled = 0
+            groups[-1].append(piece)
+            filled += nbytes
     return groups
 
 
@@ -173,11 +159,12 @@ def metadata(layout: DcpLayout, nested: Mapping[str, Any], profile: str) -> byte
         profile: `default` or `2.3`.
     """
     out = PickleWriter()
-    items = sorted(layout.items, key=attrgetter("name"))
+    archives = chain.from_iterable(plans for plans, _size in layout.files.values())
+    rows = sorted(zip(layout.items, archives, strict=True), key=_name)
     fields: dict[str, Callable[[], None]] = {
-        "planner_data": lambda: out.group(_paths(out, items, nested)),
-        "state_dict_metadata": lambda: out.group(_descriptions(out, items, profile)),
-        "storage_data": lambda: out.group(_places(out, items)),
+        "planner_data": lambda: out.group(_paths(out, rows, nested)),
+        "state_dict_metadata": lambda: out.group(_descriptions(out, rows, profile)),
+        "storage_data": lambda: out.group(_places(out, rows)),
         "storage_meta": lambda: out.value(None),
         "version": lambda: out.value(FORMAT),
     }
@@ -185,54 +172,49 @@ def metadata(layout: DcpLayout, nested: Mapping[str, Any], profile: str) -> byte
     return out.done()
 
 
-def _by_name(items: Iterable[ItemPlan]) -> Iterator[tuple[str, list[ItemPlan]]]:
-    """Each name with its items: the chunks of a tensor, or an object; a large model has 100,000 names."""
-    return ((name, list(rows)) for name, rows in groupby(items, attrgetter("name")))
+def _name(row: _Row) -> str:
+    return row[0].name
 
 
-def _paths(out: PickleWriter, items: Iterable[ItemPlan], nested: Mapping[str, Any]) -> Iterator[None]:
+def _paths(out: PickleWriter, rows: Iterable[_Row], nested: Mapping[str, Any]) -> Iterator[None]:
     """Each name with its nested path."""
-    for name, _rows in _by_name(items):
-        out.word(name)
-        yield _path(out, name, nested)
+    for name, _same in groupby(rows, _name):
+        first, parts = out.stored(name), tuple(nested.get(name) or ()) if nested else ()
+        if len(parts) > 1 and ".".join(map(str, parts)) == name:
+            out.raw(first)
+            yield out.tuple_of(parts)
+        else:
+            yield out.raw(first + out.stored(name) + b"\x85")
 
 
-def _descriptions(out: PickleWriter, items: Iterable[ItemPlan], profile: str) -> Iterator[None]:
-    """Each name with what it is."""
-    for name, rows in _by_name(items):
-        out.word(name)
-        yield _describe(out, rows, profile)
+def _descriptions(out: PickleWriter, rows: Iterable[_Row], profile: str) -> Iterator[None]:
+    """Each name with what it is; tensors of one dtype and shape are cut alike."""
+    for name, same in groupby(rows, _name):
+        items, key = [item for item, _plan in same], (out.stored(name),)
+        spec = items[0].content
+        if isinstance(spec, TensorSpec):
+            yield out.like((spec.dtype, spec.shape), key, partial(_tensor, out, items, profile))
+        else:
+            out.raw(*key)
+            yield out.state(names.METADATA, "BytesStorageMetadata", ())
 
 
-def _places(out: PickleWriter, items: Iterable[ItemPlan]) -> Iterator[None]:
+def _places(out: PickleWriter, rows: Iterable[_Row]) -> Iterator[None]:
     """Each chunk or object with its place."""
-    for _name, rows in _by_name(items):
-        for number, item in enumerate(rows):
-            _key(out, item, number)
-            yield _info(out, item)
+    before, number = "", 0
+    for item, plan in rows:
+        name, chunk = item.name, item.chunk
+        number = number + 1 if name == before else 0
+        before = name
+        form = (number, chunk and chunk.offsets, plan.length, plan.file)
+        yield out.like(form, (out.stored(name), integer(plan.start)), partial(_place, out, *form))
 
 
-def _path(out: PickleWriter, name: str, nested: Mapping[str, Any]) -> None:
-    parts = tuple(nested.get(name) or ()) if nested else ()
-    if len(parts) > 1 and ".".join(map(str, parts)) == name:
-        out.tuple_of(parts)
-    else:
-        out.word(name)
-        out.raw(b"\x85")
-
-
-def _describe(out: PickleWriter, items: Sequence[ItemPlan], profile: str) -> None:
-    spec = items[0].content
-    if not isinstance(spec, TensorSpec):
-        out.state(names.METADATA, "BytesStorageMetadata", ())
-        return
-    out.copied((spec.dtype, spec.shape), partial(_tensor, out, spec, items, profile))
-
-
-def _tensor(out: PickleWriter, spec: TensorSpec, items: Iterable[ItemPlan], profile: str) -> None:
-    """A tensor and its chunks; tensors of one dtype or shape are cut alike, and share what describes them."""
-    old_names = profile == WIDEST
+def _tensor(out: PickleWriter, items: Sequence[ItemPlan], profile: str) -> None:
+    """A name, its tensor and the chunks of that, which share what describes them."""
+    old_names, spec = profile == WIDEST, items[0].content
     chunks = [item.chunk for item in items if item.chunk is not None]
+    out.gap()
     fields: Iterable[tuple[str, Callable[[], None]]] = (
         (
             "chunks",
@@ -303,43 +285,22 @@ def _size(out: PickleWriter, extents: tuple[int, ...]) -> None:
     out.raw(b"\x85R")
 
 
-def _key(out: PickleWriter, item: ItemPlan, number: int) -> None:
-    """The key of an item: the number is that of the chunk among those of its tensor."""
-    out.copied(_key_begins, partial(_key_begins, out))
-    out.word(item.name)
-    chunk = item.chunk
-    if chunk is not None:
-        out.copied((_key, number, chunk.offsets), partial(_chunk_number, out, number, chunk.offsets))
-    out.raw(_ENDS)
-
-
-def _key_begins(out: PickleWriter) -> None:
+def _place(out: PickleWriter, number: int, offsets: tuple[int, ...] | None, length: int, file: str) -> None:
+    """The key of an item and where it lies: the number is that of the chunk among those of its tensor."""
     out.begin_state(names.METADATA, "MetadataIndex")
     out.word("fqn")
-
-
-def _chunk_number(out: PickleWriter, number: int, offsets: tuple[int, ...]) -> None:
-    out.word("index")
-    out.value(number)
-    out.word("offset")
-    size(out, offsets)
-
-
-def _info(out: PickleWriter, item: ItemPlan) -> None:
-    plan, file = item.plan, item.file
-    out.copied((_info, plan.length), partial(_length, out, plan.length))
-    out.value(plan.start)
-    out.copied((_info, file), partial(_file, out, file))
-
-
-def _length(out: PickleWriter, length: int) -> None:
+    out.gap()
+    if offsets is not None:
+        out.word("index")
+        out.value(number)
+        out.word("offset")
+        size(out, offsets)
+    out.raw(_ENDS)
     out.begin_state(names.FILESYSTEM, "_StorageInfo")
     out.word("length")
     out.value(length)
     out.word("offset")
-
-
-def _file(out: PickleWriter, file: str) -> None:
+    out.gap()
     out.word("relative_path")
     out.word(file)
     out.raw(_ENDS)

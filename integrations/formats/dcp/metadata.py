@@ -11,6 +11,7 @@ Source: torch/distributed/checkpoint/metadata.py, default_planner.py, filesystem
 
 from __future__ import annotations
 
+from array import array
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -28,7 +29,7 @@ from wherry.integrations.formats.dcp.rules import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Generator, Iterator, Mapping
 
     from wherry.integrations.containers.pickle.values import PickleSource
     from wherry.storage.location import Location
@@ -57,6 +58,81 @@ class StoredItem(NamedTuple):
     transforms: tuple[str, ...] = ()
 
 
+class StoredItems:
+    """Where chunks and objects lie, as columns: a large checkpoint has a hundred thousand."""
+
+    __slots__ = ("_files", "_lengths", "_names", "_numbers", "_offsets", "_ranks", "_rows", "_transforms")
+
+    def __init__(self) -> None:
+        # By the name alone of a chunk that is the first of its tensor, as nearly all are.
+        self._rows: dict[str | tuple[str, Offsets], int] = {}
+        self._numbers, self._ranks = array("L"), array("B")
+        self._offsets, self._lengths = array("Q"), array("Q")
+        self._files: dict[str, int] = {}
+        self._names: list[str] = []
+        self._transforms: dict[int, tuple[str, ...]] = {}
+
+    def put(self, name: str, offsets: Offsets, item: StoredItem) -> None:
+        """Set the place of a chunk, or of an object if offsets are None.
+
+        Raises:
+            CorruptError: a chunk with these offsets is known that has another number of axes.
+        """
+        file, offset, length, transforms = item
+        row, rank = len(self._numbers), len(offsets or ())
+        before = self._rows.setdefault(key := _item_key(name, offsets), row)
+        if before != row:
+            if self._ranks[before] != rank:
+                raise _corrupt(f"two chunks of {name!r} have a different number of axes")
+            self._rows[key] = row
+            self._offsets[before] = self._lengths[before] = 0
+        number = self._files.setdefault(file, len(self._files))
+        if number == len(self._names):
+            self._names.append(file)
+        self._numbers.append(number)
+        self._ranks.append(rank)
+        self._offsets.append(offset)
+        self._lengths.append(length)
+        if transforms:
+            self._transforms[row] = transforms
+
+    def get(self, name: str, offsets: Offsets) -> StoredItem | None:
+        """The place of a chunk, or of an object; None if none is recorded."""
+        row = self._rows.get(_item_key(name, offsets))
+        return None if row is None or self._ranks[row] != len(offsets or ()) else self._item(row)
+
+    def coded(self) -> set[str]:
+        """The names of tensors and objects with an item that is transformed."""
+        if not self._transforms:
+            return set()
+        return {name for name, _offsets, item in self.items() if item.transforms}
+
+    def ends(self) -> dict[str, int]:
+        """Each file in which something lies, with the offset after the last item of it."""
+        found = [0] * len(self._names)
+        for number, offset, length in zip(self._numbers, self._offsets, self._lengths, strict=True):
+            found[number] = max(found[number], offset + length)
+        return {name: end for name, end in zip(self._names, found, strict=True) if end}
+
+    def nbytes(self, ratio: int) -> int:
+        """Bytes of all items; those of transformed ones count as many times as the ratio."""
+        return sum(self._lengths) + (ratio - 1) * sum(self._lengths[row] for row in self._transforms)
+
+    def items(self) -> Iterator[tuple[str, Offsets, StoredItem]]:
+        """The name of each tensor or object, with the offsets of each of its chunks and the place of that."""
+        for key, row in self._rows.items():
+            name, offsets = (key, (0,) * self._ranks[row]) if isinstance(key, str) else key
+            yield name, offsets, self._item(row)
+
+    def _item(self, row: int) -> StoredItem:
+        file, transforms = self._names[self._numbers[row]], self._transforms.get(row, ())
+        return StoredItem(file, self._offsets[row], self._lengths[row], transforms)
+
+
+def _item_key(name: str, offsets: Offsets) -> str | tuple[str, Offsets]:
+    return (name, offsets) if offsets is None or any(offsets) else name
+
+
 @dataclass(frozen=True, slots=True)
 class DescribedTensor:
     """A tensor as described by the metadata; `dtype` is wherry's name."""
@@ -73,16 +149,14 @@ class DcpIndex:
     Attributes:
         tensors: name → tensor.
         objects: names of the items that are not tensors.
-        stored: (name, offsets) → item; offsets None for objects.
+        stored: the item of each chunk and object.
         nested: name → nested path, whose integers are list positions, where it is another one than the name.
         writer: the oldest torch that writes such metadata.
     """
 
     tensors: dict[str, DescribedTensor] = field(default_factory=dict[str, DescribedTensor])
     objects: list[str] = field(default_factory=list[str])
-    stored: dict[tuple[str, Offsets], StoredItem] = field(
-        default_factory=dict[tuple[str, Offsets], StoredItem]
-    )
+    stored: StoredItems = field(default_factory=StoredItems)
     nested: dict[str, tuple[str | int, ...]] = field(default_factory=dict[str, tuple[str | int, ...]])
     writer: str = ""
 
@@ -105,7 +179,7 @@ def read_index(locations: list[Location]) -> DcpIndex:
         except (CorruptError, UnsupportedError) as error:
             error.uri = error.uri or location.uri
             raise
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise _corrupt(f"{type(error).__name__} {error}", location.uri) from error
     return index
 
@@ -170,11 +244,8 @@ def _merge(index: DcpIndex, state: dict[str, Any]) -> None:
 def _merge_storage(index: DcpIndex, storage: dict[Any, Any]) -> None:
     """Take over where chunks lie; of very many chunks what was read is freed meanwhile."""
     offsets: dict[int, Offsets] = {}  # by the identity of the record, which is one for many chunks
-    found: dict[tuple[str, Offsets], StoredItem] = {}
-    while storage:
-        key, item = _stored_item(*storage.popitem(), offsets)
-        found.setdefault(key, item)  # from the end: of two with one key the last one counts
-    index.stored = {**index.stored, **found} if index.stored else found
+    for key in list(storage):
+        index.stored.put(*_stored_item(key, storage.pop(key), offsets))
 
 
 def _add_tensor(
@@ -229,7 +300,7 @@ def _dtype(record: Any, traits: set[str]) -> str:
     return _OURS[dtype.name]
 
 
-def _stored_item(key: Any, info: Any, offsets: dict[int, Offsets]) -> tuple[tuple[str, Offsets], StoredItem]:
+def _stored_item(key: Any, info: Any, offsets: dict[int, Offsets]) -> tuple[str, Offsets, StoredItem]:
     """The name and offsets of a chunk, or the name of an object, and where it lies."""
     if type(key) is CallRecord and key.kind.name == "MetadataIndex" and type(key.state) is tuple:
         name, _number, place = key.state
@@ -248,7 +319,7 @@ def _stored_item(key: Any, info: Any, offsets: dict[int, Offsets]) -> tuple[tupl
         raise _corrupt(f"expected file, offset and length as the storage of {name!r}")
     if id(place) not in offsets:
         offsets[id(place)] = None if place is None else _extents(place)
-    return (_name(name), offsets[id(place)]), StoredItem(file, offset, length, transforms)
+    return _name(name), offsets[id(place)], StoredItem(file, offset, length, transforms)
 
 
 def _nested_path(path: Any) -> tuple[str | int, ...]:

@@ -100,7 +100,7 @@ class DcpReader(FilesReader):
 
     def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
         """The extents of the chunks, if they follow one another in the order of the tensor's bytes."""
-        if not spec.size:
+        if 0 in spec.shape:
             return ()
         small = self._small_extent(spec)
         return self._located_extents(spec) if small is None else (small,)
@@ -168,7 +168,7 @@ class DcpReader(FilesReader):
         if described is None or len(described.chunks) != 1 or spec.path in self._pieces:
             return None
         (chunk,) = described.chunks
-        stored = self._index.stored.get((spec.path[0], chunk.offsets))
+        stored = self._index.stored.get(spec.path[0], chunk.offsets)
         if stored is None or chunk.sizes != spec.shape or not isinstance(self._items, Items):
             return None
         return self._items.small_extent(stored, spec.shape, spec.dtype)
@@ -182,7 +182,7 @@ class DcpReader(FilesReader):
         if described is None or len(described.chunks) != 1 or described.chunks[0].sizes != described.shape:
             return None
         chunk = described.chunks[0]
-        stored = self._index.stored.get((spec.path[0], chunk.offsets))
+        stored = self._index.stored.get(spec.path[0], chunk.offsets)
         return (
             None if stored is not None and stored.transforms else ChunkPiece(chunk, self._find(spec, chunk))
         )
@@ -191,13 +191,13 @@ class DcpReader(FilesReader):
         """Whether, by the metadata, a tensor's bytes can be raw and in order."""
         described = self._index.tensors[spec.path[0]]
         chunks = with_elements(described.chunks)
-        stored = (self._index.stored.get((spec.path[0], chunk.offsets)) for chunk in chunks)
+        stored = (self._index.stored.get(spec.path[0], chunk.offsets) for chunk in chunks)
         if any(one is not None and one.transforms for one in stored):
             return False
         return in_order(described.shape, chunks)
 
     def _missing(self, name: str, offsets: tuple[int, ...] | None) -> str | None:
-        stored = self._index.stored.get((name, offsets))
+        stored = self._index.stored.get(name, offsets)
         if stored is None:
             return "no item recorded"
         return None if self._items.there(stored) else f"file not found: {stored.file}"
@@ -212,7 +212,7 @@ class DcpReader(FilesReader):
         return self._pieces[spec.path]
 
     def _find(self, spec: TensorSpec, chunk: Chunk) -> PlacedTensor:
-        stored = self._index.stored.get((spec.path[0], chunk.offsets))
+        stored = self._index.stored.get(spec.path[0], chunk.offsets)
         if stored is None:
             raise IncompleteError(f"no item recorded for the chunk at {chunk.offsets}", path=spec.name)
         placed = self._items.tensor(

@@ -86,7 +86,8 @@ def read_shards(location: Location, files: Iterable[Entry]) -> SavedShards:
             chunk = Chunk(offsets.get(slot.name, (0,) * len(slot.shape)), slot.shape)
             stored = StoredItem(entry.name, slot.start, slot.stop - slot.start)
             _add(found, slot, chunk, place)
-            index.stored.setdefault((slot.name, chunk.offsets), stored)
+            if index.stored.get(slot.name, chunk.offsets) is None:
+                index.stored.put(slot.name, chunk.offsets, stored)
             placed[stored] = _place_tensor(slot, place)
             if exceeds(len(placed), MOST_CHUNKS):
                 raise beyond(location.name, scale_limit(MOST_CHUNKS), "pieces", uri=location.uri)

@@ -135,7 +135,7 @@ def open_ranks(location: Location, detection: Detection) -> Opened:
         shape, chunks = chunks_of(name, parts, gated=gated, uri=location.uri)
         index.tensors[name] = DescribedTensor(parts[0].dtype, shape, tuple(chunk for chunk, _part in chunks))
         for chunk, part in chunks:
-            index.stored[name, chunk.offsets] = items.add(part)
+            index.stored.put(name, chunk.offsets, items.add(part))
         specs[name] = TensorSpec((name,), shape, parts[0].dtype)
     beside = tuple(one for one in location.entries() if _is_companion(one))
     files = (*(one.entry for one in files_of_ranks.values()), *beside)

@@ -22,6 +22,7 @@ from wherry.errors import (
 )
 from wherry.integrations.containers.pickle.writer import PickleWriter
 from wherry.integrations.formats.dcp import rules
+from wherry.integrations.formats.dcp.metadata import StoredItem, StoredItems
 
 dcp = pytest.importorskip("torch.distributed.checkpoint")
 metadata = pytest.importorskip("torch.distributed.checkpoint.metadata")
@@ -169,3 +170,15 @@ def test_mutated_checkpoints_never_crash(data, tmp_path):
         shutil.copy(tmp_path / "kept" / file, path / file)
     (path / name).write_bytes(mutated(data, (tmp_path / "kept" / name).read_bytes()))
     assert_ends_well(path, "dcp")
+
+
+def test_chunks_of_one_tensor_have_one_number_of_axes():
+    """Both begin where the tensor does, so only the number of axes tells their places apart."""
+    items = StoredItems()
+    items.put("w", (0,), StoredItem("file", 8, 4))
+    assert items.get("w", (0,)) == StoredItem("file", 8, 4)
+    assert items.get("w", (0, 0)) is None
+    with pytest.raises(CorruptError, match="different number of axes"):
+        items.put("w", (0, 0), StoredItem("file", 16, 4))
+    items.put("w", (0,), StoredItem("another", 16, 4))
+    assert (items.ends(), items.nbytes(1)) == ({"another": 20}, 4), "the last one counts, alone"
