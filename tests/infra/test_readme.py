@@ -153,7 +153,7 @@ def test_what_the_code_says_of_itself_is_as_it_is_now(monkeypatch):
 def test_every_generated_part_stands_in_one_page(monkeypatch):
     marked = re.findall(r"<!-- (\w+):start -->", EVERYTHING)
     again = ["giants", "matrix", "scale"]  # in README too
-    by_others = ["attack", "giants", "pairs", "scale", *again]
+    by_others = ["attack", "devices", "giants", "pairs", "scale", *again]
     assert sorted(marked) == sorted([*load("docs", monkeypatch).GENERATED, *by_others])
 
 

@@ -10,6 +10,7 @@ from wherry.core.algorithms import SHA256
 from wherry.core.digest import LEAF
 from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import StorageError
+from wherry.formats.writer import Writer
 from wherry.mover.leaf_table import LeafTable
 from wherry.mover.move import Move
 from wherry.mover.output import Output
@@ -20,7 +21,7 @@ SPEC = TensorSpec(("w",), (LEAF + LEAF // 2,), "uint8")
 CUT = LEAF // 4  # inside the first leaf
 
 
-class Storage:
+class Storage(Writer):
     """A writer that keeps nothing but the order of calls."""
 
     def __init__(self):
@@ -34,6 +35,12 @@ class Storage:
         if self.error is not None:
             raise self.error
         self.calls.append("sync")
+
+    def finish(self):
+        pass
+
+    def close(self):
+        pass
 
 
 @pytest.fixture

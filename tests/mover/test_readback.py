@@ -121,6 +121,8 @@ def test_a_part_waits_until_all_its_files_can_be_read(source):
         def extents(self, path, where):
             return tuple(Extent(file, 0, where.nbytes // 2) for file in files)
 
+        write = sync = finish = close = None
+
     being_written = FilesBeingWritten(lambda place: place.path in open_files)
     back = ReadBack(Halves(), {spec.path: spec}, "out", being_written)
     back.add([Move(spec.path, Span(0, 2 * MIB), None)])

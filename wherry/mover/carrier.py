@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from wherry.runtime.threads import Task
 
 
-_SAMPLES = 100  # tensors that stand for all
+_SAMPLES = 500  # tensors that stand for all
 _BATCH_WORKERS = 2  # where most bytes are carried in batches, of which one is carried at a time
 
 
