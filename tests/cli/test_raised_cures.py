@@ -201,7 +201,8 @@ ROWS = [
     Raised("split HOME/dcp HOME/new --to dcp", "WHERRY_KEY is shorter than … characters", "(export WHERRY_KEY=.*)",
            "<1>; wherry split HOME/dcp HOME/new --to dcp", where={"WHERRY_KEY": "abc"}),
     Raised("split HOME/dcp HOME/newer --to dcp",
-           "the processes of a job need one key, and WHERRY_HOME (…) cannot store it", "(export WHERRY_KEY=.*)",
+           "the processes of a job need one key, and WHERRY_HOME (…) has none that can be used",
+           "(export WHERRY_KEY=.*)",
            "<1>; wherry split HOME/dcp HOME/newer --to dcp", where={"WHERRY_HOME": "/dev/null/home"}),
     # models and signatures
     Raised(f"register {ONE} --model x", "no digests are recorded for this checkpoint, so it cannot be verified",

@@ -167,7 +167,7 @@ class Reader(ABC):
         """Canonical bytes of the whole tensor; must be overridden if `read` does not support a dtype."""
         return self.read(spec, spec.whole).tobytes()
 
-    def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:  # noqa: ARG002  of the protocol
+    def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:  # noqa: ARG002  overridden
         """No extents: bytes must be decoded."""
         return None
 
@@ -175,7 +175,7 @@ class Reader(ABC):
         """Fill a buffer with the canonical bytes of a region, by `read`."""
         buffer[:] = _bytes_of(self.read(spec, region))
 
-    def overhead(self, spec: TensorSpec, region: Region) -> int:  # noqa: ARG002  of the protocol
+    def overhead(self, spec: TensorSpec, region: Region) -> int:  # noqa: ARG002  overridden
         """No memory in addition to the buffer."""
         return 0
 
@@ -183,15 +183,15 @@ class Reader(ABC):
         """The elements of one cell of the chunk grid, in one piece."""
         yield Block(cell, iter([_bytes_of(self.read(spec, cell))]))
 
-    def held(self, spec: TensorSpec, cell: Region) -> int | None:  # noqa: ARG002  of the protocol
+    def held(self, spec: TensorSpec, cell: Region) -> int | None:  # noqa: ARG002  overridden
         """No cell is decoded in pieces."""
         return None
 
-    def encoded(self, spec: TensorSpec) -> tuple[EncodedChunk, ...] | None:  # noqa: ARG002  of the protocol
+    def encoded(self, spec: TensorSpec) -> tuple[EncodedChunk, ...] | None:  # noqa: ARG002  overridden
         """No encoded chunks are named."""
         return None
 
-    def chunk(self, spec: TensorSpec, cell: Region) -> Extent | None:  # noqa: ARG002  of the protocol
+    def chunk(self, spec: TensorSpec, cell: Region) -> Extent | None:  # noqa: ARG002  overridden
         """No place of a chunk is known."""
         return None
 

@@ -59,11 +59,11 @@ def require_shared_key() -> None:
     """Refuse a job for processes that this one does not start, where they could not have its key.
 
     Raises:
-        UsageError: the home cannot store a key, and `WHERRY_KEY` is not set.
+        UsageError: the home has no key that can be used, and `WHERRY_KEY` is not set.
     """
     if key_for_workers():
         raise UsageError(
-            f"the processes of a job need one key, and WHERRY_HOME ({home()}) cannot store it",
+            f"the processes of a job need one key, and WHERRY_HOME ({home()}) has none that can be used",
             cure=f"export {KEY_ENV}=$(openssl rand -hex 32)",
         )
 
