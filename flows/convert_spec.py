@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def _choices(field: dict[str, Any]) -> None:
     """List the formats that can be written here, and then their aliases."""
-    written: list[Format] = [row for row in formats().values() if row.create is not None]
+    written: list[Format] = [row for row in formats().values() if row.is_written]
     aliases = [alias for row in written for alias in row.aliases]
     field["enum"] = [*sorted(row.name for row in written), *sorted(aliases)]
 

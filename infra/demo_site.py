@@ -164,7 +164,7 @@ def _byte_of(checkpoint: str, tensor: str, leaf: int) -> tuple[str, int]:
     from wherry.core.digest import LEAF as LEAF_BYTES
 
     with wherry.open(checkpoint) as opened:
-        extents = opened.reader.extents(opened.spec((tensor,)))
+        extents = opened.reader.access(opened.spec((tensor,))).extents
     if extents is None:
         raise SystemExit(f"the bytes of {tensor} are not stored raw in {checkpoint}")
     at = leaf * LEAF_BYTES + LEAF_BYTES // 2
@@ -204,7 +204,7 @@ def _nudge(file: Path, factor: float) -> None:
     import wherry
 
     with wherry.open(file) as opened:
-        extents = opened.reader.extents(opened.spec(("embeddings.LayerNorm.bias",)))
+        extents = opened.reader.access(opened.spec(("embeddings.LayerNorm.bias",))).extents
     assert extents is not None  # safetensors store every tensor raw, in one piece
     [extent] = extents
     with file.open("r+b") as stream, mmap.mmap(stream.fileno(), 0) as data:

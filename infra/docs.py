@@ -36,9 +36,8 @@ from wherry.families import adapter_families, families, load_family
 from wherry.formats.registry import formats
 from wherry.integrations.native import LOADERS
 from wherry.ledger.replay import READ_ONLY
-from wherry.objects.stores import OBJECT_STORES
 from wherry.quantized.schemes import schemes
-from wherry.storage.protocols import PROTOCOLS
+from wherry.store.protocols import PROTOCOLS
 from wherry.verifier.verify import LEVELS
 from wherry.view.overview import (
     WAYS,
@@ -58,8 +57,8 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
     from wherry.families.schema import Family
-    from wherry.storage.location import Capabilities
-    from wherry.storage.protocols import StorageProtocol
+    from wherry.store.protocols import StorageProtocol
+    from wherry.store.store import Capabilities
 
 ROOT = Path(__file__).resolve().parents[1]
 HOOKS = ("orbax", "maxtext", "t5x", "lingua", "torch")
@@ -269,33 +268,32 @@ def store_table() -> str:
         "checksums",
         "a read is of",
     )
-    rows = [(", ".join(names), *store_cells(names[0].strip("`:/"), one)) for one, names in found.items()]
+    rows = [(", ".join(names), *store_cells(one)) for one, names in found.items()]
     return table(columns, rows)
 
 
-def store_cells(name: str, protocol: StorageProtocol) -> tuple[str, ...]:
+def store_cells(protocol: StorageProtocol) -> tuple[str, ...]:
     """What is told of one store, without its names."""
     can = protocol.capabilities
-    copies = {"objects": can.object_copy, "ranges": can.range_copy}
-    sizes = {"small files": can.create_only_put, "large files": can.create_only_large}
+    sizes = {"small files": can.create_only_put, "large files": can.parts or can.local}
     states = {"": "what is there", "time": "one time of change", "blob": "one blob", "etag": "one ETag"}
     return (
         f"`{protocol.extra}`" if protocol.extra else "–",
-        target_way(name, can),
+        target_way(can),
         ", ".join(what for what, holds in sizes.items() if holds) or "–",
-        ", ".join(what for what, holds in copies.items() if holds) or "–",
+        "objects" if can.object_copy else "–",
         ", ".join(can.checksums) or "–",
         states.get(can.version, f"one {can.version}"),
     )
 
 
-def target_way(name: str, can: Capabilities) -> str:
+def target_way(can: Capabilities) -> str:
     """How a target is made in a store."""
     if can.local:
         return "staged beside it, renamed"
     if can.one_commit:
         return "staged on a disk, one commit"
-    if name in OBJECT_STORES:
+    if can.parts:
         return "uploaded in parts"
     return "each file put whole" if can.create_only_put else "–"
 

@@ -29,6 +29,7 @@ from wherry.core.units import show_size
 from wherry.formats.registry import find_format
 from wherry.integrations.containers.safetensors import header
 from wherry.integrations.formats.huggingface.sharding import spread_tensors
+from wherry.mover.map_writer import writer_of
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
@@ -172,10 +173,10 @@ def hugging_face(folder: Path, config: Mapping[str, Any], shapes: Shapes, dtype:
     ]
     plan = spread_tensors(specs, 5_000_000_000, "model")
     for name, group in plan.files.items():
-        head, slots = header.build(group, {"format": "pt"}, str(folder))
-        hollow(folder / name, head, max(slot.stop for slot in slots.values()))
+        head = header.build(header.in_order(group), {"format": "pt"})
+        hollow(folder / name, head, len(head) + sum(map(header.stored_bytes, group)))
     assert plan.index is not None
-    (folder / plan.index[0]).write_bytes(plan.index[1])
+    (folder / plan.index[0]).write_bytes(plan.index[1]())
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
@@ -198,9 +199,7 @@ def maxtext(step: Path, origin: Path) -> Path:
         return step
     step.parent.mkdir(parents=True)
     plan = wherry.plan(origin, step, to="maxtext", options={"ocdbt": False, "chunks": "1024"})
-    create = find_format("maxtext").create
-    assert create is not None
-    writer = create(locate(step), plan.manifest, plan.options)
+    writer = writer_of(find_format("maxtext"), locate(step), plan.manifest, plan.options)
     writer.finish()
     writer.close()
     for found in step.rglob("zarr.json"):

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 import wherry
 from wherry.cli import cli
-from wherry.config.schema import Contents
+from wherry.config.schema import ConfigFile
 from wherry.core.names import CONCEPTS
 from wherry.flows.audit import AuditSpec
 from wherry.flows.convert_spec import ConvertSpec
@@ -56,7 +56,7 @@ class StatedName(NamedTuple):
 
 def stated_names() -> list[StatedName]:
     """Every name that a user may state."""
-    return [*_options(cli, ()), *_settings(Contents, ""), *_arguments(), *_fields()]
+    return [*_options(cli, ()), *_settings(ConfigFile, ""), *_arguments(), *_fields()]
 
 
 def _options(command: click.Command, words: tuple[str, ...]) -> Iterator[StatedName]:

@@ -14,16 +14,20 @@ from __future__ import annotations
 import re
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.converter.convert import convert
-from wherry.core.manifest import Manifest
+from wherry.core.manifest import Companion, Manifest
 from wherry.core.request import NONE, LayoutRequest
 from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import UnrepresentableError, UnsupportedError, UsageError
+from wherry.formats.companions import MemoryFiles
 from wherry.formats.registry import checked_options, find_format, formats
+from wherry.mover.map_writer import writer_of
+from wherry.storage.location import Location
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
@@ -79,6 +83,7 @@ TREES = (
     Tree("own", "safetensors", _TORCHTITAN, "torchtitan"),
     Tree("own", "safetensors", _MEGATRON, "megatron"),
     Tree("own", "safetensors", _MEGATRON, "megatron-ranks"),
+    Tree("own", "gguf", (("token_embd.weight",), ("output.weight",), ("output_norm.weight",)), "gguf"),
 )
 SPECS = (((4, 6), "float32"), ((3, 4, 2), "bfloat16"), ((5,), "float32"))
 SAME_TREE = LayoutRequest(family=NONE)  # containers only: no tree is treated as a model
@@ -165,24 +170,32 @@ def _specs(tree: Tree) -> dict[KeyPath, TensorSpec]:
 
 def writable_names() -> list[str]:
     """Names of the writable formats, in the order of the table."""
-    return sorted(name for name, row in formats().items() if row.create is not None)
+    return sorted(name for name, row in formats().items() if row.is_written)
 
 
 def _carry_weights(source: Path, target: Path, to: str) -> str | None:
     """Weights digest of the target; None if its format cannot hold the source."""
+    options = {"tokenizer": "none"} if "tokenizer" in find_format(to).options else {}
     try:
-        return convert(source, target, to=to, wish=SAME_TREE, lineage=False).target.weights_digest
+        return convert(
+            source, target, to=to, options=options, wish=SAME_TREE, lineage=False
+        ).target.weights_digest
     except REFUSALS:
         return None
 
 
 def _make_seed(tree: Tree, folder: Path) -> Path:
     row, place, specs = find_format(tree.seed), folder / "seed", _specs(tree)
-    for name, content in row.holds.needs.items():
+    needs = row.holds.needs
+    for name, content in needs.items() if row.holds.companions else ():
         place.mkdir(exist_ok=True)
         (place / name).write_bytes(content)
-    assert row.create is not None
-    writer = row.create(locate(place), Manifest(specs, kind="params"), checked_options(row, {}))
+    assert row.is_written
+    manifest = Manifest(
+        specs, kind="params", companions=tuple(Companion(name, len(one)) for name, one in needs.items())
+    )
+    companion = partial(Location, MemoryFiles(files=needs))
+    writer = writer_of(row, locate(place), manifest, checked_options(row, {}), companion)
     for number, (path, spec) in enumerate(specs.items(), 1):
         data = bytes((number * 37 + at * 11) % 127 for at in range(spec.nbytes))
         writer.write(path, Span(0, len(data)), memoryview(data))

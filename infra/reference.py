@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import wherry
 from wherry import errors
-from wherry.config.schema import Contents
+from wherry.config.schema import ConfigFile
 from wherry.errors import WherryError
 from wherry.flows.audit import AuditSpec
 from wherry.flows.convert_spec import ConvertSpec
@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("wherry", "integrations", "tasks", "flows")
 # What the schemas are of, by the name of their file.
 DOCUMENTS: dict[str, type[BaseModel]] = {
-    "wherry-toml": Contents, "policy": Policy, "convert-spec": ConvertSpec, "audit-spec": AuditSpec,
+    "wherry-toml": ConfigFile, "policy": Policy, "convert-spec": ConvertSpec, "audit-spec": AuditSpec,
     "promote-spec": PromoteSpec, "nightly-spec": NightlySpec, "export-spec": ExportSpec,
 }  # fmt: skip
 # Class of errors → what usually leads to one.
@@ -91,7 +91,7 @@ def _add_environments(schema: dict[str, Any]) -> None:
 
 def _schema(name: str, model: type[BaseModel]) -> str:
     found = model.model_json_schema()
-    if model is Contents:  # the name of a route is the key of its table
+    if model is ConfigFile:  # the name of a route is the key of its table
         route = found["$defs"]["Route"]
         del route["properties"]["name"]
         route["required"].remove("name")

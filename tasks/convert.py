@@ -6,12 +6,12 @@ from typing import Any
 
 from prefect import task
 
-from wherry.carriers.convert_on import convert_on
 from wherry.core.request import ConvertRequest
 from wherry.core.units import DEFAULT_UNIT, parse_size
 from wherry.errors import NotRecordedError
 from wherry.tasks.common import STEP, progress_artifact
 from wherry.tasks.run_log import run_logger
+from wherry.workers.convert_on import convert_on
 
 
 @task(name="convert", task_run_name="convert {request[source][uri]}", **STEP)

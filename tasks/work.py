@@ -8,18 +8,18 @@ from prefect import task
 
 from wherry.core.units import plural, show_seconds, show_size
 from wherry.errors import NotFoundError, NotRecordedError, TargetInUseError
-from wherry.records.records import target_of
 from wherry.storage.stores import locate
 from wherry.tasks.artifacts import show_table
 from wherry.tasks.common import STEP, progress_artifact
 from wherry.tasks.run_log import run_logger
-from wherry.units.commit import commit as commit_job
-from wherry.units.work import work as make_units
+from wherry.workers.commit import commit as commit_job
+from wherry.workers.records import target_of
+from wherry.workers.work import work as make_units
 
 if TYPE_CHECKING:
     from wherry.core.receipt import GroupReceipt
-    from wherry.records.unit import Unit
-    from wherry.records.unit_receipt import UnitReceipt
+    from wherry.workers.record import TaskRecord
+    from wherry.workers.unit import Unit
 
 
 @task(name="work", task_run_name="work on {job}", **STEP)
@@ -38,7 +38,7 @@ def work(job: str, expiry: float = 60.0, *, commit: bool = True) -> dict[str, An
     """
     log = run_logger()
 
-    def told(unit: Unit, receipt: UnitReceipt) -> None:
+    def told(unit: Unit, receipt: TaskRecord) -> None:
         log.info("unit %s: %s in %s", unit.name, show_size(unit.nbytes), show_seconds(receipt.seconds))
 
     try:

@@ -15,7 +15,7 @@ from attacks.case import Case
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from wherry.records.records import Records
+    from wherry.workers.records import Records
 
 TARGET = "target"
 _KINDS = ("job", "claim", "receipt", "proof")
@@ -23,12 +23,12 @@ _SIGNED = 60  # lying records of each kind that carry the user's own signature
 _UNSIGNED = 8
 _TEXTS = (b"", b"\n", b"{}\tmac\n", b"\xff\t\xff\n", b"{" * 9000 + b"\t" + b"0" * 64 + b"\n", bytes(1 << 20))
 _NAMES = (
-    "claim-99999-0",
-    "claim-00000-99999999999999999999",
+    "claim-receipt-99999-0",
+    "claim-receipt-00000-99999999999999999999",
     "receipt-99999-00000000",
     "receipt-00000-ffffffff",
     "proof-99999-00000000",
-    "claim-00000-0\nforged",
+    "claim-receipt-00000-0\nforged",
     "receipt-\x1b]0;title\x07",
     "x" * 200,
 )
@@ -46,21 +46,21 @@ def _be(action: Callable[[], object]) -> None:
 
 def _split(good: Path, folder: Path) -> None:
     from wherry.core.request import TargetRequest, convert_request
-    from wherry.units.split_job import split
+    from wherry.workers.job import split
 
     split(convert_request(str(good), [TargetRequest(str(folder / TARGET), "dcp")], lineage=False), 16)
 
 
 def _work(folder: Path) -> None:
-    from wherry.units.work import work
+    from wherry.workers.work import work
 
     work(str(folder / TARGET))
 
 
 def written_job(good: Path, folder: Path) -> Records:
     """A job whose units are written and read back, but not committed; one claim is left."""
-    from wherry.records.records import records_beside
     from wherry.storage.stores import locate
+    from wherry.workers.records import records_beside
 
     _be(partial(_split, good, folder))
     _be(partial(_work, folder))
@@ -77,9 +77,13 @@ def _name_of(found: Records, kind: str) -> str:
 
 def _signed(kind: str, number: int, found: Records) -> None:
     """Replace a record by one that lies in one place, and is signed."""
-    name = _name_of(found, kind)
-    [*_, (_, row)] = lies.documents(found.read(name), number + 1, f"job-{kind}")
-    found.replace(name, _writable(row), "00000000")
+    from wherry.target.key import journal_key
+    from wherry.target.signed_log import sign
+
+    file = Path(found.folder.path) / _name_of(found, kind)
+    truth = json.loads(file.read_bytes().rpartition(b"\t")[0])
+    [*_, (_, row)] = lies.documents(truth, number + 1, f"job-{kind}")
+    file.write_bytes(sign(_writable(row), journal_key()))
 
 
 def _writable(row: Any) -> dict[str, Any]:
@@ -125,7 +129,7 @@ def _named(name: str, found: Records) -> None:
 
 def _many(found: Records) -> None:
     for number in range(20_000):
-        (Path(found.folder.path) / f"claim-00000-{number + 10}").write_bytes(b"")
+        (Path(found.folder.path) / f"claim-receipt-00000-{number + 10}").write_bytes(b"")
 
 
 def _folder_is_link(found: Records) -> None:

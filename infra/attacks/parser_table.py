@@ -130,13 +130,14 @@ def _receipt(data: bytes, _folder: Path) -> object:
 
 def _journal(data: bytes, _folder: Path) -> object:
     """The text of lines that are signed with the right key."""
-    from wherry.staging.journal import Line, _rows
+    from wherry.target.journal import past_in
+    from wherry.target.signed_log import Line
 
-    return _rows([Line(line, b"", len(line)) for line in data.splitlines() if line], {"plan": "x"})
+    return past_in([Line(line, b"", len(line)) for line in data.splitlines() if line], {"plan": "x"})
 
 
 def _lease(data: bytes, _folder: Path) -> object:
-    from wherry.staging.lease_watch import owner_in
+    from wherry.target.lease_watch import owner_in
 
     return owner_in(data)
 

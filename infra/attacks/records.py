@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from attacks import lies, prepare
 from attacks.archives import write_file
 from attacks.case import LEDGER, MARKER, Case
-from wherry.staging.area import JOURNAL
+from wherry.target.area import JOURNAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -64,7 +64,7 @@ def killed_before_its_commit(good: Path, folder: Path) -> Path:
     if child == 0:
         import wherry
 
-        with replace_value("wherry.staging.staging:rename_without_replacing", killing):
+        with replace_value("wherry.target.file_staging:rename_without_replacing", killing):
             wherry.convert(good, folder / TARGET, to="torch-zip", lineage=False)
         os._exit(9)
     os.waitpid(child, 0)

@@ -131,7 +131,7 @@ class Server:
                        "WHERRY_CHILD_SANDBOX": "off",  # which would keep payloads that run from showing it
                        **terminal.VARIABLES}  # fmt: skip
         tempfile.tempdir = str(home / "tmp")
-        from wherry.staging import lease_watch
+        from wherry.target import lease_watch
 
         lease_watch.EXPIRY_SECONDS = _EXPIRY_SECONDS
 

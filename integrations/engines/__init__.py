@@ -1,1 +1,1 @@
-"""Adapters of engines: each opens a pool of workers for `wherry.carriers`, in about a hundred lines."""
+"""Adapters of engines: each opens a pool of workers for `wherry.workers`, in about a hundred lines."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from distributed.security import Security
 
-    from wherry.carriers.worker_pool import WorkerFunction, Workplace
+    from wherry.workers.coordinator import WorkerFunction, Workplace
 
 _START_SECONDS = 60.0
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from distributed.security import Security
 
-from wherry.carriers.processes import stop, variables
-from wherry.carriers.unit_queue import ALLOWED_LOSSES
 from wherry.errors import StorageError, missing_extra
 from wherry.remote.waits import waiting
 from wherry.runtime import child
 from wherry.storage.folders import PREFIX
 from wherry.text.json_values import json_value
+from wherry.workers.coordinator import ALLOWED_LOSSES
+from wherry.workers.engines import stop, variables
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence

@@ -22,14 +22,14 @@ from ray.util.scheduling_strategies import (  # pyright: ignore[reportMissingImp
     NodeAffinitySchedulingStrategy,
 )
 
-from wherry.carriers.processes import variables
 from wherry.errors import StorageError, UsageError
 from wherry.storage.folders import PREFIX
+from wherry.workers.engines import variables
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Mapping
 
-    from wherry.carriers.worker_pool import WorkerFunction, Workplace
+    from wherry.workers.coordinator import WorkerFunction, Workplace
 
 _STORE_BYTES = 80 << 20  # of Ray's object store, which nothing of a checkpoint passes through
 # Of a cluster on this machine, unless the user has set them: it sends no statistics, and takes only those who know the
@@ -41,7 +41,7 @@ class RayActor:
     """What runs on a worker."""
 
     def run(self, function: WorkerFunction, *arguments: Any) -> Mapping[str, Any]:
-        """Call a function of `wherry.carriers.on_worker`."""
+        """Call a function of `wherry.workers.job_work`."""
         return function(*arguments)
 
 

@@ -76,7 +76,6 @@ FORMATS = (
         title="PyTorch DCP, safetensors shards",
         detect=_detect,
         open=_open,
-        create=None,
         holds=Holds(dtypes=frozenset()),
         refines=("huggingface",),
         loaded_by="",

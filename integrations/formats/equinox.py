@@ -19,7 +19,7 @@ from wherry.errors import CorruptError, UnsupportedError, WherryError
 from wherry.formats.format import Format, Holds, Opened
 from wherry.integrations.containers.flat.strides import PlacedTensor, StridedReader
 from wherry.integrations.containers.npz.npy import MAGIC, NpyHeader, read_header
-from wherry.storage.location import Entry
+from wherry.store.store import Entry
 from wherry.text.json_document import parse_json
 from wherry.text.limits import SMALL, beyond, exceeds, scale_limit
 
@@ -162,7 +162,6 @@ FORMATS = (
         title="Equinox tree_serialise_leaves",
         detect=_detect,
         open=_open,
-        create=None,
         holds=Holds(dtypes=frozenset()),
         aliases=("eqx",),
         single_file=True,

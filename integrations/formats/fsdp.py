@@ -48,8 +48,8 @@ from wherry.layout.runs import cut
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from wherry.formats.contents import Extent
     from wherry.formats.format import Glimpse
-    from wherry.formats.reader import Extent
     from wherry.storage.location import Location
 
 _FILE = re.compile(r"(?P<kind>model|optim|extra_state)_world_size_(?P<size>\d+)_rank_(?P<rank>\d+)\.pt")
@@ -168,7 +168,7 @@ def _parts(rank: int, archive: Archive, place: Location, ranks: int) -> Iterator
     reader = StridedReader(place, archive.placed, ())
     said = _describe_tensors(archive.tree.values)
     for path, spec in archive.specs.items():
-        extents = reader.extents(spec)
+        extents = reader.access(spec).extents
         if path[-2:] == (DTENSOR, LOCAL):
             about = said.get(path[:-2], {})
             shape, placements = about.get(SHAPE, ()), about.get(PLACEMENTS, ())
@@ -313,7 +313,6 @@ FORMATS = (
         title="FSDP rank files",
         detect=detect,
         open=open_fsdp,
-        create=None,
         holds=Holds(dtypes=frozenset()),
     ),
 )

@@ -27,7 +27,7 @@ from wherry.integrations.containers.zip.read import LOCAL_MAGIC
 from wherry.integrations.formats.huggingface.folder import read_json
 from wherry.integrations.formats.huggingface.surroundings import surroundings
 from wherry.integrations.formats.huggingface.weights import find_weights
-from wherry.storage.location import Entry
+from wherry.store.store import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -158,7 +158,6 @@ FORMATS = (
         title="Meta Llama, consolidated files",
         detect=_detect,
         open=_open,
-        create=None,
         holds=Holds(dtypes=frozenset()),
         refines=(),
         system="meta",

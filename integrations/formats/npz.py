@@ -16,15 +16,16 @@ from wherry.core.keypath import render
 from wherry.core.manifest import Manifest, without_chunks
 from wherry.errors import UnrepresentableError, WherryError
 from wherry.formats.format import Format, Holds, Opened
+from wherry.integrations.containers.npz.layout import SUFFIX, lay_out, leaves_folder
 from wherry.integrations.containers.npz.npy import WRITABLE
 from wherry.integrations.containers.npz.reader import NpzReader, holds_floats, read_contents
-from wherry.integrations.containers.npz.writer import SUFFIX, NpzWriter, leaves_folder
 from wherry.integrations.containers.zip.read import LOCAL_MAGIC, first_name, read_directory
-from wherry.storage.location import Entry
+from wherry.store.store import Entry
 
 if TYPE_CHECKING:
     from wherry.formats.format import Glimpse, Options
     from wherry.storage.location import Location
+    from wherry.target.file_map import FileMap, Scene
 
 _EMPTY_MAGIC = b"PK\x05\x06"  # the end record: an archive without members has nothing else
 STORED, DEFLATED = "npz", "npz, compressed"
@@ -76,8 +77,8 @@ def _prepare(manifest: Manifest, _options: Options) -> Manifest:
     return without_chunks(manifest)
 
 
-def _create(staging: Location, manifest: Manifest, _options: Options) -> NpzWriter:
-    return NpzWriter(staging, list(manifest.tensors.values()))
+def _layout(manifest: Manifest, _options: Options, _scene: Scene) -> FileMap:
+    return lay_out(manifest.tensors.values())
 
 
 FORMATS = (
@@ -86,11 +87,10 @@ FORMATS = (
         title="NumPy .npz archive",
         detect=_detect,
         open=_open,
-        create=_create,
+        layout=_layout,
         prepare=_prepare,
         holds=Holds(dtypes=WRITABLE, depth=1),
         single_file=True,
-        streams=True,
         loaded_by="numpy 2.4 (bfloat16 as V2; view it as ml_dtypes.bfloat16)",
         version=lambda _manifest, _options: STORED,
     ),

@@ -27,7 +27,7 @@ from wherry.integrations.containers.pickle.survey import one_stream
 from wherry.integrations.containers.pickle.tree import PickleTree, plant
 from wherry.integrations.containers.safetensors.header import plausible
 from wherry.integrations.containers.torch.legacy import is_legacy
-from wherry.storage.location import Entry
+from wherry.store.store import Entry
 from wherry.tree.tree_reading import read_tree
 
 if TYPE_CHECKING:
@@ -149,7 +149,6 @@ FORMATS = (
         title="Pickle of NumPy arrays",
         detect=_detect,
         open=_open,
-        create=None,
         holds=Holds(dtypes=frozenset()),
         single_file=True,
         pickle_globals=lambda: NUMPY_RULES.allowed,

@@ -127,7 +127,6 @@ FORMATS = (
         title="OCDBT arrays (Levanter, JAX)",
         detect=detect,
         open=open_database,
-        create=None,
         holds=Holds(dtypes=frozenset()),
         aliases=("levanter",),
     ),

@@ -11,25 +11,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wherry.core.detection import Detection, Evidence
-from wherry.core.manifest import Manifest
 from wherry.formats.format import Format, Holds, Opened
-from wherry.integrations.containers.flat.places import Places
-from wherry.integrations.containers.flat.reader import FlatReader
+from wherry.integrations.containers.flat.one_file import open_one
 from wherry.integrations.containers.safetensors import header as safetensors
 from wherry.integrations.containers.safetensors.header import DTYPES, placed_tensors
-from wherry.integrations.containers.safetensors.writer import (
-    METADATA_FORMAT,
-    SafetensorsWriter,
-    kept_metadata,
-)
-from wherry.runtime.threads import without_collection
-from wherry.storage.location import Entry
+from wherry.integrations.containers.safetensors.layout import METADATA_FORMAT, kept_metadata, lay_out
 
 if TYPE_CHECKING:
-    from wherry.core.keypath import KeyPath
-    from wherry.core.tensorspec import TensorSpec
+    from wherry.core.manifest import Manifest
     from wherry.formats.format import Glimpse, Options
     from wherry.storage.location import Location
+    from wherry.target.file_map import FileMap, Scene
 
 SUFFIX = ".safetensors"
 VERSION = "single file"
@@ -64,29 +56,14 @@ def _evidence(glimpse: Glimpse) -> str | None:
 
 def _open(location: Location, detection: Detection) -> Opened:
     header = safetensors.parse(location)
-    tensors: dict[KeyPath, TensorSpec] = {}
-    places = Places()
-    places.begin(location)
-    with without_collection():
-        for spec, start, length in placed_tensors(header):
-            tensors[spec.path] = spec
-            places.add(spec.path, start, length)
-    entry = location.present()
-    manifest = Manifest(
-        tensors=tensors,
-        step=detection.step,
-        kind="params",
-        custom=header.metadata or {},
-    )
-    member = Entry(location.name, entry.size, is_dir=False, mark=entry.mark)
-    reader = FlatReader(location, places, (member,))
-    seen = Evidence(location.name, f"{len(tensors)} tensors that fill the file without gap or overlap")
-    return Opened(detection.seen(seen), manifest, reader)
+    tensors = f"{len(header.slots)} tensors that fill the file without gap or overlap"
+    seen = detection.seen(Evidence(location.name, tensors))
+    return open_one(location, seen, placed_tensors(header), header.metadata)
 
 
-def _create(staging: Location, manifest: Manifest, options: Options) -> SafetensorsWriter:
+def _layout(manifest: Manifest, options: Options, _scene: Scene) -> FileMap:
     metadata = kept_metadata(manifest.custom, options["metadata_format"])
-    return SafetensorsWriter(staging.parent, {staging.name: list(manifest.tensors.values())}, metadata)
+    return lay_out({".": list(manifest.tensors.values())}, metadata)
 
 
 FORMATS = (
@@ -95,11 +72,10 @@ FORMATS = (
         title="safetensors file",
         detect=_detect,
         open=_open,
-        create=_create,
+        layout=_layout,
         holds=Holds(dtypes=DTYPES, depth=1),
         aliases=("st",),
         single_file=True,
-        streams=True,
         options={"metadata_format": METADATA_FORMAT},
         loaded_by="safetensors 0.8",
         version=lambda _manifest, _options: VERSION,

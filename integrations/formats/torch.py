@@ -18,12 +18,12 @@ from wherry.errors import UnsupportedError, WherryError
 from wherry.formats.format import Format, Holds, Opened
 from wherry.integrations.containers.flat.strides import StridedReader
 from wherry.integrations.containers.torch.archive import CONSTANTS, PICKLE, read_archive, roots
+from wherry.integrations.containers.torch.layout import WRITABLE, Archives, archives_map
 from wherry.integrations.containers.torch.legacy import is_legacy, is_tar, read_legacy
 from wherry.integrations.containers.torch.objects import build, pickle_object
 from wherry.integrations.containers.torch.values import RULES
-from wherry.integrations.containers.torch.writer import WRITABLE, ArchivesWriter, place_archives
 from wherry.integrations.containers.zip.read import LOCAL_MAGIC, first_name, read_directory
-from wherry.storage.location import Entry
+from wherry.store.store import Entry
 from wherry.tree.tree_reading import read_tree
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from wherry.formats.format import Glimpse, Options
     from wherry.integrations.containers.torch.archive import Archive
     from wherry.storage.location import Location
+    from wherry.target.file_map import FileMap, Scene
 
 VERSION = "zip, version 3"
 _OLD_SCRIPT = "/model.json"  # of torch 1.0 and 1.1
@@ -88,13 +89,12 @@ def _open_archive(location: Location, detection: Detection, archive: Archive) ->
 
 
 def _prepare(manifest: Manifest, _options: Options) -> Manifest:
-    build(manifest, "")  # refuses unrepresentable contents before any bytes are written
+    build(manifest)  # refuses unrepresentable contents before any bytes are written
     return without_chunks(manifest)
 
 
-def _create(staging: Location, manifest: Manifest, _options: Options) -> ArchivesWriter:
-    archive = pickle_object(build(manifest, staging.uri))
-    return ArchivesWriter(staging.parent, {staging.name: place_archives([archive])})
+def _layout(manifest: Manifest, _options: Options, _scene: Scene) -> FileMap:
+    return archives_map({".": Archives([pickle_object(build(manifest))])})
 
 
 def _detect_script(glimpse: Glimpse) -> Detection | None:
@@ -158,8 +158,7 @@ FORMATS = (
         title="torch.save, zip archive",
         detect=_detect,
         open=_open,
-        create=_create,
-        streams=True,
+        layout=_layout,
         holds=Holds(dtypes=WRITABLE, values=True, empties=True, types=True),
         aliases=("pt", "bin"),
         single_file=True,
@@ -173,7 +172,6 @@ FORMATS = (
         title="torch.save, legacy (before torch 1.6)",
         detect=_detect_legacy,
         open=_open_legacy,
-        create=None,
         holds=Holds(dtypes=frozenset()),
         single_file=True,
     ),
@@ -182,7 +180,6 @@ FORMATS = (
         title="TorchScript archive",
         detect=_detect_script,
         open=_refuse_script,
-        create=None,
         readable=False,
         holds=Holds(dtypes=frozenset()),
         refines=("torch-zip",),

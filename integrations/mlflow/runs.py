@@ -34,8 +34,8 @@ from wherry.integrations.mlflow.client import (
 )
 from wherry.integrations.mlflow.figures import description, metrics_of, params_of, source_dataset
 from wherry.ledger.resolve import DIGEST_TAG, URI_TAG, WEIGHTS_TAG
-from wherry.staging.janitor import forget_runs, left_runs, noting_run, owner_text, text_has_ended
 from wherry.storage.home import ensure_home, mlflow_artifacts, sqlite_file, without_secrets
+from wherry.target.janitor import forget_runs, left_runs, noting_run, owner_text, text_has_ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

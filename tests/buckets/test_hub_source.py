@@ -8,8 +8,8 @@ from safetensors.numpy import load_file, save_file
 
 import wherry
 from wherry.errors import NotFoundError
-from wherry.remote.hub import HubPath, parse_hub_path
 from wherry.storage.stores import locate
+from wherry.store.hub import HubPath, parse_hub_path
 
 
 def pushed(server, branch="main", **files):

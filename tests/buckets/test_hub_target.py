@@ -10,9 +10,9 @@ import wherry
 from tests.support.hub_server import LFS_FROM, PART
 from tests.support.object_stores import model
 from wherry.errors import MismatchError, NotFoundError, StorageError, TargetExistsError, TargetInUseError
-from wherry.objects.hub_commit import is_occupied
-from wherry.staging.clean import clean
 from wherry.storage.stores import locate
+from wherry.store.hub_commit import is_occupied
+from wherry.target.clean import clean
 
 REPO = "owner/model"
 
@@ -191,8 +191,8 @@ def killed(source, server):
         raise KilledError
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KilledError):
-        patch.setattr("wherry.staging.copied_staging.require_same", kill)
-        patch.setattr("wherry.objects.hub_commit.HubCommit.__exit__", lambda *_: None)
+        patch.setattr("wherry.target.copied_staging.require_same", kill)
+        patch.setattr("wherry.store.hub_commit.HubCommit.__exit__", lambda *_: None)
         convert(source, f"hf://{REPO}")
     (left,) = (one for one in server.branches[REPO] if one != "main")
     assert sorted(files(server)) == [".gitattributes"]

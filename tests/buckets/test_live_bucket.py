@@ -13,7 +13,7 @@ from tests.support.buckets import forget_filesystems
 from tests.support.faults import ALWAYS, status
 from wherry.errors import StorageError
 from wherry.remote.retries import RetryPolicy
-from wherry.staging.clean import clean
+from wherry.target.clean import clean
 
 BUSY = status(503, b"busy")
 
@@ -67,7 +67,7 @@ def test_a_live_state_is_exported_to_a_bucket_and_restored(bucket, states, to):
 def quick(bucket, monkeypatch):
     """Retries that wait for milliseconds."""
     policy = partial(RetryPolicy, pause=0.01, longest_pause=0.05)
-    monkeypatch.setattr("wherry.storage.fsspec_store.RetryPolicy", policy)
+    monkeypatch.setattr("wherry.store.remote_store.RetryPolicy", policy)
     forget_filesystems()
     return bucket
 

@@ -11,7 +11,6 @@ from tests.support.bucket_fixtures import on_both
 from tests.support.registry import model_folder
 from tests.support.signing import key_pair
 from wherry.cli import main
-from wherry.objects.stores import object_store
 from wherry.storage.stores import locate
 
 ROUTES = """
@@ -117,7 +116,7 @@ def test_conversions_and_what_follows_from_them(walk):
 
 @on_both("s3")
 def test_a_fetch_within_a_bucket_is_copied_by_the_store(walk, bucket, monkeypatch):
-    kind, sent = type(object_store(locate(bucket.uri).store)), []
+    kind, sent = type(locate(bucket.uri).store), []
     walk("convert {B}/runs/one/200 {B}/made/dcp --to dcp --ignore companions")
     put_object, put_part = kind.put_object, kind.put_part
     monkeypatch.setattr(

@@ -161,7 +161,7 @@ def test_the_docs_list_every_format_with_what_works():
 
     text = PAGES["reference/formats"]
     for name, row in formats().items():
-        works = f"{'yes' if row.readable else 'refused'} | {'yes' if row.create else 'no'}"
+        works = f"{'yes' if row.readable else 'refused'} | {'yes' if row.is_written else 'no'}"
         assert re.search(rf"^\| `{re.escape(name)}` \|.*\| {re.escape(works)} \|", text, re.MULTILINE), name
 
 

@@ -232,10 +232,10 @@ def test_values():
 
 
 def test_every_field_is_described():
-    from wherry.config.schema import Contents
+    from wherry.config.schema import ConfigFile
 
-    schema = Contents.model_json_schema()
-    tables = {"Contents": schema, **schema["$defs"]}
+    schema = ConfigFile.model_json_schema()
+    tables = {"ConfigFile": schema, **schema["$defs"]}
     bare = [
         f"{table}.{name}"
         for table, body in tables.items()

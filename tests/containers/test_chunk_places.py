@@ -1,75 +1,77 @@
-"""The computed places of chunks: those of a row for each chunk, whatever the arrays."""
+"""The computed places of chunks: those of a row for each chunk, whatever the tensors."""
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from wherry.integrations.containers.ocdbt.write import Reference
-from wherry.integrations.containers.zarr import new
-from wherry.integrations.containers.zarr.metadata import parse
-from wherry.integrations.containers.zarr.places import ChunkPlaces, data_file, start_after
+from wherry.core.tensorspec import TensorSpec
+from wherry.integrations.containers.zarr.places import ChunkPlaces, data_file, number_of_data_file
+from wherry.target.files import start_after
+from wherry.target.grids import Grids, chunk_bytes, counts_of
 
-VERSIONS = st.sampled_from([2, 3])
 UNHURRIED = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
 
 @st.composite
-def arrays(draw):
-    """Some arrays, by what the keys of their chunks begin with."""
-    names = draw(
-        st.lists(st.sampled_from(["", "a/", "a/c/", "a/c/0/", "b.c/", "0/"]), unique=True, max_size=4)
-    )
-    version, found = draw(VERSIONS), {}
-    for name in names:
+def tensors(draw):
+    """Some tensors with grids, with chunks below and above the size from which they begin on a block."""
+    found = []
+    for number in range(draw(st.integers(0, 4))):
         shape = tuple(draw(st.lists(st.integers(1, 5), max_size=2)))
         chunks = tuple(draw(st.integers(1, extent)) for extent in shape)
-        wide = draw(
-            st.sampled_from([1, 40_000])
-        )  # below and above the size from which chunks begin on a block
+        wide = draw(st.sampled_from([1, 40_000]))
         shape, chunks = (*shape, wide), (*chunks, wide)
         if draw(st.booleans()):
             shape, chunks = (), ()
-        found[name] = parse(new.text("float32", shape, chunks, version, "none"), version, name)
+        found.append(TensorSpec((f"t{number}",), shape, "float32", chunks))
     return found
 
 
-def placed_one_by_one(found, file_bytes):
-    places, number, end = {}, 0, 0
-    for name, array in found.items():
-        for key in array.keys():  # noqa: SIM118  of chunks
-            start = start_after(end, array.chunk_nbytes)
-            if end and start + array.chunk_nbytes > file_bytes:
+def placed_one_by_one(specs, file_bytes):
+    places, number, end = [], 0, 0
+    for spec in specs:
+        size = chunk_bytes(spec)
+        for _chunk in range(math.prod(counts_of(spec))):
+            start = start_after(end, size)
+            if end and start + size > file_bytes:
                 number, start = number + 1, 0
-            places[f"{name}{key}"] = Reference(data_file(number), start, array.chunk_nbytes)
-            end = start + array.chunk_nbytes
+            places.append((data_file(number), start, size))
+            end = start + size
     return places
 
 
 @UNHURRIED
-@given(arrays(), st.integers(1, 1 << 20))
-def test_chunks_lie_where_they_are_placed_one_by_one(found, file_bytes):
-    places, wanted = ChunkPlaces(found, file_bytes), placed_one_by_one(found, file_bytes)
-    if len(wanted) != sum(array.chunk_count for array in found.values()):
-        return  # two arrays have chunks of one key, which a writer refuses
-    assert dict(places) == wanted
-    assert len(places) == len(wanted)
+@given(tensors(), st.integers(1, 1 << 20))
+def test_chunks_lie_where_they_are_placed_one_by_one(specs, file_bytes):
+    places, wanted = ChunkPlaces(specs, file_bytes), placed_one_by_one(specs, file_bytes)
+    found = [places.at(number) for number in range(len(Grids(specs)))]
+    assert [place[:3] for place in found] == wanted
     ends = {data_file(0): 0}
-    for place in wanted.values():
-        ends[place.file] = place.offset + place.length
+    for file, offset, size in wanted:
+        ends[file] = offset + size
     assert places.ends == ends
-    rows = [*wanted.items(), ("", Reference("", 0, 0))]
-    for (key, place), (_key, after) in pairwise(rows):
-        assert places.stop(key) == (after.offset if after.file == place.file else ends[place.file])
+    for place, after in pairwise([*found, None]):
+        same = after is not None and after.file == place.file
+        assert place.stop == (after.offset if same else ends[place.file])
 
 
-@pytest.mark.parametrize(
-    "key", ["a/c/3", "a/c/00", "a/c/-1", "a/c/0/0", "a/c", "b/c/0", "c/0", "", "a/c/x", "a/d/0"]
-)
-def test_a_key_of_no_chunk_has_no_place(key):
-    places = ChunkPlaces({"a/": parse(new.text("uint8", (6,), (2,), 3, "none"), 3, "a")})
-    assert key not in places
-    assert list(places) == ["a/c/0", "a/c/1", "a/c/2"]
+@UNHURRIED
+@given(tensors())
+def test_a_chunk_has_one_number(specs):
+    grids = Grids(specs)
+    held = {spec.path: 0 for spec in specs}
+    for number in range(len(grids)):
+        chunk = grids[number]
+        assert grids.number(chunk.spec.path, chunk.region) == number
+        held[chunk.spec.path] += math.prod(part.stop - part.start for part in chunk.region)
+    assert held == {spec.path: spec.size for spec in specs}
+
+
+def test_only_data_files_with_chunks_have_a_number():
+    assert [number_of_data_file(data_file(number)) for number in (0, 17, 1 << 40)] == [0, 17, 1 << 40]
+    for name in (f"d/{'f' * 32}", "manifest.ocdbt", "0" * 32, "d/", f"d/{'0' * 31}", f"e/{'0' * 32}"):
+        assert number_of_data_file(name) is None, name

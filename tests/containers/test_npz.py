@@ -17,6 +17,7 @@ from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, HostileError, UnrepresentableError, UnsupportedError
 from wherry.formats.registry import find_format
+from wherry.mover.read import read_array
 from wherry.testing import readers
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def test_every_type_order_and_rank_that_numpy_writes(tmp_path, save):
             assert np.array_equal(got, array), name
     found = opened(tmp_path / "a.npz", "npz")
     readers.check_reader(found)
-    assert (found.reader.extents(found.manifest.tensors["int32",]) is None) == (save is not np.savez)
+    assert (found.reader.access(found.manifest.tensors["int32",]).extents is None) == (save is not np.savez)
 
 
 @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
@@ -145,11 +146,12 @@ def test_large_deflated_members_go_through_in_little_memory(tmp_path):
     for name, array in arrays.items():
         spec = found.manifest.tensors[name,]
         assert spec.chunks == spec.shape
-        assert found.reader.held(spec, spec.whole) < 4 << 20
-        blocks = [b"".join(block.pieces) for block in found.reader.stream(spec, spec.whole)]
+        decoder = found.reader.access(spec).decoder
+        assert decoder.memory(spec.whole) < 4 << 20
+        blocks = [b"".join(block.pieces) for block in decoder.decode(spec.whole)]
         assert len(blocks) > 4
         assert max(map(len, blocks)) <= 1 << 20
-        assert np.array_equal(found.reader.read(spec, spec.whole), array)
+        assert np.array_equal(read_array(found.reader, spec, spec.whole), array)
     wherry.convert(
         tmp_path / "a.npz", tmp_path / "a.safetensors", to="safetensors", memory="16MiB", lineage=False
     )
@@ -258,7 +260,7 @@ def test_numpy_reads_what_is_written(tmp_path, count):
         assert checked.testzip() is None
     found = opened(tmp_path / "a.npz", "npz")
     for spec in found.manifest.tensors.values():
-        assert all(extent.offset % 64 == 0 for extent in found.reader.extents(spec))
+        assert all(extent.offset % 64 == 0 for extent in found.reader.access(spec).extents)
 
 
 def test_types_that_numpy_cannot_hold_are_refused_by_name(tmp_path):

@@ -25,8 +25,8 @@ from tests.support.formats import (
 from wherry.errors import CorruptError, HostileError, NotACheckpointError, UnsupportedError
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import find_format
-from wherry.storage.fsspec_store import remote_store
 from wherry.storage.stores import locate
+from wherry.store.remote_store import remote_store
 from wherry.testing import readers
 
 PROTOCOLS = [0, 1, 2, 3, 4, 5]
@@ -92,7 +92,7 @@ def test_every_type_order_and_size(tmp_path, protocol):
     assert found.manifest.values["deep", "list", "1", "1", "x"] == 1.5
     assert found.manifest.step == 9
     assert found.detection.format_version == f"pickle protocol {protocol}"
-    raw = found.reader.extents(found.manifest.tensors["large",])
+    raw = found.reader.access(found.manifest.tensors["large",]).extents
     assert (raw is None) == (protocol == 2)
     readers.check_reader(found, regions=2)
 
@@ -122,7 +122,7 @@ def test_python_2_wrote_bytes_as_its_text(tmp_path):
     path.write_bytes(old)
     with wherry.open(path) as found:
         assert found.read("w").tolist() == np.arange(300.0).tolist()
-        assert found.reader.extents(found.manifest.tensors["w",]) is not None
+        assert found.reader.access(found.manifest.tensors["w",]).extents is not None
 
 
 def test_spelt_bytes_are_read_by_pages(tmp_path):

@@ -7,7 +7,6 @@ from google_crc32c import value as crc32c
 
 from wherry.integrations.containers.ocdbt import write
 from wherry.integrations.containers.ocdbt.write import Reference, encode_database
-from wherry.integrations.containers.zarr.store import DatabaseChunks
 
 ts = pytest.importorskip("tensorstore")
 
@@ -59,37 +58,3 @@ def test_what_dump_says_is_what_was_put(tmp_path):
     (version,) = found["versions"]
     assert version["root"]["statistics"]["num_keys"] == 2
     assert version["root"]["statistics"]["num_indirect_value_bytes"] == 4
-
-
-class Killed(BaseException):
-    """Stands for kill -9."""
-
-
-@pytest.mark.parametrize("file", ["manifest.ocdbt", "nodes"])
-def test_a_database_that_is_completed_again_and_killed_is_still_known(tmp_path, monkeypatch, file):
-    first = DatabaseChunks(tmp_path)
-    first.put("a/0", memoryview(b"x" * 100))
-    first.finish({"a/.zarray": b"{}"})
-    first.close()
-    files = {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    opened, marked = os.open, file if file in files else max(files, key=lambda name: (len(name), name))
-
-    def cut(path, flags, *mode, **named):
-        descriptor = opened(path, flags, *mode, **named)
-        if flags & os.O_TRUNC and marked in os.fspath(path):
-            os.close(descriptor)
-            raise Killed
-        return descriptor
-
-    again = DatabaseChunks(tmp_path)
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(os, "open", cut)
-        again.finish({"a/.zarray": b"{}"})
-    again.close()
-    last = DatabaseChunks(tmp_path)
-    assert last.place("a/0") == first.place("a/0")
-    last.finish({"a/.zarray": b"{}"})
-    last.close()
-    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == set(files), "a draft was left"
-    store = ts.KvStore.open({"driver": "ocdbt", "base": f"file://{tmp_path}/"}).result()
-    assert store.read("a/0").result().value == b"x" * 100

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import pickle
+import tracemalloc
+import zipfile
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 from tests.support.make_golden_pickles import GOLDEN, listed, rule_sets
 from wherry.errors import HostileError, UnsupportedError
 from wherry.integrations.containers.pickle.opcodes import load
+from wherry.integrations.containers.pickle.survey import survey
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = rule_sets()
@@ -149,3 +152,16 @@ class Evil:
 def test_what_pickle_itself_writes_is_refused(name, protocol):
     with pytest.raises(HostileError, match="eval"):
         load(pickle.dumps([1, Evil()], protocol), RULES[name], "x")
+
+
+@pytest.mark.parametrize("inner", ["archive/data.pkl", "a.npy"])
+def test_a_member_that_begins_with_no_pickle_is_not_inflated(tmp_path, inner):
+    file = tmp_path / "model.pt"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(inner, bytes(64 << 20))
+    tracemalloc.start()
+    found = survey(file)
+    _now, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [bool(stream.error) for stream in found] == ([True] if inner.endswith("pkl") else [])
+    assert peak < 4 << 20

@@ -99,7 +99,7 @@ def test_parts_of_raw_chunks_are_read_alone(tmp_path, chunks, region):
         array, region = array[:, :40].copy(), (region[0], slice(region[1].start, min(region[1].stop, 40)))
     folder = stored(tmp_path / "in", array, chunks, **NONE)
     with wherry.open(folder) as checkpoint:
-        assert not checkpoint.reader.access(checkpoint.spec("w")).gridded
+        assert checkpoint.reader.access(checkpoint.spec("w")).decoder is None
         assert checkpoint.read("w", region).tobytes() == array[region].tobytes()
 
 

@@ -72,7 +72,7 @@ def made(tmp_path, name, options):
     shutil.move(place.path, out)
     with wherry.open(out, format=name) as checkpoint:
         largest = max(checkpoint.manifest.tensors.values(), key=lambda spec: spec.nbytes)
-        extents = checkpoint.reader.extents(largest)
+        extents = checkpoint.reader.access(largest).extents
     if extents:
         return out, [(extents[0].location.path, extents[0].offset + extents[0].length // 2)]
     files = [out] if out.is_file() else [path for path in out.rglob("*") if path.is_file()]
@@ -305,7 +305,7 @@ def test_a_flipped_bit_where_nothing_recorded_a_checksum(tmp_path, name):
     assert (intact.verdict, intact.lineage) == ("read", "recorded")
     with wherry.open(out) as checkpoint:
         largest = max(checkpoint.manifest.tensors.values(), key=lambda spec: spec.nbytes)
-        extents = checkpoint.reader.extents(largest)
+        extents = checkpoint.reader.access(largest).extents
         stored = extents[-1] if extents else None
     if stored:
         flip(Path(stored.location.path), stored.offset + stored.length // 2)

@@ -41,9 +41,7 @@ CORPUS_CASES = {
     if case in cases(name)
 }
 OURS = ("huggingface", "safetensors")  # with companions, in a folder and as one file
-WRITTEN = [
-    name for name, row in formats().items() if row.create is not None and (name in OURS or not cases(name))
-]
+WRITTEN = [name for name, row in formats().items() if row.is_written and (name in OURS or not cases(name))]
 
 
 def two_ranks_of_fsdp(folder):

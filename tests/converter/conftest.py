@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support import buckets, store_rules
-from wherry.objects.amazon import AmazonObjects
-from wherry.objects.azure import AzureObjects
-from wherry.objects.google import GoogleObjects
-from wherry.objects.uploads import PartLimits
 from wherry.remote.retries import RetryPolicy
+from wherry.store.amazon import AmazonStore
+from wherry.store.azure import AzureStore
+from wherry.store.google import GoogleStore
+from wherry.store.store import PartLimits
 from wherry.upload import uploaded_file
 
 if TYPE_CHECKING:
@@ -57,10 +57,10 @@ def faulty(emulated, monkeypatch):
     emulated.proxy.rules = store_rules.RULES[emulated.scheme]
     monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", 1)
     monkeypatch.setattr(uploaded_file, "PART_BYTES", PART)
-    for kind in (AmazonObjects, AzureObjects, GoogleObjects):
+    for kind in (AmazonStore, AzureStore, GoogleStore):
         monkeypatch.setattr(kind, "part_limits", PartLimits(1, 1 << 30, 1024))
     quick = partial(RetryPolicy, pause=0.01, longest_pause=0.05)
-    monkeypatch.setattr("wherry.storage.fsspec_store.RetryPolicy", quick)
+    monkeypatch.setattr("wherry.store.remote_store.RetryPolicy", quick)
     buckets.forget_filesystems()
     yield emulated
     emulated.proxy.clear()

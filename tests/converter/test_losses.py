@@ -16,9 +16,9 @@ from tests.support.command import command
 from wherry.core.request import LayoutRequest, TargetRequest, convert_request
 from wherry.errors import UnrepresentableError
 from wherry.mover.output import Output
-from wherry.units.commit import commit
-from wherry.units.split_job import split
-from wherry.units.work import work
+from wherry.workers.commit import commit
+from wherry.workers.job import split
+from wherry.workers.work import work
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 96,

@@ -27,9 +27,9 @@ from wherry.errors import (
     UsageError,
 )
 from wherry.formats.registry import formats, rewrites
-from wherry.staging.lease import Lease
 from wherry.storage import copy
 from wherry.storage.stores import locate
+from wherry.target.lease import Lease, LeaseFile
 
 pytest.importorskip("torch.distributed.checkpoint")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -265,7 +265,7 @@ def test_in_place_without_links(source, monkeypatch):
 
 def test_a_held_target_and_a_held_source(tmp_path, source):
     for name, arguments in (("b", {"target": tmp_path / "b"}), ("a", {"in_place": True})):
-        with Lease(tmp_path / f".wherry-{name}.lease", name), pytest.raises(TargetInUseError):
+        with Lease(LeaseFile(tmp_path / f".wherry-{name}.lease"), name), pytest.raises(TargetInUseError):
             wherry.rewrite(source, as_=FOR_TORCH, **arguments)
     assert ".metadata.before" not in files(source)
 

@@ -28,7 +28,7 @@ from wherry.mover.output import Output
 from wherry.storage.stores import locate
 from wherry.testing import samples, writers
 
-WRITTEN = [name for name, row in formats().items() if row.create is not None]
+WRITTEN = [name for name, row in formats().items() if row.is_written]
 ROWS, COLUMNS = 5, 1 << 18
 
 
@@ -214,7 +214,7 @@ def test_a_fifo_that_appears_is_a_change(monkeypatch, tmp_path, source):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("moment", ["open_journal", "source_references"])
+@pytest.mark.parametrize("moment", ["inside", "source_references"])
 def test_a_companion_that_is_gone_is_a_change_at_any_moment(monkeypatch, tmp_path, source, moment):
     """Before the pass, where companions are copied, and after it, where the source's digest is made."""
     from wherry.converter import job

@@ -28,11 +28,11 @@ from wherry.errors import (
     UsageError,
 )
 from wherry.formats.registry import formats
-from wherry.objects.memory import MemoryObjects
-from wherry.staging.object_journal import ObjectJournal
-from wherry.staging.object_lease import ObjectLease
-from wherry.storage.fsspec_store import FsspecStore
 from wherry.storage.stores import locate
+from wherry.store.fsspec_store import FsspecStore
+from wherry.store.memory import MemoryStore
+from wherry.target.journal import Journal
+from wherry.target.lease import LeaseObject, lease_of
 
 SHARDS = {"max_shard_size": "500KB"}
 TARGETS = ["safetensors", "hf", "orbax"]
@@ -86,13 +86,13 @@ def test_objects_that_the_pass_completes_are_read_back_in_it(source, target, mon
 def _slow_down(monkeypatch, *names):
     """Let objects be sent long after their bytes were written."""
     for name in names:
-        real = getattr(MemoryObjects, name)
+        real = getattr(MemoryStore, name)
 
         def call(self, *args, real=real, **kwargs):
             time.sleep(0.05)
             return real(self, *args, **kwargs)
 
-        monkeypatch.setattr(MemoryObjects, name, call)
+        monkeypatch.setattr(MemoryStore, name, call)
 
 
 @pytest.mark.parametrize("to", TARGETS)
@@ -119,7 +119,7 @@ def test_no_part_is_copied_into_one_buffer(source, target):
 
 
 def test_every_format_in_folders_has_a_commit_member():
-    rows = [row for row in formats().values() if row.create is not None and not row.single_file]
+    rows = [row for row in formats().values() if row.is_written and not row.single_file]
     assert rows
     assert [row.name for row in rows if not row.commit_members] == []
 
@@ -185,7 +185,7 @@ def test_an_error_that_no_retry_fixes_leaves_nothing(source, target, monkeypatch
     def refused(_self, _upload, parts, **_kwargs):
         raise MismatchError(f"{len(parts)} parts are wrong")
 
-    monkeypatch.setattr(MemoryObjects, "assemble", refused)
+    monkeypatch.setattr(MemoryStore, "assemble", refused)
     with pytest.raises(MismatchError, match="are wrong"):
         convert(source, target, "safetensors")
     assert left_beside(target) == []
@@ -194,7 +194,7 @@ def test_an_error_that_no_retry_fixes_leaves_nothing(source, target, monkeypatch
 
 
 def test_an_error_that_a_retry_fixes_leaves_a_resumable_state(source, target, monkeypatch):
-    real, seen = MemoryObjects.put_part, []
+    real, seen = MemoryStore.put_part, []
 
     def once(self, *args):
         seen.append(args)
@@ -202,7 +202,7 @@ def test_an_error_that_a_retry_fixes_leaves_a_resumable_state(source, target, mo
             raise StorageError("no answer", uri="memory://", cure="retry", retryable=True)
         return real(self, *args)
 
-    monkeypatch.setattr(MemoryObjects, "put_part", once)
+    monkeypatch.setattr(MemoryStore, "put_part", once)
     with pytest.raises(StorageError, match="no answer"):
         convert(source, target, "safetensors")
     assert any("journal-" in name for name in left_beside(target))
@@ -244,8 +244,8 @@ def test_a_part_that_the_store_has_lost_is_sent_again(source, target, monkeypatc
     with watched(fatal=25, only=("put_part",)), pytest.raises(Killed):
         convert(source, target, "safetensors")
     release(target)
-    real = MemoryObjects.parts
-    monkeypatch.setattr(MemoryObjects, "parts", lambda self, upload: real(self, upload)[1:])
+    real = MemoryStore.parts
+    monkeypatch.setattr(MemoryStore, "parts", lambda self, upload: real(self, upload)[1:])
     receipt = convert(source, target, "safetensors")
     assert "no longer has all parts" in receipt.note
     assert wherry.verify(target, level="digest").ok
@@ -274,12 +274,12 @@ def test_a_wrong_byte_in_the_store_is_found_before_the_commit(source, target):
 
 
 def test_a_wrong_byte_in_a_small_object_is_found_before_the_commit(source, target, monkeypatch):
-    real = MemoryObjects.put_object
+    real = MemoryStore.put_object
 
     def flipped(self, path, data, run, *, replaces=""):
         return real(self, path, b"[]" if path.endswith("/wherry.json") else data, run, replaces=replaces)
 
-    monkeypatch.setattr(MemoryObjects, "put_object", flipped)
+    monkeypatch.setattr(MemoryStore, "put_object", flipped)
     with pytest.raises(MismatchError, match="read-back differs"):
         convert(source, target, "hf")
     assert not locate(target).exists()
@@ -306,13 +306,13 @@ def test_objects_of_somebody_else_beside_those_of_a_killed_run_are_not_touched(s
 
 
 def test_an_object_that_appears_meanwhile_is_not_committed_with_the_others(source, target, monkeypatch):
-    real = MemoryObjects.assemble
+    real = MemoryStore.assemble
 
     def beside(self, *args, **kwargs):
         locate(target).join("intruder.json").put(b"{}")
         return real(self, *args, **kwargs)
 
-    monkeypatch.setattr(MemoryObjects, "assemble", beside)
+    monkeypatch.setattr(MemoryStore, "assemble", beside)
     with pytest.raises(TargetExistsError, match="during the conversion"):
         convert(source, target, "hf")
     assert [entry.name for entry in locate(target).walk()] == ["intruder.json"]
@@ -342,10 +342,8 @@ def test_of_two_runs_one_makes_the_target(source, target):
 
 
 def test_a_second_run_is_refused_and_names_the_first(source, target):
-    place = locate(target)
-    lease = place.parent.join(f".wherry-{place.name}.lease")
     with (
-        ObjectLease(MemoryObjects(place.store), lease, target),
+        lease_of(locate(target)),
         pytest.raises(TargetInUseError, match=r"process .* is writing this target"),
     ):
         convert(source, target, "hf")
@@ -353,56 +351,15 @@ def test_a_second_run_is_refused_and_names_the_first(source, target):
 
 
 def test_a_lease_that_is_not_renewed_is_taken_over_and_its_owner_ends(source, target, monkeypatch):
-    place = locate(target)
-    lease = place.parent.join(f".wherry-{place.name}.lease")
-    monkeypatch.setattr("wherry.staging.lease_watch.this_process", lambda _token: None)
-    monkeypatch.setattr("wherry.staging.object_lease.EXPIRY_SECONDS", 0.2)
-    monkeypatch.setattr("wherry.staging.lease_watch.LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(ObjectLease, "_text", lambda _self, _beat: b"not of this machine")
-    with ObjectLease(MemoryObjects(place.store), lease, target) as silent:
+    monkeypatch.setattr(LeaseObject, "expiry", 0.2)
+    monkeypatch.setattr("wherry.target.lease_watch.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("wherry.target.lease.lease_text", lambda _owner, _beat: b"not of this machine")
+    with lease_of(locate(target)) as silent:
         assert convert(source, target, "hf").resumed_bytes == 0
         assert not silent.holds()
         with pytest.raises(TargetInUseError, match="took over"):
             silent.require_held()
     assert left_beside(target) == []
-
-
-@pytest.fixture
-def needs_a_disk(monkeypatch):
-    """Orbax, as a format of a plug-in that does not say that it streams."""
-    rows = dict(formats())
-    rows["orbax"] = replace(rows["orbax"], streams=False)
-    monkeypatch.setattr("wherry.formats.registry.formats", lambda: rows)
-
-
-@pytest.mark.usefixtures("needs_a_disk")
-def test_a_format_that_needs_a_disk_is_uploaded_in_parts_and_compared(source, target, tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with watched() as calls:
-        receipt = convert(source, target, "orbax")
-    assert [name for name, _ in calls].count("put_part") > 20
-    assert receipt.verification["level"] == "digest"
-    assert locate(target).join("commit_success.txt").exists()
-    assert left_beside(target) == []
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("wherry-")] == []
-
-
-@pytest.mark.usefixtures("altered", "needs_a_disk")
-def test_an_upload_of_staged_files_that_fails_leaves_nothing(source, target, tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with pytest.raises(MismatchError, match="read-back differs"):
-        convert(source, target, "orbax")
-    assert not locate(target).exists()
-    assert left_beside(target) == []
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("wherry-")] == []
-
-
-@pytest.mark.usefixtures("needs_a_disk")
-def test_a_second_run_of_a_format_that_needs_a_disk_is_refused_at_its_start(source, target):
-    place = locate(target)
-    lease = place.parent.join(f".wherry-{place.name}.lease")
-    with ObjectLease(MemoryObjects(place.store), lease, target), pytest.raises(TargetInUseError):
-        convert(source, target, "orbax")
 
 
 def test_a_checkpoint_is_fetched_into_a_store_and_back(source, target, tmp_path):
@@ -426,7 +383,7 @@ def test_the_checksums_of_objects_that_a_killed_run_completed_are_a_proof_too(
 ):
     moves_noted, assembled = threading.Event(), itertools.count(1)
 
-    real_part, real_record = ObjectJournal.part, ObjectJournal.record
+    real_part, real_record = Journal.part, Journal.record
 
     def part(self, *given):
         real_part(self, *given)
@@ -452,16 +409,16 @@ def test_the_checksums_of_objects_that_a_killed_run_completed_are_a_proof_too(
 
     with pytest.MonkeyPatch.context() as patch:
         if noted:
-            patch.setattr(ObjectJournal, "part", part)
-            patch.setattr(ObjectJournal, "record", record)
+            patch.setattr(Journal, "part", part)
+            patch.setattr(Journal, "record", record)
         else:
-            patch.setattr(ObjectJournal, "_flush", lambda _self: None)
+            patch.setattr(Journal, "_flush", lambda _self: None)
         with (
             watched(fatal=3, only=("assemble",)),
             pytest.MonkeyPatch.context() as inner,
             pytest.raises(Killed),
         ):
-            inner.setattr(MemoryObjects, "assemble", at_the_third(MemoryObjects.assemble))
+            inner.setattr(MemoryStore, "assemble", at_the_third(MemoryStore.assemble))
             convert(source, target, "hf", verify="store")
     release(target)
     monkeypatch.setattr("wherry.converter.job.read_back", None)
@@ -474,41 +431,27 @@ def test_the_checksums_of_objects_that_a_killed_run_completed_are_a_proof_too(
 
 @pytest.mark.parametrize("to", ["safetensors", "hf"])
 def test_a_store_that_computes_other_checksums_has_other_bytes(source, target, monkeypatch, to):
-    real = MemoryObjects.put_part
+    real = MemoryStore.put_part
 
     def flipped(self, upload, number, data):
         sent = bytearray(b"".join(data))
         sent[0] ^= number == 2
         return real(self, upload, number, [memoryview(sent)])
 
-    monkeypatch.setattr(MemoryObjects, "put_part", flipped)
+    monkeypatch.setattr(MemoryStore, "put_part", flipped)
     with pytest.raises(CorruptError, match="other bytes of part 2"):
         convert(source, target, to, verify="store")
     assert not locate(target).exists()
 
 
 def test_a_store_without_checksums_proves_nothing(source, target, monkeypatch):
-    real = MemoryObjects.put_part
-    monkeypatch.setattr(
-        MemoryObjects, "put_part", lambda self, *args: replace(real(self, *args), checksum="")
-    )
-    monkeypatch.setattr(MemoryObjects, "_join_parts", lambda _self, *_args: b"")
+    real = MemoryStore.put_part
+    monkeypatch.setattr(MemoryStore, "put_part", lambda self, *args: replace(real(self, *args), checksum=""))
+    monkeypatch.setattr(MemoryStore, "_join_parts", lambda _self, *_args: b"")
     with pytest.raises(MismatchError):
         convert(source, target, "safetensors", verify="store")
 
 
-@pytest.mark.usefixtures("needs_a_disk")
-@pytest.mark.parametrize(("to", "where"), [("orbax", "memory"), ("hf", "file")])
-def test_checksums_of_a_store_are_refused_where_there_are_none(source, target, tmp_path, to, where):
+def test_checksums_of_a_store_are_refused_where_there_are_none(source, tmp_path):
     with pytest.raises(UsageError, match="no store computes checksums"):
-        convert(source, target if where == "memory" else tmp_path / "out", to, verify="store")
-
-
-def test_every_format_that_is_written_here_streams():
-    assert [name for name, row in formats().items() if row.create is not None and not row.streams] == []
-
-
-@pytest.mark.usefixtures("needs_a_disk")
-def test_the_plan_says_what_is_staged_on_a_disk(source, target):
-    assert any("staged on the local disk" in note for note in wherry.plan(source, target, to="orbax").notes)
-    assert not wherry.plan(source, target, to="hf").notes
+        convert(source, tmp_path / "out", "hf", verify="store")

@@ -16,9 +16,9 @@ from tests.support.object_stores import (
     watched,
 )
 from wherry.errors import CorruptError, MismatchError, TargetExistsError
-from wherry.objects.memory import MemoryObjects
-from wherry.staging.object_journal import GROUPS
 from wherry.storage.stores import locate
+from wherry.store.memory import MemoryStore
+from wherry.target.object_journal import GROUPS
 from wherry.upload.run import UploadRun
 
 TARGETS = ["safetensors", "torch-zip", "npz"]
@@ -63,13 +63,13 @@ def test_the_last_act_makes_the_file_of_its_parts(source, target, to, part):
 
 
 def test_nothing_is_there_before_the_commit(source, target, monkeypatch):
-    real, seen = MemoryObjects.assemble, []
+    real, seen = MemoryStore.assemble, []
 
     def assemble(self, *arguments, **options):
         seen.append(locate(target).exists())
         return real(self, *arguments, **options)
 
-    monkeypatch.setattr(MemoryObjects, "assemble", assemble)
+    monkeypatch.setattr(MemoryStore, "assemble", assemble)
     convert(source, target)
     assert seen == [False]
 
@@ -119,13 +119,13 @@ def test_a_killed_run_sends_only_what_it_had_not_sent(source, target):
 
 
 def test_the_file_of_somebody_else_is_not_replaced(source, target, monkeypatch):
-    place, real = locate(target), MemoryObjects.assemble
+    place, real = locate(target), MemoryStore.assemble
 
     def assemble(self, upload, *arguments, **options):
         self.put_object(place.path, b"of somebody else", "another run")
         return real(self, upload, *arguments, **options)
 
-    monkeypatch.setattr(MemoryObjects, "assemble", assemble)
+    monkeypatch.setattr(MemoryStore, "assemble", assemble)
     with pytest.raises(TargetExistsError):
         convert(source, target)
     assert place.read_whole(100) == b"of somebody else"

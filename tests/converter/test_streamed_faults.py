@@ -29,10 +29,9 @@ from tests.support.faults import (
 )
 from tests.support.object_stores import model
 from wherry.errors import StorageError, TargetExistsError, TargetInUseError, WherryError
-from wherry.objects.stores import object_store
-from wherry.staging.clean import clean
-from wherry.staging.object_staging import is_committed
 from wherry.storage.stores import locate
+from wherry.target.clean import clean
+from wherry.target.object_staging import is_committed
 
 BUSY = status(503, b"busy")
 SLOWER = status(429, b"slower", [("Retry-After", "1")])
@@ -93,7 +92,7 @@ def left(target):
         for entry in place.parent.walk()
         if not entry.name.startswith(own) or ".wherry-" in entry.name
     ]
-    return keys + [one.key for one in object_store(place.store).uploads(place.parent.path)]
+    return keys + [one.key for one in place.store.uploads(place.parent.path)]
 
 
 def assert_whole_or_absent(target, result):
@@ -211,7 +210,7 @@ def test_of_several_writers_one_makes_the_target(faulty, source, target, digest,
 
 @pytest.mark.parametrize("area", [False, True], ids=["", "with-a-staging-folder"])
 def test_a_large_prefix_that_exists_is_refused_after_a_few_requests(faulty, source, target, area):
-    place, store = locate(target), object_store(locate(target).store)
+    place, store = locate(target), locate(target).store
     for number in range(40):
         store.put_object(place.join(f"folder-{number % 3}/{number}").path, b"somebody's", "")
     if area:

@@ -16,10 +16,9 @@ import wherry
 from tests.support.object_stores import model
 from tests.support.store_rules import RULES
 from tests.support.warm import Warm
-from wherry.objects.stores import object_store
-from wherry.staging.clean import clean
-from wherry.staging.object_staging import is_committed
 from wherry.storage.stores import locate
+from wherry.target.clean import clean
+from wherry.target.object_staging import is_committed
 from wherry.upload.sender import SENDERS
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +74,7 @@ def parts_sent(log):
 def left(target):
     place = locate(target)
     names = [entry.name for entry in place.parent.walk() if ".wherry-" in entry.name]
-    return names + [one.key for one in object_store(place.store).uploads(place.parent.path)]
+    return names + [one.key for one in place.store.uploads(place.parent.path)]
 
 
 def has_finished_moves(target):

@@ -36,7 +36,7 @@ from wherry.tree.mapping import TREE_OPTIONS
 SOURCES = ("hf", "maxtext", "orbax", "dcp")
 SHARES = 8  # of the pairs of an option and a target; one of them is not slow
 FAMILY = load_family("llama")
-WRITTEN = [name for name, row in formats().items() if row.create is not None]
+WRITTEN = [name for name, row in formats().items() if row.is_written]
 # Two values of each option that has no choices of its own.
 VALUES = {
     "--family": ("llama", "mistral"), "--dtype": ("bfloat16", "float16"),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 
 import numpy as np
 import pytest
 
 from wherry.core import dtypes
-from wherry.core.blank_values import SeenValues, nan_count, repeated_notes
+from wherry.core.blank_values import SeenValues, nan_count, repeated_notes, zeros_notes
 from wherry.core.digest import LeafHasher
 from wherry.core.tensorspec import TensorSpec
 
@@ -51,3 +52,15 @@ def test_only_a_filled_tensor_is_one(cuts):
     assert seen_notes(filled, cuts) == []
     assert seen_notes(np.ones(1000, "f4"), cuts) == []
     assert seen_notes(np.zeros(1000, "f4"), cuts) == []
+
+
+def test_a_shape_that_no_disk_holds_takes_no_memory():
+    """Metadata can state any shape; the digest of zeros of 20 TB has 300 MB of text."""
+    spec, element = TensorSpec(("a",), (5 << 40,), "float32"), np.float32(7).tobytes()
+    tracemalloc.start()
+    digests = {("a",): f"blake3:{'0' * 64}"}
+    assert not zeros_notes({("a",): spec}, digests)
+    assert not repeated_notes({("a",): spec}, digests, SeenValues(repeated={("a",): element}))
+    _now, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 20

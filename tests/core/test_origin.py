@@ -31,6 +31,7 @@ SOUND = {
     "quantized": {"scheme": "fp8", "scales": "/a"},
     "scan": {"asked": "layers_{layers} -> layers:0", "inverse": "layers:0 -> layers_{layers}"},
     "tied": {"lm_head": "embed"},
+    "values": {"type": "q8_0"},
 }  # fmt: skip
 VALUES = (None, 0, 2**70, 1.5, "x", [], [1], {}, {"a": 1}, True)
 FREE = ["quantization_config", "facts", "asked"]  # tables whose contents their readers check

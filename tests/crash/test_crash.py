@@ -28,7 +28,7 @@ from tests.support.crash import (
     written,
 )
 from wherry.errors import TargetInUseError
-from wherry.staging import lease_watch
+from wherry.target import lease_watch
 from wherry.testing import faults
 from wherry.testing.faults import Fault, Faults
 

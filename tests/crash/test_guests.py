@@ -124,7 +124,8 @@ handle.result()
         timeout=120,
         check=True,
     )
-    assert done.stderr == ""
+    lines = [line for line in done.stderr.splitlines() if "waiting for the export to end" not in line]
+    assert lines == [], "on a busy machine the parent waits for seconds, and says so"
     assert done.stdout == "2 the export runs in another process, which forked this one\n0 False\n"
 
 
@@ -242,7 +243,7 @@ main()
         ("click", "SIGINT"),
         ("numpy", "SIGINT"),
         ("numpy.linalg", "SIGTERM"),
-        ("sqlalchemy", "SIGINT"),
+        ("sqlite3", "SIGINT"),
     ],
 )
 def test_a_signal_in_the_middle_of_an_import_is_an_interrupt(source, tmp_path, module, sent):

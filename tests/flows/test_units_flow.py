@@ -29,7 +29,7 @@ from wherry.flows.convert import convert_checkpoint
 from wherry.flows.work import work_on_units
 from wherry.tasks import common
 from wherry.tasks import work as work_task
-from wherry.units.split_job import split
+from wherry.workers.job import split
 
 ROOT = Path(__file__).parents[2]
 UNITS = 6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,11 +17,23 @@ from wherry.core.tensorspec import Span
 from wherry.errors import NotFoundError
 from wherry.formats import registry
 from wherry.formats.checkpoint import Checkpoint
+from wherry.formats.contents import (
+    Absent,
+    Block,
+    ChunkDecoder,
+    Chunked,
+    Computed,
+    Contents,
+    Extent,
+    Stored,
+)
 from wherry.formats.format import Opened
-from wherry.formats.reader import Absent, Access, Block, Extent, Reader
+from wherry.formats.model_files import ModelFiles
 from wherry.mover.decode import DecodedReader
 from wherry.mover.hashing import hash_checkpoint
+from wherry.mover.move import Way
 from wherry.mover.pool import Pool
+from wherry.mover.read import memory_for, read_array, read_region
 from wherry.mover.source import Source
 from wherry.mover.spill import Spill
 from wherry.storage.stores import locate
@@ -30,16 +43,16 @@ VALUES = np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
 WHOLE = tuple(slice(0, extent) for extent in SHAPE)
 
 
-class Plain(Reader):
-    """A plug-in's reader, which notes its calls."""
+class Own(Contents):
+    """A plug-in's contents over those of a file; notes what is asked."""
 
     def __init__(self, inner):
         self._inner = inner
         self.calls = []
 
-    def read(self, spec, region):
-        self.calls.append("read")
-        return self._inner.read(spec, region).copy()
+    def fill(self, spec, region, out):
+        self.calls.append("fill")
+        read_region(self._inner, spec, region, out)
 
     def companion(self, name):
         return self._inner.companion(name)
@@ -51,36 +64,31 @@ class Plain(Reader):
         self.calls.append("close")
 
 
-class Raw(Plain):
-    def extents(self, spec):
-        return self._inner.extents(spec)
+class Raw(Own):
+    def access(self, spec):
+        return self._inner.access(spec)
 
 
-class Streaming(Plain):
-    def access(self, _spec):
-        return Access("stream")
-
-    def held(self, _spec, _cell):
-        return 1000
-
-    def stream(self, spec, cell):
-        self.calls.append("stream")
-        yield Block(cell, iter([memoryview(self._inner.read(spec, cell).tobytes())]))
+class Whole(Own):
+    def access(self, spec):
+        return Chunked(spec.shape, ChunkDecoder(partial(self.fill, spec)))
 
 
-class Filling(Plain):
-    def access(self, _spec):
-        return Access("regions", computes=True)
+class Streaming(Own):
+    def access(self, spec):
+        decoder = ChunkDecoder(
+            partial(self.fill, spec), "own", lambda _cell: 1000, partial(self.decode, spec)
+        )
+        return Chunked(spec.chunks or spec.shape, decoder)
 
-    def fill(self, spec, region, buffer):
-        self.calls.append("fill")
-        buffer[:] = self._inner.read(spec, region).tobytes()
+    def decode(self, spec, cell):
+        self.calls.append("decode")
+        yield Block(cell, iter([memoryview(read_array(self._inner, spec, cell).tobytes())]))
 
-    def overhead(self, _spec, _region):
-        return 4000
 
-    def shortfall(self):
-        return "half of it"
+class Filling(Own):
+    def access(self, spec):
+        return Computed(partial(self.fill, spec), lambda _region: 4000, gridded=True)
 
 
 @pytest.fixture
@@ -95,35 +103,41 @@ def seen(source, kind):
     return reader, Checkpoint(Opened(source.detection, source.manifest, reader))
 
 
-KINDS = {"read": Plain, "extents": Raw, "stream": Streaming, "fill": Filling}
+KINDS = {"stored": Raw, "whole": Whole, "chunked": Streaming, "computed": Filling}
 
 
-@pytest.mark.parametrize("call", KINDS)
-def test_a_reader_is_hashed_by_what_it_declares(source, call):
-    plain, checkpoint = seen(source, KINDS[call])
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_contents_are_hashed_by_what_they_declare(source, kind):
+    own, checkpoint = seen(source, kind)
     assert (
         hash_checkpoint(checkpoint, BLAKE3, memory=16 << 20).digests
         == hash_checkpoint(source, BLAKE3, memory=16 << 20).digests
     )
-    assert set(plain.calls) <= {call, "read"}
+    assert bool(own.calls) == (kind is not Raw)
     checkpoint.close()
-    assert plain.calls[-1] == "close"
+    assert own.calls[-1] == "close"
 
 
-@pytest.mark.parametrize("call", KINDS)
-def test_what_a_reader_does_not_override_follows_from_the_rest(source, call):
-    plain, checkpoint = seen(source, KINDS[call])
-    reader, spec = checkpoint.reader, checkpoint.spec("w")
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_region_is_read_by_any_access(source, kind):
+    own, checkpoint = seen(source, kind)
     region = (slice(3, 7), slice(5, 1000))
-    buffer = memoryview(bytearray(VALUES[region].nbytes))
-    reader.fill(spec, region, buffer)
-    assert bytes(buffer) == VALUES[region].tobytes()
-    blocks = list(reader.stream(spec, WHOLE))
-    assert [block.region for block in blocks] == [WHOLE]
-    assert reader.held(spec, WHOLE) == (1000 if call == "stream" else None)
-    assert reader.overhead(spec, region) == (4000 if call == "fill" else 0)
-    assert reader.shortfall() == ("half of it" if call == "fill" else None)
-    assert reader is plain
+    assert np.array_equal(read_array(own, checkpoint.spec("w"), region), VALUES[region])
+    assert read_array(own, checkpoint.spec("w"), (slice(3, 3), slice(0, 5))).shape == (0, 5)
+    assert checkpoint.read_bytes("w") == VALUES.tobytes()
+    assert (list(own.absent()), own.shortfall(), own.model_files()) == ([], None, ModelFiles())
+
+
+def test_memory_is_that_of_the_access(source):
+    region = (slice(3, 7), slice(5, 1000))
+    spec = source.spec("w")
+    found = {name: memory_for(kind(source.reader).access(spec), spec, region) for name, kind in KINDS.items()}
+    assert found == {
+        "stored": 0,
+        "whole": VALUES[region].nbytes,
+        "chunked": VALUES[region].nbytes,
+        "computed": 4000,
+    }
 
 
 @pytest.fixture
@@ -152,7 +166,7 @@ def plug_in(monkeypatch):
     registry.formats.cache_clear()
 
 
-@pytest.mark.parametrize("kind", KINDS.values())
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("options", [{}, {"chunks": "3x7"}], ids=["spans", "chunks"])
 def test_a_plug_in_is_converted(source, plug_in, kind, options, tmp_path):
     plug_in(kind)
@@ -163,28 +177,11 @@ def test_a_plug_in_is_converted(source, plug_in, kind, options, tmp_path):
         assert np.array_equal(made.read("w"), VALUES)
 
 
-def test_a_reader_of_whole_tensors_needs_three_methods(source):
-    class Own(Reader):
-        companion, members = source.reader.companion, source.reader.members
-
-        def read(self, spec, region):
-            return source.reader.read(spec, region)
-
-    own = Own()
-    opened = Opened(source.detection, source.manifest, own)
-    assert opened.reader is own
-    spec = source.spec("w")
-    assert own.access(spec).kind == "whole"
-    assert own.read_bytes(spec) == VALUES.tobytes()
-    assert list(own.absent()) == []
-    assert own.shortfall() is None
-
-
 def test_a_tensor_is_asked_for_once(source):
     asked = []
 
-    class Counting(Reader):
-        read, companion, members = source.reader.read, source.reader.companion, source.reader.members
+    class Counting(Contents):
+        companion, members = source.reader.companion, source.reader.members
 
         def access(self, spec):
             asked.append(spec.path)
@@ -193,7 +190,7 @@ def test_a_tensor_is_asked_for_once(source):
     spec = source.spec("w")
     with Source(Counting(), Pool(16 << 20)) as read:
         for _again in range(3):
-            assert read.way(spec).access == read.access(spec)
+            assert read.way(spec).extents == read.access(spec).extents
             assert read.way(spec).spans
     assert asked == [("w",)]
 
@@ -201,35 +198,26 @@ def test_a_tensor_is_asked_for_once(source):
 def test_the_nouns_are_where_plug_ins_import_them():
     from wherry.formats import format as door
 
-    assert (door.Extent, door.Absent, door.Block, door.Reader) == (Extent, Absent, Block, Reader)
+    assert (door.Extent, door.Absent, door.Block, door.Contents) == (Extent, Absent, Block, Contents)
     assert Extent(locate("/a"), 0, 1).crc32 is None
 
 
-class FillingStream(Filling):
-    held, stream = Streaming.held, Streaming.stream
-
-
-def test_what_can_be_filled_and_streamed_is_streamed_where_a_chunk_is_too_large(source):
-    plain, checkpoint = seen(source, FillingStream)
+def test_chunks_that_are_too_large_are_decoded_in_pieces(source):
+    own, checkpoint = seen(source, Streaming)
     spec = replace(checkpoint.spec("w"), chunks=SHAPE)
     manifest = replace(source.manifest, tensors={spec.path: spec})
-    checkpoint = Checkpoint(Opened(source.detection, manifest, plain))
+    checkpoint = Checkpoint(Opened(source.detection, manifest, own))
     small = hash_checkpoint(checkpoint, BLAKE3, memory=16 << 20)
     assert small.digests == hash_checkpoint(source, BLAKE3, memory=16 << 20).digests
-    assert "stream" in plain.calls
+    assert set(own.calls) == {"decode"}
 
 
-def test_bytes_that_lie_raw_are_in_no_chunks(source):
+def test_bytes_that_are_stored_raw_are_in_no_chunks(source):
+    own, _checkpoint = seen(source, Raw)
     spec = replace(source.spec("w"), chunks=SHAPE)
-
-    class Default(Raw):
-        def access(self, spec):
-            return Access("raw", self.extents(spec))
-
-    reader = Default(source.reader)
     manifest = replace(source.manifest, tensors={spec.path: spec})
-    checkpoint = Checkpoint(Opened(source.detection, manifest, reader))
-    assert not reader.access(spec).gridded
+    checkpoint = Checkpoint(Opened(source.detection, manifest, own))
+    assert not Way.of(own.access(spec)).gridded
     assert (
         hash_checkpoint(checkpoint, BLAKE3, memory=16 << 20).digests
         == hash_checkpoint(source, BLAKE3, memory=16 << 20).digests
@@ -253,9 +241,9 @@ def test_a_spill_can_be_used_again_once_it_is_closed(tmp_path, monkeypatch):
 
 
 def test_a_reader_that_lacks_what_no_reader_can_do_without_is_not_made():
-    class Half(Reader):
-        def read(self, spec, region):
-            return None
+    class Half(Contents):
+        def access(self, spec):
+            return Stored(())
 
     with pytest.raises(TypeError, match=r"abstract methods? '?companion'?, '?members'?"):
         Half()

@@ -256,7 +256,7 @@ def test_the_table_of_formats_says_what_the_rows_say():
     for row in formats().values():
         line = next(line for line in text.splitlines() if line.strip().split("  ")[0].strip() == row.name)
         assert row.title in line
-        assert ("reads" in line, "writes" in line) == (row.readable, row.create is not None)
+        assert ("reads" in line, "writes" in line) == (row.readable, row.is_written)
         shown = CliRunner().invoke(cli, ["formats", row.name]).stdout
         assert all(alias in shown for alias in (*row.aliases, row.loaded_by))
         assert all(f"--set {name}=" in shown for name in row.options)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from wherry.formats.checkpoint import fingerprint
-from wherry.storage.location import Entry
 from wherry.storage.sidecar import OWN_NAMES
 from wherry.storage.stores import locate
+from wherry.store.store import Entry
 
 BASE = [Entry("a", 1, is_dir=False, mark="1"), Entry("b", 2, is_dir=False, mark="2")]
 PLACE = locate("/checkpoints/x")

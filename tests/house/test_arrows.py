@@ -28,45 +28,43 @@ ROOMS: Mapping[str, str] = {
     "kernels": "",
     "core": "credentials cures errors text kernels",
     "runtime": "errors core",
-    "remote": "credentials errors text core",
-    "storage": "credentials errors text core runtime remote",
-    "objects": "errors installation text core runtime remote storage",
-    "upload": "errors runtime storage objects",
-    "staging": "errors text core remote storage objects upload",
-    "formats": "errors core remote storage objects upload",
+    "remote": "credentials errors core",
+    "store": "errors installation text core runtime remote",
+    "storage": "credentials errors text core runtime remote store",
+    "upload": "errors runtime storage store",
+    "target": "errors text core storage store upload",
+    "formats": "errors core remote storage store upload target",
     "tree": "errors text core formats",
     "layout": "errors kernels core formats",
     "families": "errors text core storage formats tree layout",
-    "mover": "errors kernels core runtime storage objects staging formats",
+    "mover": "errors kernels core runtime storage store upload target formats",
     "quantized": "errors text kernels core storage formats layout mover",
     "view": "errors text core runtime storage formats tree layout families mover quantized",
     "config": "errors text core storage formats",
     "ledger": "credentials errors version text core remote storage formats config",
-    "converter": "credentials errors text version kernels core runtime storage objects upload staging formats tree"
+    "converter": "credentials errors text version kernels core runtime storage store upload target formats tree"
     " mover view config ledger",
-    "merger": "errors core storage formats tree layout families mover view converter",
-    "records": "errors text core runtime storage objects staging mover",
-    "units": "errors version installation core runtime remote storage objects upload staging formats mover ledger"
-    " converter records",
-    "carriers": "errors version text core runtime remote staging formats mover config ledger converter records units",
+    "merger": "errors core formats tree layout families mover view converter",
+    "workers": "errors version installation text core runtime remote storage store upload target formats"
+    " mover config ledger converter",
     "compare": "errors text core runtime formats mover view config ledger",
-    "verifier": "errors text core runtime storage staging formats tree mover quantized view config ledger converter"
-    " units carriers compare",
-    "live": "errors text core runtime remote storage staging formats tree mover view ledger converter",
-    "models": "credentials errors text core storage staging formats mover config ledger verifier",
-    "routes": "errors version text core runtime storage staging formats tree families view config ledger"
-    " carriers verifier models",
+    "verifier": "errors text core runtime storage target formats tree mover quantized view config ledger converter"
+    " workers compare",
+    "live": "errors text core runtime remote store storage target formats tree mover view ledger converter",
+    "models": "credentials errors text core store storage target formats mover config ledger verifier",
+    "routes": "errors version text core runtime storage target formats tree families view config ledger"
+    " workers verifier models",
     "catalog": "errors core storage formats config ledger routes",
     "lineage": "errors text core runtime storage formats config ledger converter routes",
     "auditor": "errors version text core runtime storage formats tree mover config ledger converter"
-    " carriers verifier",
+    " workers verifier",
     "site": "credentials errors version core config ledger catalog lineage",
     "watch": "credentials errors installation kernels core runtime remote storage formats config ledger routes",
     "testing": "errors text core runtime storage formats mover converter",
-    "console": "credentials errors version core storage config staging formats converter units verifier models routes"
+    "console": "credentials errors version core storage config target formats converter workers verifier models routes"
     " lineage watch",
-    "cli": "errors cures version text core runtime remote storage staging formats tree families quantized view config"
-    " ledger converter merger records units carriers compare verifier models routes catalog lineage site auditor watch"
+    "cli": "errors cures version text core runtime remote storage target formats tree families quantized view config"
+    " ledger converter merger workers compare verifier models routes catalog lineage site auditor watch"
     " console",
     "__main__": "core cli",
 }
@@ -80,7 +78,7 @@ CONTAINERS: Mapping[str, str] = {
     "npz": "flat zip",
     "pickle": "flat zip",
     "torch": "flat zip pickle",
-    "zarr": "flat msgpack ocdbt",
+    "zarr": "msgpack ocdbt",
     "orbax": "msgpack ocdbt zarr",
 }
 FORMATS: Mapping[str, str] = {

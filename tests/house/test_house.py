@@ -91,8 +91,6 @@ def test_only_the_registry_names_other_rooms_in_strings() -> None:
 
 def forbidden_at_the_top_of(path: Path) -> set[str]:
     forbidden = HEAVY | TERMINAL
-    if path.parent in (ROOT / "wherry" / "ledger", ROOT / "wherry" / "lineage"):
-        forbidden = forbidden - {"sqlalchemy"}
     if is_roof(path):
         forbidden = forbidden - TERMINAL
     if path.parent.name in SERVICES:
@@ -137,8 +135,8 @@ def test_the_engine_and_all_formats_load_nothing_heavy() -> None:
     ]
     engine = [".".join(path.with_suffix("").parts) for path in inside]
     found = loaded_by(*engine)
-    assert "sqlalchemy" in found, "the check itself must see what is loaded"
-    assert not found & (HEAVY - {"sqlalchemy"} | {"numpy"}), "bytes that lie raw are moved without any"
+    assert "sqlite3" in found, "the check itself must see what is loaded"
+    assert not found & (HEAVY | {"numpy"}), "bytes that lie raw are moved without any"
 
 
 def test_files_say_why_they_exist() -> None:

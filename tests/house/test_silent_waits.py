@@ -16,14 +16,13 @@ STOPS = ("sleep", "wait", "wait_for")
 ALLOWED = {
     # beside the work: threads that come again and again
     ("wherry/remote/waits.py", "_has_waits_after_pause"): "it is what tells",
-    ("wherry/staging/lease.py", "_beat"): "renews a lease, in a thread of its own",
-    ("wherry/staging/lease.py", "_release_later"): "releases a lease, in a thread of its own",
-    ("wherry/staging/object_lease.py", "_beat"): "renews a lease, in a thread of its own",
-    ("wherry/records/claims.py", "beat"): "renews a claim, in a thread of its own",
+    ("wherry/target/lease.py", "_beat"): "renews a lease, in a thread of its own",
+    ("wherry/target/lease.py", "_release_later"): "releases a lease, in a thread of its own",
+    ("wherry/workers/claims.py", "beat"): "renews a claim, in a thread of its own",
     # work goes on meanwhile, and its progress is shown
-    ("wherry/carriers/coordinator.py", "_collect_results"): "units are made meanwhile",
-    ("wherry/carriers/processes.py", "carry_with_processes"): "units are made meanwhile",
-    ("wherry/carriers/child_pool.py", "_call"): "a unit is read meanwhile",
+    ("wherry/workers/coordinator.py", "_collect_results"): "units are made meanwhile",
+    ("wherry/workers/engines.py", "_carry_with_processes"): "units are made meanwhile",
+    ("wherry/workers/engines.py", "_call"): "a unit is read meanwhile",
     ("wherry/mover/pool.py", "reserved"): "other ranges are moved meanwhile",
     ("wherry/mover/spill.py", "_wait"): "ranges are written meanwhile",
     ("wherry/upload/sender.py", "_reserve"): "parts are sent meanwhile",
@@ -43,20 +42,19 @@ ALLOWED = {
     ("wherry/live/handle.py", "result"): "Export.wait tells",
     ("wherry/core/forks.py", "without_forks"): "two seconds at most, until a fork is done",
     ("wherry/core/background.py", "_wait_for"): "it logs what it waits for before the process exits",
-    ("wherry/objects/azure.py", "_await_copy"): "the copy is waited for in a block",
+    ("wherry/store/azure.py", "_await_copy"): "the copy is waited for in a block",
     ("integrations/mlflow/aliases.py", "_take"): "the lock is waited for in a block",
     ("integrations/mlflow/aliases.py", "_take_mark"): "the lock is waited for in a block",
-    ("wherry/units/work.py", "_claim_next"): "the units of others are waited for in a block",
     # it says itself what it waits for
-    ("wherry/staging/lease_watch.py", "judge_all"): "warns with the time that it takes at most",
+    ("wherry/target/lease_watch.py", "judge_all"): "warns with the time that it takes at most",
     ("wherry/runtime/child.py", "run"): "a check works, whose limit is stated",
     ("wherry/runtime/child.py", "_watch"): "a check works, whose limit is stated",
     # two seconds at most
     ("wherry/core/forks.py", "_before_fork"): "transactions of other threads are waited for",
-    ("wherry/staging/lease.py", "_lock"): "held for a moment",
+    ("wherry/target/lease.py", "_lock"): "held for a moment",
     ("wherry/runtime/child.py", "result"): "the time for which a process is asked to end",
     ("wherry/runtime/child.py", "_end"): "the process was killed",
-    ("wherry/units/work.py", "_note_failure"): "one pause",
+    ("wherry/workers/work.py", "_note_failure"): "one pause",
     ("integrations/mlflow/client.py", "colliding"): "pauses of parts of a second, a few times",
 }
 

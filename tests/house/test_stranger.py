@@ -10,7 +10,6 @@ import filecmp
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,11 +19,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.support.families import llama
-from tests.support.readme import CONTRIBUTING, PAGES, ROOT, code, section
+from tests.support.readme import CONTRIBUTING, ROOT, section
+from tests.support.stranger import examples
 from wherry.formats.registry import find_format
 from wherry.testing import samples
 
-ROOMS = ("wherry", "integrations", "tasks", "flows")
+pytest_plugins = ("tests.support.stranger",)
 GENERATED = {
     "docs/proof.md", "docs/systems/README.md",
     *(f"docs/reference/{name}" for name in ("formats.md", "errors.md")),
@@ -46,31 +46,6 @@ def test_a_task_needs_three_files_at_most():
         "a container format", "a model family", "a training system", "a store", "an option of `convert`",
     ]  # fmt: skip
     assert all(1 <= len(files) <= 3 for files in tasks().values())
-
-
-def examples(heading, language):
-    """The code of a language below a heading of docs/develop.md."""
-    return code(section(heading, PAGES["develop"]), language)
-
-
-@pytest.fixture
-def tree(tmp_path):
-    """A copy of the tree, as a clone would be."""
-    copy = tmp_path / "tree"
-    ignore = shutil.ignore_patterns("__pycache__")
-    for name in (*ROOMS, "docs", "infra"):
-        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=ignore)
-    beside = (
-        "pyproject.toml",
-        "README.md",
-        "tests/golden/attributes.json",
-        "tests/golden/damage.json",
-        "tests/golden/judged.json",
-    )  # what the generated pages are made of
-    for path in (*ROOT.glob("tests/support/hooks_*.py"), *map(ROOT.joinpath, beside)):
-        (copy / path.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, copy / path.relative_to(ROOT))
-    return copy
 
 
 def changed(tree):
@@ -113,6 +88,7 @@ def test_the_copy_is_what_runs(tree):
 
 def test_a_container_format(tree, tmp_path):
     row, suites = examples("Add a format", "python")
+    assert row.count("\n") <= 60, "two functions are a format"
     (tree / "integrations" / "formats" / "tray.py").write_text(row)
     page = tree / "docs" / "systems" / "tray.md"
     page.write_text("# Tray: `tray`\n\n- **Recognised by**: its first bytes.\n")
@@ -278,7 +254,7 @@ def inserted(path, after, text):
 
 def test_a_store(tree, tmp_path):
     (row,) = examples("Add a store", "python")
-    inserted(tree / "wherry" / "storage" / "protocols.py", '    "hf": ', row)
+    inserted(tree / "wherry" / "store" / "protocols.py", '    "hf": ', row)
     inserted(tree / "pyproject.toml", 'gcs = ["gcsfs', 'toy = ["toyfs>=1"]\n')
     readme = tree / "README.md"
     readme.write_text(readme.read_text().replace("`hub`,", "`hub`, `toy`,"))

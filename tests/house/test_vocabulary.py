@@ -19,7 +19,7 @@ NOUNS = frozenset(
     | {"signing", "spelling", "staging", "testing"}
 )
 # What programs of others import by its name: the door's, and those of format plug-ins.
-PUBLIC = frozenset({"Restored", "Opened", "Adapted"})
+PUBLIC = frozenset({"Restored", "Opened", "Adapted", "Coded", "Stored", "Chunked", "Computed"})
 IRREGULAR = frozenset(
     {
         "built",
@@ -53,7 +53,7 @@ def classes():
 
 @cache
 def functions():
-    """Module and name of every function of a module, without underscores; methods are left out: `Reader.held`."""
+    """Module and name of every function of a module, without underscores; methods are left out: `Contents.held`."""
     return [
         (label(path), node.name.strip("_"))
         for path in MODULES

@@ -232,7 +232,7 @@ def test_a_format_of_another_package(monkeypatch, tmp_path):
     def open_mine(location, detection):
         raise NotImplementedError
 
-    mine = Format("mine", "Mine", detect, open_mine, create=None, holds=Holds(frozenset()))
+    mine = Format("mine", "Mine", detect, open_mine, holds=Holds(frozenset()))
     monkeypatch.setattr(registry, "entry_points", lambda group: [SimpleNamespace(load=lambda: mine)])
     registry.formats.cache_clear()
     try:

@@ -40,9 +40,9 @@ from wherry.core.digest import LeafHasher, weights_digest
 from wherry.core.manifest import Companion, Manifest
 from wherry.core.tensorspec import Span, TensorSpec
 from wherry.mover.hashing import hash_checkpoint
-from wherry.objects.memory import MemoryObjects
-from wherry.objects.uploads import PartLimits
 from wherry.storage.stores import locate
+from wherry.store.memory import MemoryStore
+from wherry.store.store import PartLimits
 
 KEY = b"k" * 32
 STEP = 512  # bytes of a piece and of a part
@@ -294,7 +294,7 @@ class Target:
         sizes = {
             at: file.body.nbytes for at, file in enumerate(self.map.files) if isinstance(file.body, Segments)
         }
-        staging, store = self.bucket.parent.join(".staging"), MemoryObjects(self.bucket.store)
+        staging, store = self.bucket.parent.join(".staging"), self.bucket.store
         sink = PartsSink(
             store, self.bucket, staging, self.names, self.map.commit_members, sizes, STEP, "0" * 16, room
         )
@@ -343,9 +343,9 @@ class Target:
 
 @pytest.fixture(scope="module", autouse=True)
 def small_parts():
-    before, MemoryObjects.part_limits = MemoryObjects.part_limits, PartLimits(1, 1 << 30, 1 << 20)
+    before, MemoryStore.part_limits = MemoryStore.part_limits, PartLimits(1, 1 << 30, 1 << 20)
     yield
-    MemoryObjects.part_limits = before
+    MemoryStore.part_limits = before
 
 
 def converted(target, transform, *, bucket, **how):

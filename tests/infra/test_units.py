@@ -20,11 +20,11 @@ from tests.support.jobs import made_job, undisturbed
 from tests.support.object_stores import left_beside, model
 from tests.support.processes import is_running
 from wherry.errors import WherryError
-from wherry.records.claims import claims_among
-from wherry.records.records import records_beside
-from wherry.records.unit_receipt import receipts_by_unit
 from wherry.storage.stores import locate
-from wherry.units.commit import commit
+from wherry.workers.claims import claims_among
+from wherry.workers.commit import commit
+from wherry.workers.record import TaskKind, records_by_unit
+from wherry.workers.records import records_beside
 
 MANIFEST = (INFRA / "units" / "kubernetes.yaml").read_text()
 SLURM = INFRA / "units" / "slurm.sh"
@@ -128,7 +128,7 @@ def test_torchrun_starts_workers_as_they_are(tmp_path, surroundings):
             "wherry", "work", target]  # fmt: skip
     done = subprocess.run(line, env=surroundings, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr
-    assert len(receipts_by_unit(records_beside(locate(target)).names())) == units
+    assert len(records_by_unit(TaskKind.MAKE, records_beside(locate(target)).names())) == units
     [receipt] = commit(target).receipts
     assert receipt.target.checkpoint_digest == undisturbed(source, tmp_path).checkpoint_digest
 
@@ -141,7 +141,7 @@ def test_a_task_that_is_asked_to_end_gives_its_unit_back(tmp_path, surroundings,
     units = len(made_job(source, target, unit=500_000).units)
     records = records_beside(locate(target))
     task = started(system, target, 0, surroundings)
-    while len(receipts_by_unit(records.names())) < 2:
+    while len(records_by_unit(TaskKind.MAKE, records.names())) < 2:
         assert task.poll() is None
         time.sleep(0.02)
     [worker] = Path(f"/proc/{task.pid}/task/{task.pid}/children").read_text().split() or [task.pid]
@@ -149,8 +149,9 @@ def test_a_task_that_is_asked_to_end_gives_its_unit_back(tmp_path, surroundings,
     assert task.wait(timeout=20) not in {0, *fatal_codes()}
     assert not is_running(int(worker))
     names = records.names()
-    assert len(receipts_by_unit(names)) < units
-    assert {unit for unit, _attempt in claims_among(names)} <= receipts_by_unit(names).keys()
+    assert len(records_by_unit(TaskKind.MAKE, names)) < units
+    finished = {f"{TaskKind.MAKE}-{unit:05d}" for unit in records_by_unit(TaskKind.MAKE, names)}
+    assert {task for task, _attempt in claims_among(names)} <= finished
     again = started(system, target, 0, surroundings)
     assert again.wait(timeout=120) == 0
     assert wherry.verify(target, level="digest").ok

@@ -14,7 +14,7 @@ from tests.support.families import SIZES, made
 from wherry.core.tensorspec import TensorSpec, region_shape
 from wherry.errors import CorruptError
 from wherry.families import convert_layout, load_family
-from wherry.formats.reader import Extent
+from wherry.formats.contents import Extent
 from wherry.layout.copies import copies, gather, part_bytes
 from wherry.layout.cuts import bands
 from wherry.mover.regions import RawBytes, fill_region

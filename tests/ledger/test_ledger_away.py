@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from contextlib import suppress
 from urllib.parse import urlsplit
 
@@ -17,7 +18,7 @@ from tests.support.postgres import new_database
 from wherry.ledger.record import check_chain, open_ledger
 
 __all__ = ["postgres"]
-_AWAY = 3.0  # seconds; longer than a wait that is not told
+_WAITED = " has not answered for "
 
 
 def _pump(source, target):
@@ -28,19 +29,23 @@ def _pump(source, target):
 
 
 class _Door:
-    """A port of this machine that is closed at first, and after some seconds leads to a database."""
+    """A port of this machine that is closed until a wait was said, and then leads to a database."""
 
-    def __init__(self, url):
+    def __init__(self, url, records):
         self.parts = urlsplit(url)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.url = f"postgresql://postgres@127.0.0.1:{self.port}{self.parts.path}"
         self.server = None
-        self.timer = threading.Timer(_AWAY, self._open)
-        self.timer.start()
+        self.opener = threading.Thread(target=self._open, args=(records,))
+        self.opener.start()
 
-    def _open(self):
+    def _open(self, records):
+        for _ in range(1200):
+            if any(_WAITED in record.getMessage() for record in list(records)):
+                break
+            time.sleep(0.05)
         self.server = socket.create_server(("127.0.0.1", self.port))
         threading.Thread(target=self._serve, daemon=True).start()
 
@@ -53,7 +58,7 @@ class _Door:
                     threading.Thread(target=_pump, args=ends, daemon=True).start()
 
     def close(self):
-        self.timer.join()
+        self.opener.join()
         self.server.close()
 
 
@@ -68,13 +73,13 @@ def test_some_seconds_without_it_change_no_exit_code(line, postgres, tmp_path, m
         '[routes.a]\nroot = "runs"\nselect = "all"\nmin_age = "0s"\n'
         '[[routes.a.targets]]\nformat = "dcp"\nuri = "out/{run}/{step}"\n'
     )
-    door = _Door(target)
+    door = _Door(target, caplog.records)
     monkeypatch.setenv("WHERRY_LEDGER", door.url)
     try:
         code, printed = typed(line, tmp_path, capfd)
     finally:
         door.close()
     assert code == 0, printed
-    assert any(" has not answered for " in record.getMessage() for record in caplog.records)
+    assert any(_WAITED in record.getMessage() for record in caplog.records)
     with open_ledger(target) as ledger:
         assert check_chain(ledger).altered is None

@@ -1,8 +1,12 @@
-"""The engine of a SQLite ledger stays with its process, which compiles each statement once; its connections do not."""
+"""The connections to a ledger in SQLite: one stays open between transactions, none after the ledger is closed."""
 
 from __future__ import annotations
 
+import functools
 import os
+import sqlite3
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -13,17 +17,24 @@ from wherry.ledger.record import record_event
 from wherry.ledger.statements import statements
 
 
-def engine_of(url):
-    with open_ledger(url) as ledger:
-        return ledger._engine
+def opened(file):
+    """How often this process has a file open."""
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            found.append(descriptor.readlink())
+    return found.count(file)
 
 
-def test_a_file_has_one_engine_and_closing_the_ledger_closes_its_connections(tmp_path):
-    url = f"sqlite:///{tmp_path / 'ledger.db'}"
-    engine = engine_of(url)
-    assert engine_of(url) is engine
-    assert engine.pool.checkedin() == engine.pool.checkedout() == 0
-    assert engine_of(f"sqlite:///{tmp_path / 'other.db'}") is not engine
+def test_one_connection_stays_open_until_the_ledger_is_closed(tmp_path):
+    file = tmp_path / "ledger.db"
+    with open_ledger(f"sqlite:///{file}") as ledger:
+        for _ in range(3):
+            record_event(ledger, "note", None, {})
+            assert opened(file) == 1
+        with ledger.read(), ledger.read():
+            assert opened(file) == 2
+    assert opened(file) == 0
 
 
 def test_a_relative_path_is_that_of_the_folder_in_which_it_is_opened(tmp_path, monkeypatch):
@@ -65,4 +76,20 @@ def test_one_thread_may_close_the_ledger_while_another_uses_it(tmp_path):
             record_event(inner, "note", None, {"by": "inner"})
         record_event(outer, "note", None, {"by": "outer"})
         assert [one.body["by"] for one in statements(outer)] == ["inner", "outer"]
-    assert database._sqlite_engine.cache_info().maxsize == 4
+
+
+class NeverRolledBack(sqlite3.Connection):
+    """A connection of which a rollback fails as the transaction did, for example where the disk fails."""
+
+    def rollback(self):
+        raise sqlite3.OperationalError("disk I/O error")
+
+
+def test_a_connection_whose_transaction_stays_open_is_not_used_again(tmp_path, monkeypatch):
+    connect = functools.partial(sqlite3.connect, factory=NeverRolledBack)
+    monkeypatch.setattr(database.sqlite3, "connect", connect)
+    with open_ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
+        with pytest.raises(RuntimeError), ledger.write():
+            raise RuntimeError
+        record_event(ledger, "note", None, {"by": "the next transaction"})
+        assert [one.body["by"] for one in statements(ledger)] == ["the next transaction"]

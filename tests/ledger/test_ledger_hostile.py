@@ -43,8 +43,8 @@ def require_refusal(path, what):
 
 @pytest.mark.parametrize("view", [ENDLESS, LONG], ids=["endless", "long"])
 def test_views_in_the_place_of_tables_are_refused(file, view):
-    for name, table in tables.metadata.tables.items():
-        columns = ", ".join(f'x AS "{column.name}"' for column in table.c)
+    for name, table in {table.name: table for table in tables.TABLES}.items():
+        columns = ", ".join(f'x AS "{column}"' for column in table.columns)
         run_sql(file, f'CREATE VIEW "{name}" AS {view.format(columns)}')
     started = time.process_time()
     command = ["ledger", "check", "--ledger", f"sqlite:///{file}"]
@@ -96,7 +96,7 @@ def test_a_replaced_statement_fires_the_triggers(tmp_path):
             "schema, content, body, time, storage_time FROM statement WHERE seq = 2"
         )
         with pytest.raises(StorageError), ledger.write() as connection:
-            connection.exec_driver_sql(again)
+            connection.change(again)
         assert check_chain(ledger).altered is None
 
 
@@ -157,7 +157,7 @@ def test_a_generated_column_is_refused(tmp_path, how):
     path = tmp_path / "ledger.db"
     with open_ledger(f"sqlite:///{path}"):
         pass
-    columns = ", ".join(name for name in (one.name for one in tables.location.c) if name != "seen")
+    columns = ", ".join(name for name in tables.location.columns if name != "seen")
     run_sql(
         path,
         "DROP TABLE location",

@@ -13,15 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sqlalchemy import select
-from sqlalchemy.exc import OperationalError
 
 from tests.support.command import typed
 from tests.support.ledger import altered, conversion, filled
 from tests.support.postgres import new_database
 from wherry.errors import StorageError, UnsupportedError, UsageError
 from wherry.ledger import schema as tables
-from wherry.ledger.database import Sqlite
+from wherry.ledger.database import Sqlite, prepare_sqlite
 from wherry.ledger.record import check_chain, head, open_ledger, record_conversion, record_event
 
 pytest_plugins = ["tests.support.ledger"]  # its fixtures
@@ -78,28 +76,28 @@ class OthersBegin(sqlite3.Connection):
 def test_several_openers_of_a_new_file_wait_for_one_another(tmp_path, monkeypatch, reason):
     monkeypatch.setattr(OthersBegin, "reason", reason)
     with closing(sqlite3.connect(tmp_path / "new.db", factory=OthersBegin)) as connection:
-        Sqlite().connected(connection)
+        prepare_sqlite(connection)
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     monkeypatch.setattr("wherry.ledger.database.BUSY_SECONDS", 0)
     with closing(sqlite3.connect(tmp_path / "other.db", factory=OthersBegin)) as connection:
         with pytest.raises(sqlite3.OperationalError, match=reason):
-            Sqlite().connected(connection)
+            prepare_sqlite(connection)
         assert connection.times < OthersBegin.times
-    assert Sqlite().busy(OperationalError("BEGIN", None, sqlite3.OperationalError(reason)))
+    assert Sqlite(tmp_path / "new.db").busy(sqlite3.OperationalError(reason))
 
 
 def test_a_reader_sees_one_state_and_does_not_wait(url):
     with open_ledger(url) as ledger, open_ledger(url) as other:
         record_event(ledger, "note", None, {})
-        query = select(tables.statement.c.seq)
+        query = "SELECT seq FROM statement"
         with ledger.read() as connection:
-            before = connection.scalars(query).all()
+            before = list(connection.rows(query))
             record_event(other, "note", None, {})
-            assert connection.scalars(query).all() == before == [1]
+            assert list(connection.rows(query)) == before == [(1,)]
         with ledger.write() as connection:
-            assert len(connection.scalars(query).all()) == 2
+            assert len(list(connection.rows(query))) == 2
             with other.read() as reading:
-                assert len(reading.scalars(query).all()) == 2
+                assert len(list(reading.rows(query))) == 2
 
 
 def test_a_writer_waits_for_the_one_before_it_and_reads_what_that_committed(url):
@@ -135,10 +133,10 @@ def test_commits_are_durable(url):
         altered(url, f"ALTER DATABASE {url.rpartition('/')[2]} SET synchronous_commit = off")
     with open_ledger(url) as ledger, ledger.write() as connection:
         if postgres:
-            assert connection.exec_driver_sql("SHOW synchronous_commit").scalar() == "on"
+            assert connection.value("SHOW synchronous_commit") == "on"
         else:
-            assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
-            assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
+            assert connection.value("PRAGMA journal_mode") == "wal"
+            assert connection.value("PRAGMA synchronous") == 2
 
 
 def of_schema(url, schema):

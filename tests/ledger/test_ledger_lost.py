@@ -34,7 +34,7 @@ CALLS = {
 
 
 def end_connection(url, connection):
-    number = connection.connection.driver_connection.info.backend_pid
+    number = connection.value("SELECT pg_backend_pid()")
     with psycopg.connect(url) as other:
         other.execute("SELECT pg_terminate_backend(%s, 10000)", (number,))
 

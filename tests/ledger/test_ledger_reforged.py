@@ -17,12 +17,12 @@ from wherry.cli import cli
 from wherry.config.settings import ledger_url
 from wherry.ledger import schema as tables
 from wherry.ledger.append import content_of, hash_of
-from wherry.ledger.cursors import record_delivery, seal_of
+from wherry.ledger.cursors import projection_rows, record_delivery, seal_of
 from wherry.ledger.record import Anchor, check_chain, head, open_ledger, record_conversion, record_event
 
 pytest_plugins = ["tests.support.ledger"]  # its fixtures
 NOTES = 6
-COLUMNS = tables.statement.c.keys()
+COLUMNS = [*tables.statement.columns]
 FORGED = '{"text":"I was never here"}'
 
 
@@ -38,8 +38,8 @@ def notes(url):
 
 def rows_of(url):
     with open_ledger(url) as ledger, ledger.read() as connection:
-        found = connection.execute(tables.statement.select().order_by(tables.statement.c.seq)).mappings()
-        return [dict(row) for row in found]
+        found = connection.rows(f"SELECT {', '.join(COLUMNS)} FROM statement ORDER BY seq")
+        return [dict(zip(COLUMNS, row, strict=True)) for row in found]
 
 
 def sealed(row, **changes):
@@ -235,8 +235,8 @@ def test_a_cursor_under_its_own_seal_that_skips_what_is_to_come(notes, number):
         record_delivery(ledger, "openlineage", NOTES)
         assert check_chain(ledger).altered is None
     with open_ledger(notes) as ledger, ledger.read() as connection:
-        row = dict(connection.execute(tables.projection.select()).mappings().one())
-    seal = seal_of({**row, "delivered": number})
+        (row,) = projection_rows(connection)
+    seal = seal_of(row._replace(delivered=number))
     altered(notes, f"UPDATE projection SET delivered = {number}, seal = '{seal}'")
     said = f"projection openlineage: statement {number} was delivered, but the last one is {NOTES}"
     assert fault_of(notes) == (said, 5)

@@ -194,8 +194,8 @@ def test_urls_are_kept_without_secrets(url, printed):
 
 def test_conversion_imports_no_orchestration(source, tmp_path):
     script = (
-        "import sys, wherry; assert 'sqlalchemy' not in sys.modules\n"
-        "wherry.convert(sys.argv[1], sys.argv[2], to='orbax', lineage=False)\n"
+        "import sys, wherry; assert 'sqlite3' not in sys.modules\n"
+        "wherry.convert(sys.argv[1], sys.argv[2], to='orbax')\n"
         "print(sorted({'prefect', 'mlflow', 'sqlalchemy', 'torch', 'jax'} & set(sys.modules)))"
     )
     arguments = [sys.executable, "-c", script, str(source), str(tmp_path / "o")]

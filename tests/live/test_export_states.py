@@ -12,7 +12,7 @@ import wherry
 from wherry.errors import WherryError
 from wherry.integrations.live.export import _jax_bytes
 from wherry.live.snapshot import Snapshot
-from wherry.staging.clean import clean
+from wherry.target.clean import clean
 
 jax = pytest.importorskip("jax")
 

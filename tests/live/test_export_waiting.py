@@ -26,15 +26,15 @@ from wherry.live import handle as export_handle
 from wherry.live import shares
 from wherry.live.shares import Ticket
 from wherry.live.snapshot import Snapshot
-from wherry.staging.lease import Lease
+from wherry.target.lease import Lease, LeaseFile
 
 STATE = {"w": np.arange(6, dtype=np.float32)}
 QUICK = 0.2
 KILLED = """
 import os, sys
 from pathlib import Path
-from wherry.staging.lease import Lease
-Lease(Path(sys.argv[1]), "t").__enter__()
+from wherry.target.lease import Lease, LeaseFile
+Lease(LeaseFile(Path(sys.argv[1])), "t").__enter__()
 os._exit(0)
 """
 
@@ -115,7 +115,7 @@ def test_nor_for_one_that_was_killed(folder):
 
 def test_a_living_leader_is_waited_for_longer_than_patience(folder):
     def lead():
-        with Lease(folder / shares.LEASE, "t"):
+        with Lease(LeaseFile(folder / shares.LEASE), "t"):
             time.sleep(5 * QUICK)
             shares.put_outcome(folder, [1], {"n": 1}, "")
 

@@ -15,7 +15,7 @@ from tests.support.command import small
 from wherry.cli import cli
 from wherry.config.config import load_config
 from wherry.routes.night import run_night
-from wherry.staging import janitor
+from wherry.target import janitor
 from wherry.watch.doctor import diagnose
 
 mlflow = pytest.importorskip("mlflow")

@@ -27,8 +27,8 @@ from wherry.cli import cli
 from wherry.errors import MismatchError, NotFoundError, NotRecordedError, StorageError, TargetExistsError
 from wherry.lineage.lineage import show
 from wherry.storage import copy
-from wherry.storage.fsspec_store import FsspecStore
 from wherry.storage.stores import locate
+from wherry.store.fsspec_store import FsspecStore
 
 
 @pytest.fixture

@@ -191,7 +191,7 @@ def test_mlflow_reports_its_use_only_if_the_user_allows_it(said, quiet):
 
 def test_the_run_of_a_registration_that_was_killed_is_ended_by_the_next(receipt, client, name):
     """A run of another living process, or of another machine, goes on."""
-    from wherry.staging.janitor import owner_text
+    from wherry.target.janitor import owner_text
 
     wherry.register(receipt.target.uri, f"{name}-first")
     experiment = client.get_experiment_by_name("wherry").experiment_id

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from wherry.core.tensorspec import TensorSpec, checked_region, row_bands
 from wherry.errors import UsageError
-from wherry.formats.reader import Access
 from wherry.mover import move
 from wherry.mover.move import Way, cells, chunk_count, moves_of, region_span
 
@@ -73,7 +72,7 @@ def test_raw_to_flat_moves_are_two_leaves(monkeypatch):
     spec = TensorSpec(("t",), (25,), "int8")
     spans = [tuple(one.span) for one in moves_of(spec, [spec], raw=True)]
     assert spans == [(0, 10), (10, 20), (20, 25)]
-    way = Way(Access("raw", (), gridded=False))
+    way = Way(())
     assert (way.count(spec, [spec]), way.largest(spec, [spec])) == (len(spans), 10)
 
 

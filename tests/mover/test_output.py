@@ -14,7 +14,7 @@ from wherry.formats.writer import Writer
 from wherry.mover.leaf_table import LeafTable
 from wherry.mover.move import Move
 from wherry.mover.output import Output
-from wherry.staging.journal import open_journal
+from wherry.target.journal import open_journal
 
 HEADER = {"plan": "p"}
 SPEC = TensorSpec(("w",), (LEAF + LEAF // 2,), "uint8")

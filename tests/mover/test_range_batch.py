@@ -10,7 +10,7 @@ import pytest
 
 from wherry.core.progress import Meter
 from wherry.core.tensorspec import TensorSpec
-from wherry.formats.reader import Extent, Reader
+from wherry.formats.contents import Contents, Extent, Stored
 from wherry.mover import range_batch
 from wherry.mover.carrier import Carrier, digest_moves
 from wherry.mover.hashing import Hashes
@@ -23,17 +23,14 @@ from wherry.storage.stores import locate
 MIB = 1 << 20
 
 
-class Scattered(Reader):
+class Scattered(Contents):
     """Tensors whose bytes are in extents of files."""
 
     def __init__(self, places):
         self.places = places
 
-    def extents(self, spec):
-        return self.places[spec.path]
-
-    def read(self, spec, region):
-        raise NotImplementedError
+    def access(self, spec):
+        return Stored(self.places[spec.path])
 
     def companion(self, name):
         raise NotImplementedError
@@ -149,7 +146,7 @@ def test_local_files_are_read_as_before(tmp_path):
     (tmp_path / "a").write_bytes(bytes(100))
     spec = TensorSpec(("w",), (100,), "uint8")
     reader = Scattered({spec.path: (Extent(locate(tmp_path / "a"), 0, 100),)})
-    way = Way(reader.access(spec))
+    way = Way.of(reader.access(spec))
     (move,) = way.moves(spec, ())
     assert range_batch.ranged_move(move, spec, way) is None
 

@@ -6,6 +6,7 @@ import json
 import struct
 import zipfile
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,14 +17,13 @@ from tests.support.forms import options_for
 from wherry.core.digest import LEAF
 from wherry.core.tensorspec import Span
 from wherry.errors import MismatchError
-from wherry.formats.reader import Extent
+from wherry.formats.contents import Extent
 from wherry.formats.writer import Writer
-from wherry.integrations.containers.flat.files import FlatFiles
 from wherry.integrations.containers.zarr.reader import ArrayReader
-from wherry.integrations.containers.zarr.store import DatabaseChunks
-from wherry.mover import readback
+from wherry.mover import chunk_files, readback
 from wherry.mover.move import Move
 from wherry.mover.readback import FilesBeingWritten, ReadBack
+from wherry.target.files import FlatFiles
 
 MIB = 1 << 20
 
@@ -113,7 +113,7 @@ def test_chunks_in_a_codec_are_decoded_in_the_pass(to, options, source, tmp_path
 def test_a_part_waits_until_all_its_files_can_be_read(source):
     with wherry.open(source) as opened:
         spec = next(one for one in opened.manifest.tensors.values() if one.path[-1] == "large")
-        (whole,) = opened.reader.access(spec).raw
+        (whole,) = opened.reader.access(spec).extents
     files = [whole.location.parent.join(name) for name in ("a", "b")]
     open_files = set()
 
@@ -184,15 +184,17 @@ def test_what_storage_altered_is_found_at_once_and_named(source, tmp_path, monke
 )
 def test_a_chunk_that_storage_altered_is_found_at_once(source, tmp_path, monkeypatch, at, words):
     monkeypatch.setattr("wherry.mover.output._GROUP_BYTES", MIB)
-    real, finished, done = DatabaseChunks.sync, [], []
+    real, finished, done = chunk_files._PackedFiles.sync, [], []
 
     def sync(self):
         real(self)
-        if not done and "large/0" in self._known:
-            done.append(self.place("large/0"))
-            flip(self._folder / done[0].file, done[0].offset + int(done[0].length * at))
+        number = next(n for n in range(len(self._chunks.grids)) if self._chunks.name(n) == "large/0")
+        if not done and number in self._known:
+            done.append(self.place(number))
+            place = Path(self._folder.path) / done[0].file
+            flip(place, done[0].offset + int(done[0].nbytes * at))
 
-    monkeypatch.setattr(DatabaseChunks, "sync", sync)
+    monkeypatch.setattr(chunk_files._PackedFiles, "sync", sync)
     monkeypatch.setattr("wherry.converter.job.finish", finished.append)
     with pytest.raises(MismatchError, match=rf"differs from what was written \(.*{words}") as caught:
         wherry.convert(source, tmp_path / "out", to="orbax", options={"compression": "zstd"})
@@ -204,13 +206,15 @@ def test_a_chunk_that_storage_altered_is_found_at_once(source, tmp_path, monkeyp
 
 def test_a_chunk_that_is_decoded_otherwise_is_not_proved(source, tmp_path, monkeypatch, proved):
     """The byte ranges alone do not prove what a reader makes of them: the codec must be the same, too."""
-    real = ArrayReader.encoded
+    real = ArrayReader.access_in_chunks
 
     def otherwise(self, spec):
-        chunks = real(self, spec)
-        return chunks and tuple(replace(chunk, codec=("another", *chunk.codec[1:])) for chunk in chunks)
+        access = real(self, spec)
+        return access.decoder and replace(
+            access, decoder=replace(access.decoder, key=("another", *access.decoder.key[1:]))
+        )
 
-    monkeypatch.setattr(ArrayReader, "encoded", otherwise)
+    monkeypatch.setattr(ArrayReader, "access_in_chunks", otherwise)
     receipt = wherry.convert(source, tmp_path / "out", to="orbax", options={"compression": "zstd"})
     assert proved["proved"] == set()
     assert receipt.verification["ok"], "the reader has read it again"

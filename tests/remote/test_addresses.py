@@ -26,8 +26,8 @@ from wherry.remote.addresses import (
 )
 from wherry.remote.checked_clients import open_checked
 from wherry.remote.transfers import BodyRequest, exchange
-from wherry.storage.fsspec_store import remote_store
 from wherry.storage.stores import locate, locate_recorded
+from wherry.store.remote_store import remote_store
 
 BODY = save({"w": np.arange(16, dtype=np.float32)})
 HOSTS = [

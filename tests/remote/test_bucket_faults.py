@@ -13,13 +13,13 @@ import pytest
 from tests.support import buckets
 from tests.support.faults import ALWAYS, cut, hang, lose_answer, slow, status
 from wherry.errors import NotFoundError, StorageError, UsageError, WherryError
-from wherry.remote import range_reads, retries
+from wherry.remote import retries
 from wherry.remote.buffer_fill import BufferFill
 from wherry.remote.retries import RetryPolicy
-from wherry.storage.fsspec_store import FsspecStore
 from wherry.storage.location import Location
 from wherry.storage.ranges import read_ranges
 from wherry.storage.stores import locate
+from wherry.store.ranged_store import RangedStore
 
 DATA = bytes(range(256)) * 4
 QUICK = RetryPolicy(timeout=10.0, pause=0.01, longest_pause=0.05)
@@ -41,7 +41,7 @@ def alone(monkeypatch, tmp_path):
     variables = {"HOME": tmp_path, "CLOUDSDK_CONFIG": tmp_path, "AWS_CONFIG_FILE": tmp_path / "none"}
     for name, value in {**buckets.KEYS, **variables, "AWS_EC2_METADATA_DISABLED": "true"}.items():
         monkeypatch.setenv(name, str(value))
-    monkeypatch.setattr("wherry.storage.fsspec_store._answered", set())
+    monkeypatch.setattr("wherry.store.fsspec_store._answered", set())
     buckets.forget_filesystems()
     yield buckets.forget_filesystems
     buckets.forget_filesystems()
@@ -68,7 +68,9 @@ def filled(store, path, start, stop):
     return bytes(buffer[: store.readinto(path, start, memoryview(buffer))])
 
 
-READS = pytest.mark.parametrize("read", [FsspecStore.read, filled], ids=["read", "readinto"])
+READS = pytest.mark.parametrize(
+    "read", [lambda store, *where: store.read(*where), filled], ids=["read", "readinto"]
+)
 
 
 def fails(call):
@@ -162,7 +164,7 @@ def test_a_body_that_is_cut_is_read_again(store, read):
 @pytest.mark.parametrize("by", ["connection", "library"])
 def test_an_answer_that_ignores_the_range_is_no_answer(store, monkeypatch, start, stop, words, by):
     if by == "library":
-        monkeypatch.setattr(range_reads, "_REQUESTS", {})
+        monkeypatch.setattr(type(store), "_range_request", RangedStore._range_request)
     length = [("Content-Length", str(len(DATA)))]
     store.proxy.inject(lambda handler, _body: handler.reply(200, length, DATA), ALWAYS)
     with pytest.raises(WherryError) as caught:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import sqlite3
 import ssl
 import threading
 from contextlib import closing, contextmanager
@@ -14,7 +15,6 @@ from urllib.error import URLError
 import pytest
 from click import Command
 from click.testing import CliRunner
-from sqlalchemy.exc import OperationalError
 
 import wherry
 from tests.support.command import small
@@ -203,15 +203,15 @@ def test_what_is_away_is_waited_for_by_one_rule_with_one_line(waited_for, monkey
     if waited_for == "a ledger":
         url = f"sqlite:///{tmp_path / 'ledger.db'}"
         with open_ledger(url) as ledger:
-            real = type(ledger._engine).begin
+            real = ledger.backend.begin
 
-            def begin(engine):
+            def begin(driver, kind):
                 if silence():
-                    raise OperationalError("", None, Exception("Connection refused"))
-                return real(engine)
+                    raise sqlite3.OperationalError("Connection refused")
+                return real(driver, kind)
 
-            monkeypatch.setattr(ledger.backend, "away", lambda error: str(error.orig))
-            monkeypatch.setattr("sqlalchemy.engine.base.Engine.begin", begin)
+            monkeypatch.setattr(ledger.backend, "away", str)
+            monkeypatch.setattr(ledger.backend, "begin", begin)
             with ledger.read():
                 pass
     else:

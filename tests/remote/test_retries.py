@@ -16,12 +16,13 @@ from fsspec.registry import _registry as loaded_classes
 from tests.support import buckets
 from wherry.cli import cli
 from wherry.errors import MissingExtraError, StorageError, UsageError
-from wherry.remote import azure, retries
+from wherry.remote import retries
 from wherry.remote.errors import library_errors
 from wherry.remote.failures import retry_after_of
 from wherry.remote.filesystems import call_with_deadline
 from wherry.remote.retries import RetryPolicy, call_with_retries, storage_timeout
 from wherry.storage.stores import locate
+from wherry.store import azure_session
 
 
 class BusyError(Exception):
@@ -187,7 +188,7 @@ def test_a_protocol_without_an_extra_names_what_fsspec_needs(protocol, package):
 )
 def test_a_protocol_of_an_extra_names_it(protocol, extra, module, monkeypatch):
     monkeypatch.delitem(loaded_classes, protocol, raising=False)  # another test may have loaded it
-    azure._kind.cache_clear()
+    azure_session._kind.cache_clear()
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtraError) as caught:
         locate(f"{protocol}://bucket/x")

@@ -6,12 +6,12 @@ import pytest
 
 import wherry
 from tests.support.routes import checkpoint
-from wherry.carriers import processes
 from wherry.core.request import SourceRequest
 from wherry.errors import UsageError
 from wherry.routes import night as nights
 from wherry.routes.routes import RouteTarget, load_config, spec_of
 from wherry.storage.stores import locate
+from wherry.workers import engines
 
 TARGET = '[[routes.r.targets]]\nformat = "hf"\nuri = "out/{run}-{step}"\n'
 
@@ -25,9 +25,9 @@ def config(folder, more, targets=1):
 def test_a_night_has_its_targets_made_by_the_engine_of_the_route(tmp_path, monkeypatch):
     checkpoint(tmp_path, "a", 1)
     started = []
-    real = processes.child.child_process
+    real = engines.child.child_process
     monkeypatch.setattr(
-        processes.child, "child_process", lambda *words, **how: started.append(words) or real(*words, **how)
+        engines.child, "child_process", lambda *words, **how: started.append(words) or real(*words, **how)
     )
     read = config(tmp_path, 'on = "processes:1"\nunit = "1MiB"')
     assert dict(nights.run_night(read, read.routes).counts) == {"converted": 1}

@@ -55,10 +55,10 @@ def config(folder, name="r", format="safetensors", uri="out/{run}/{step}.safeten
     ],
 )
 def test_run_and_name(uri, step, run, name, monkeypatch):
-    from wherry.storage import fsspec_store
+    from wherry.store import remote_store
 
     monkeypatch.setattr(
-        fsspec_store, "remote_store", lambda protocol: type("Store", (), {"protocol": protocol})()
+        remote_store, "remote_store", lambda protocol: type("Store", (), {"protocol": protocol})()
     )
     found = whereabouts("/runs", Detection(uri=uri, format="orbax", step=step))
     assert (found and found.run, found and found.name) == (run, name)

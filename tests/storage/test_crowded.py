@@ -9,8 +9,8 @@ from safetensors.numpy import save_file
 
 import wherry
 from wherry.errors import CrowdedFolderError
-from wherry.objects.object_view import view_of_store
 from wherry.storage import stores
+from wherry.storage.object_view import view_of_store
 from wherry.storage.stores import locate
 
 

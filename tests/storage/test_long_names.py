@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 import wherry
 from tests.support.command import small
 from wherry.routes.removal import removing
-from wherry.staging.clean import clean
-from wherry.staging.in_use import in_use, is_in_use
 from wherry.storage.folders import short_name, staging_stem
 from wherry.storage.sidecar import sidecar_name, signature_name
+from wherry.target.clean import clean
+from wherry.target.in_use import in_use, is_in_use
 
 LONGEST = 255
 

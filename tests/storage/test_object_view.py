@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from wherry.objects.listing_view import view_for_walk
-from wherry.objects.object_view import BLOCK, ObjectView, view_of_store
-from wherry.storage.location import Entry, Location
-from wherry.storage.protocols import GCS, MEMORY
+from wherry.storage.listing_view import view_for_walk
+from wherry.storage.location import Location
+from wherry.storage.object_view import BLOCK, ObjectView, view_of_store
 from wherry.storage.stores import locate
+from wherry.store.protocols import GCS, MEMORY
+from wherry.store.store import Entry
 
 
 class Objects:
@@ -43,12 +44,9 @@ class Objects:
         self.asked.append(("read", path, start, stop))
         return self.objects[path][start:stop]
 
-    def read_version(self, path, start, stop, mark):
-        self.asked.append(("read", path, start, stop, mark))
-        return self.objects[path][start:stop]
-
-    def readinto_version(self, path, start, buffer, mark):
-        data = self.read_version(path, start, start + len(buffer), mark)
+    def readinto(self, path, start, buffer, mark=""):
+        self.asked.append(("read", path, start, start + len(buffer), mark))
+        data = self.objects[path][start : start + len(buffer)]
         buffer[: len(data)] = data
         return len(data)
 

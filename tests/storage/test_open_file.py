@@ -158,25 +158,24 @@ def test_the_sidecar_and_what_users_name(model, tmp_path):
 
 # Modules that read no checkpoint by a path: their own parts, what the user names, /proc, staging, keys and the ledger.
 OWN = {
-    "wherry/staging/area.py", "wherry/runtime/child.py", "wherry/cli/errors.py", "wherry/staging/key.py",
-    "wherry/runtime/memory.py", "wherry/staging/lease_watch.py", "wherry/storage/folders.py",
+    "wherry/target/area.py", "wherry/runtime/child.py", "wherry/cli/errors.py", "wherry/target/key.py",
+    "wherry/runtime/memory.py", "wherry/target/lease_watch.py", "wherry/storage/folders.py",
     "wherry/auditor/bundle.py", "wherry/auditor/check.py", "wherry/tree/axes.py", "wherry/cli/ledger.py",
     "wherry/text/config_text.py", "wherry/cli/routes.py", "wherry/quantized/schemes.py", "wherry/quantized/ggml.py",
     "wherry/routes/first.py", "integrations/formats/gguf/model_config.py", "integrations/formats/gguf/tokenizer.py",
     "wherry/merger/orientation.py", "wherry/kernels/compile.py",
     "wherry/site/shell.py",
-    "wherry/watch/doctor.py", "wherry/families/__init__.py", "wherry/staging/journal.py", "wherry/staging/lease.py",
+    "wherry/watch/doctor.py", "wherry/families/__init__.py", "wherry/target/signed_log.py", "wherry/target/lease.py",
     "wherry/lineage/page.py", "wherry/models/policy.py", "wherry/live/shares.py", "wherry/live/snapshot.py",
-    "wherry/staging/staging.py", "wherry/config/digests.py",
-    "wherry/families/config_files.py", "wherry/view/overview.py", "wherry/staging/copied_staging.py",
+    "wherry/target/file_staging.py", "wherry/config/digests.py",
+    "wherry/families/config_files.py", "wherry/view/overview.py", "wherry/target/copied_staging.py",
     "wherry/live/checkpoint.py", "wherry/storage/open_file.py", "wherry/storage/copy.py",
-    "integrations/containers/zarr/store.py", "integrations/containers/zarr/chunk_log.py", "wherry/units/commit.py",
-    "integrations/containers/npz/writer.py", "wherry/tree/memory_names.py",
-    "integrations/containers/torch/writer.py", "integrations/openlineage/transport.py",
+    "wherry/mover/chunk_files.py", "integrations/formats/orbax/rewrite.py",
+    "wherry/tree/memory_names.py", "integrations/openlineage/transport.py",
     "integrations/engines/dask_cluster.py",
     "integrations/prefect/automations.py", "integrations/prefect/deploy.py", "integrations/prefect/pools.py",
     "integrations/signing/bundle.py", "integrations/native/with_jax.py", "integrations/native/with_torch.py",
-    "wherry/families/facts.py", "wherry/installation.py", "wherry/staging/janitor.py",  # files of wherry itself
+    "wherry/families/facts.py", "wherry/installation.py", "wherry/target/janitor.py",  # files of wherry itself
     "wherry/runtime/sandbox.py",  # with O_PATH, which reads nothing
     "wherry/storage/beneath.py",  # of the one place: a part of a path below an open folder
 }  # fmt: skip

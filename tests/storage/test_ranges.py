@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from wherry.errors import IncompleteError, UsageError
 from wherry.storage import ranges
 from wherry.storage.location import Location
-from wherry.storage.protocols import LOCAL, OBJECTS
 from wherry.storage.ranges import GAP, LARGEST, read_ranges, requests_for
+from wherry.store.protocols import LOCAL, OBJECTS
 
 MIB = 1 << 20
 

@@ -24,10 +24,10 @@ from pathlib import Path
 from tests.support.object_stores import CALLS
 from wherry.converter.convert import convert
 from wherry.mover import output
-from wherry.objects.stores import object_store
-from wherry.objects.uploads import PartLimits
-from wherry.staging import lease_watch, object_lease
 from wherry.storage.stores import locate
+from wherry.store.store import PartLimits
+from wherry.target import lease_watch
+from wherry.target.lease import LeaseObject
 from wherry.upload import sender, uploaded_file
 
 lock = threading.Lock()
@@ -74,7 +74,7 @@ def be(machine):
     Each move is noted, and writing waits for sending, so that a small checkpoint has finished moves.
     """
     socket.gethostname = lambda: machine
-    object_lease.EXPIRY_SECONDS, lease_watch.LOOK_SECONDS = 1.0, 0.2
+    LeaseObject.expiry, lease_watch.LOOK_SECONDS = 1.0, 0.2
     output._GROUP_BYTES, sender.HELD_BYTES = 1, 4 << 20
 
 
@@ -84,7 +84,7 @@ def main(source, target, to, moment, part="", log="", options="{}", machine="") 
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT) if log else 0
     if part:
         uploaded_file.PART_BYTES = int(part)
-    kind = type(object_store(locate(target).store))
+    kind = type(locate(target).store)
     if part:
         kind.part_limits = PartLimits(1, 1 << 30, 1024)
     for name in CALLS:

@@ -15,17 +15,17 @@ import pytest
 import wherry
 from wherry.errors import StorageError
 from wherry.formats.registry import find_format, formats
-from wherry.staging.clean import clean
 from wherry.storage.sidecar import sidecar_name
+from wherry.target.clean import clean
 from wherry.testing import faults
 from wherry.testing.children import Order
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-WRITTEN = [name for name, row in formats().items() if row.create is not None]
+WRITTEN = [name for name, row in formats().items() if row.is_written]
 FAILING = [place for place in faults.PLACES if place.split(":")[1] not in ("unlink", "rmdir")]
-RENAME = "wherry.staging.staging:rename_without_replacing"
+RENAME = "wherry.target.file_staging:rename_without_replacing"
 
 
 def own_container(name):

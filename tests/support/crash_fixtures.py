@@ -34,7 +34,8 @@ def sources(tmp_path_factory):
 
     def make(name):
         row = find_format(name)
-        element = max(min(map(dtypes.bits, row.holds.dtypes)) // 8, 1)
+        plain = [one for one in row.holds.dtypes if not dtypes.opaque(one)]
+        element = max(min(map(dtypes.bits, plain)) // 8, 1)
         largest = (9, LEAF // 9 // element + 30_001)
         writers.make(samples.source(row, largest=largest), locate(folder / name))
         return folder / name

@@ -6,8 +6,7 @@ import os
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from sqlalchemy import Engine, event
-
+from tests.support.ledger import watched_queries
 from wherry.formats.registry import find_format
 from wherry.storage.stores import locate
 from wherry.testing import faults, samples, writers
@@ -30,15 +29,12 @@ def watched(root, *targets, keeps=None):
     root.mkdir(exist_ok=True)
     with Disk(root, targets, keeps) as disk, faults.small_steps():
 
-        def executed(_connection, _cursor, statement, *_rest):
+        def executed(statement, _values):
             if statement.startswith("INSERT INTO statement"):
                 disk.reported("a statement of the ledger")
 
-        event.listen(Engine, "before_cursor_execute", executed)
-        try:
+        with watched_queries(executed):
             yield disk
-        finally:
-            event.remove(Engine, "before_cursor_execute", executed)
 
 
 def make_source(name, folder):

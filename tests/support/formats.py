@@ -13,6 +13,8 @@ from wherry.core.tensorspec import Span
 from wherry.errors import WherryError
 from wherry.formats.format import Glimpse, Opened
 from wherry.formats.registry import checked_options, find_format
+from wherry.mover.map_writer import writer_of
+from wherry.mover.read import read_array, read_bytes
 from wherry.storage.stores import locate
 
 
@@ -26,8 +28,8 @@ def opened(path, format_name: str) -> Opened:
 def canonical(found: Opened, path) -> bytes:
     spec = found.manifest.tensors[path]
     if dtypes.opaque(spec.dtype):
-        return found.reader.read_bytes(spec)
-    return found.reader.read(spec, spec.whole).tobytes()
+        return read_bytes(found.reader, spec)
+    return read_array(found.reader, spec, spec.whole).tobytes()
 
 
 def assert_as_expected(found: Opened, row: dict) -> None:
@@ -40,7 +42,7 @@ def assert_as_expected(found: Opened, row: dict) -> None:
         data = canonical(found, path)
         if tensor["sha256"] is not None:
             assert hashlib.sha256(data).hexdigest() == tensor["sha256"], path
-        extents = found.reader.extents(spec)
+        extents = found.reader.access(spec).extents
         if extents is not None:
             raw = b"".join(Path(e.file).read_bytes()[e.offset : e.offset + e.length] for e in extents)
             assert raw == data, path
@@ -48,7 +50,7 @@ def assert_as_expected(found: Opened, row: dict) -> None:
 
 def create(path, format_name: str, manifest, options=None):
     row = find_format(format_name)
-    return row.create(locate(path), manifest, checked_options(row, options or {}))
+    return writer_of(row, locate(path), manifest, checked_options(row, options or {}))
 
 
 def write_all(writer, contents: dict) -> None:

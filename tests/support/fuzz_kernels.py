@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tests.support.kernels import LEAF, WORDS, expected, random_bytes
+from tests.support.kernels import LEAF, WORDS, check_count, expected, random_bytes
 from wherry.kernels import OpenLeaves, gather, look_up, permute
 
 if TYPE_CHECKING:
@@ -128,7 +128,12 @@ def _gather(draw: random.Random) -> None:
         assert out[place : place + length] == data[start : start + length]
 
 
-KERNELS: tuple[Callable[[random.Random], None], ...] = (_leaves, _permute, _look_up, _gather)
+def _count(draw: random.Random) -> None:
+    """Words of any size, anywhere in memory."""
+    check_count(draw.choice(_SIZES), draw.choice(WORDS), draw.randrange(70), draw.randrange(1 << 30))
+
+
+KERNELS: tuple[Callable[[random.Random], None], ...] = (_leaves, _permute, _look_up, _gather, _count)
 
 
 def fuzz(rounds: int, seed: int) -> None:

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from tests.support.gguf import model_parts, save_gguf
+from tests.support.oracles import judge
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -99,3 +102,36 @@ def readings(folder: Path, *, auto: bool = True, **how: Any) -> list[Any]:
     pair = found("a b", "c d")["input_ids"]
     names = [found.bos_token, found.eos_token, found.unk_token, found.pad_token, found.chat_template]
     return [rows, pair, names]
+
+
+TEMPLATE = "{% for one in messages %}{{ one['content'] }}{% endfor %}"
+# label of the model → the metadata of its tokenizer.
+MADE = {
+    "llama-bpe": ("llama", bytes_metadata("llama-bpe")),
+    "llama-bpe-end": ("llama", bytes_metadata("llama-bpe", add_eos_token=True, add_bos_token=False)),
+    "llama-tekken": ("mistral", bytes_metadata("tekken")),
+    "llama-pieces": ("llama", pieces_metadata()),
+    "llama-pieces-plain": ("mixtral", pieces_metadata(add_bos_token=False, add_eos_token=True, add_space_prefix=True)),
+    "qwen2": ("qwen2", bytes_metadata("qwen2", add_bos_token=False)),
+    "qwen3": ("qwen3", bytes_metadata("qwen2", add_bos_token=None, bos_token_id=None)),
+    "qwen3-moe": ("qwen3-moe", bytes_metadata("qwen2", add_bos_token=False)),
+    "phi3-pieces": ("phi3", pieces_metadata()),
+    "phi3-4o": ("phi3", bytes_metadata("gpt-4o", add_bos_token=False)),
+    "gemma": ("gemma", pieces_metadata(add_space_prefix=False)),
+    "gemma2": ("gemma2", pieces_metadata(add_space_prefix=False)),
+    "gemma3": ("gemma3", pieces_metadata()),
+    "gpt2": ("gpt2", bytes_metadata("gpt-2", add_bos_token=None)),
+}  # fmt: skip
+
+
+def file_of(label: str, tokenizer: dict[str, Any], folder: Path, **more: Any) -> Path:
+    """A GGUF file of a model with another vocabulary."""
+    metadata, tensors = model_parts(judge.source(label))
+    rows = len(tokenizer.get("tokenizer.ggml.tokens", ()))
+    for name in ("token_embd.weight", "output.weight"):
+        if name in tensors:
+            width = tensors[name].shape[1]
+            tensors[name] = tensors[name][:1].repeat(max(rows, 1), axis=0).reshape(max(rows, 1), width)
+    metadata = {key: value for key, value in metadata.items() if not key.endswith(".vocab_size")}
+    folder.mkdir(exist_ok=True)
+    return save_gguf(folder / "model.gguf", {**metadata, **tokenizer, **more}, tensors)

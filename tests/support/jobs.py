@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 
 import pytest
 
 import wherry
-from wherry.carriers import challenge
 from wherry.core.request import TargetRequest, convert_request
 from wherry.errors import StorageError, TargetExistsError
-from wherry.records import claims
-from wherry.records.claims import Claims
-from wherry.records.records import records_beside
-from wherry.records.unit_proof import proofs_in
-from wherry.records.unit_receipt import receipts_by_unit
-from wherry.staging.lease_watch import Owner
+from wherry.storage.location import MOST_CONFIG
 from wherry.storage.stores import locate
-from wherry.units import make, prove
-from wherry.units import work as working
-from wherry.units.commit import commit
-from wherry.units.split_job import split
-from wherry.units.work import work
+from wherry.target import durable_move
+from wherry.target.key import journal_key
+from wherry.target.lease_watch import Owner
+from wherry.target.signed_log import sign
+from wherry.workers import claims, job_work, make, read_back
+from wherry.workers import work as working
+from wherry.workers.claims import Claims
+from wherry.workers.commit import commit
+from wherry.workers.job import split
+from wherry.workers.record import TaskKind, TaskRecord, decode, records_by_unit
+from wherry.workers.records import records_beside
+from wherry.workers.work import work
 
 SIZES = {
     "hf": {"max_shard_size": "250KB"}, "dcp": {"shard_size": "250KB"}, "orbax": {"data_file_size": "250KB"},
@@ -98,17 +101,59 @@ def as_elsewhere(patch):
     patch.setattr(claims, "this_process", lambda token: Owner("elsewhere", 1, "", None, real(token).token))
 
 
-def receipts(target):
+def row_of(records, name):
+    """What a record holds, as JSON; its moves as rows."""
+    row = json.loads(records.folder.join(name).read_whole(MOST_CONFIG).rpartition(b"\t")[0])
+    if "moves" in row:
+        row["moves"] = list(map(durable_move.encode, durable_move.decode_all(row["moves"])))
+    return row
+
+
+def put_row(records, name, row):
+    """Write a record that holds this; it is signed with this process's key."""
+    if isinstance(row.get("moves"), list):
+        row = {**row, "moves": {"done": row["moves"], "small": {"paths": [], "sizes": [], "leaves": ""}}}
+    path, data = records.folder.join(name).path, sign(row, journal_key())
+    if records.store is None:
+        assert records._renew(Path(path), data) or records._put(name, data)
+    else:
+        found = records.store.head(path)
+        replaces = {"replaces": found.mark} if found else {}
+        records.store.put_object(path, data, "00000000", **replaces)
+
+
+def record_from(row):
+    """The record of a receipt or a proof that `row_of` has read."""
+    small = {"paths": [], "sizes": [], "leaves": ""}
+    text = json.dumps({**row, "moves": {"done": row["moves"], "small": small}})
+    return decode(TaskRecord, text.encode(), "a record", "job")
+
+
+def _rows(target, kind):
     records = records_beside(locate(target))
-    return {
-        name: records.read(name) for names in receipts_by_unit(records.names()).values() for name in names
-    }
+    names = records_by_unit(kind, records.names()).values()
+    return {name: row_of(records, name) for of_unit in names for name in of_unit}
+
+
+def receipts(target):
+    """Name → contents of the records of what was made."""
+    return _rows(target, TaskKind.MAKE)
+
+
+def proofs(target):
+    """Name → contents of the records of what was read back."""
+    return _rows(target, TaskKind.READ)
+
+
+def read_back_bytes(row):
+    """Bytes of the moves of a record."""
+    return sum(stop - start for _path, start, stop, *_more in row["moves"])
 
 
 def changed(target, name, **fields):
     """Replace fields of a record; it is signed with the right key."""
     records = records_beside(locate(target))
-    records.replace(name, {**records.read(name), **fields}, "00000000")
+    put_row(records, name, {**row_of(records, name), **fields})
 
 
 def lie_about_checksum(target, tensor):
@@ -129,15 +174,9 @@ def lie_about_checksum(target, tensor):
 def worker_named(name):
     """This process counts as a worker of this name, which is another one."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (make, prove, working, challenge):
+        for module in (make, read_back, working, job_work):
             patch.setattr(module, "this_worker", lambda: name)
         yield
-
-
-def proofs(target):
-    """Name → contents of the records of proofs."""
-    records = records_beside(locate(target))
-    return {name: records.read(name) for names in proofs_in(records.names()).values() for name in names}
 
 
 def made_and_proved(target):
@@ -166,7 +205,7 @@ def slow_worker(target, monkeypatch):
             work(target)
 
     monkeypatch.setattr(make, "finish", slow)
-    monkeypatch.setattr(Claims, "renewed", lambda _self, _claim, _unit: nullcontext())
+    monkeypatch.setattr(Claims, "renewed", lambda _self, _claim: nullcontext())
     thread = threading.Thread(target=run, name="slow")
     with monkeypatch.context() as patch:
         as_elsewhere(patch)
@@ -181,7 +220,7 @@ def slow_worker(target, monkeypatch):
 
 
 def claimed(target):
-    """Unit and attempt of every claim of a job."""
+    """Task and attempt of every claim of a job."""
     return claims.claims_among(records_beside(locate(target)).names())
 
 

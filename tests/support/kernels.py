@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from blake3 import blake3
 
-from wherry.kernels import OpenLeaves, gather, load, look_up, permute
+from wherry.kernels import OpenLeaves, count_above, gather, load, look_up, permute
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -314,8 +314,21 @@ def check_lanes(lanes: int) -> None:
             check_shares(count, number % 9, number % 3, 1 + number % 4, number % 2, seed=number)
             check_same_values(count, number % 9, seed=number)
         check_shares(2 * LEAF + 777, 900, 50, 3, 9, seed=4)
+        for word in WORDS:
+            for count in (0, 1, 31, 64, 65, 4096, 70_001):
+                check_count(count, word, count % 9, seed=count)
     finally:
         library.wherry_lanes(0)
+
+
+def check_count(count: int, word: str, start: int, seed: int) -> None:
+    """The words of which numpy finds a magnitude above a limit, anywhere in memory."""
+    draw = np.random.default_rng(seed)
+    size = np.dtype(word).itemsize
+    words = np.frombuffer(random_bytes(start + count * size, seed), word, count, start)
+    highest = (1 << (8 * size - 1)) - 1
+    for limit in (0, int(draw.integers(highest)), highest - 1, highest):
+        assert count_above(words, limit) == np.count_nonzero((words & words.dtype.type(highest)) > limit)
 
 
 def check_permute(word: str, shape: tuple[int, ...], seed: int) -> None:

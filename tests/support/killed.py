@@ -12,11 +12,11 @@ import sys
 import wherry.mover.output
 import wherry.runtime.threads
 from wherry.converter.convert import convert
-from wherry.staging import staging
+from wherry.target import file_staging
 
 WATCHED = (
     (os, ("fsync", "fdatasync", "pwrite", "mkdir", "rename", "link", "unlink")),
-    (staging, ("rename_without_replacing", "sync_folder")),
+    (file_staging, ("rename_without_replacing", "sync_folder")),
 )
 calls = 0
 

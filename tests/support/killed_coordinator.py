@@ -24,13 +24,14 @@ from collections import Counter
 from functools import wraps
 
 from tests.support.worker_pools import ImaginaryPool, job_of, request_of
-from wherry.carriers import convert_on, coordinator, processes, unit_queue
-from wherry.carriers.coordinator import Coordinator, carry_with_pool
 from wherry.core.progress import Meter, UnitCounts
-from wherry.records.records import Records
-from wherry.staging import staging
-from wherry.units import make, split_job
-from wherry.units.commit import commit
+from wherry.target import file_staging
+from wherry.workers import convert_on, coordinator, engines, make
+from wherry.workers import job as job_module
+from wherry.workers.commit import commit
+from wherry.workers.coordinator import Coordinator
+from wherry.workers.job_work import carry_with_pool
+from wherry.workers.records import Records
 
 SHARD, UNIT = "200KB", 210_000  # of 6 units
 FILES = ("mkdir", "rename", "link", "unlink", "rmdir", "fsync")
@@ -64,15 +65,15 @@ def watch(fatal):
     at(Coordinator, "_start", lambda _self, _post, title, *_: f"out {title.partition('-')[0]}")
     at(make, "move", lambda *_: "move")
     at(Meter, "add", lambda meter, *_: "receipt in" if meter._units and meter._stage == "convert" else "")
-    at(processes, "_start", lambda *_: "worker started")
-    at(staging, "rename_without_replacing", lambda *_: "commit")
+    at(engines, "_start", lambda *_: "worker started")
+    at(file_staging, "rename_without_replacing", lambda *_: "commit")
     for name in FILES:
         at(os, name, lambda *_, name=name: f"os.{name}")
 
 
 def carried(source, target):
     """As `convert_on` does it, by workers of this process."""
-    made = split_job.split(request_of(source, target, SHARD), UNIT)
+    made = job_module.split(request_of(source, target, SHARD), UNIT)
     meter = Meter("convert", 1, None, UnitCounts())
     for name in carry_with_pool(made, ImaginaryPool("ab")):
         meter.add(0, name)
@@ -101,7 +102,7 @@ def run_flow(verb, source, target):
 
 
 def main(verb, source, target, place, number) -> None:
-    coordinator.LOOK_SECONDS = processes.LOOK_SECONDS = unit_queue.AGAIN_SECONDS = 0.05
+    coordinator.LOOK_SECONDS = engines.LOOK_SECONDS = coordinator.AGAIN_SECONDS = 0.05
     watch((place, int(number)))
     if verb == "split":
         job_of(source, target, SHARD, UNIT)

@@ -16,7 +16,7 @@ from wherry.formats.registry import formats
 if TYPE_CHECKING:
     from pathlib import Path
 
-WRITTEN = {name: row for name, row in formats().items() if row.create is not None}
+WRITTEN = {name: row for name, row in formats().items() if row.is_written}
 # The names that some system cannot be without, in one part, as it takes them from a flat checkpoint.
 NAMES = list(dict.fromkeys(".".join(path) for row in WRITTEN.values() for path in row.holds.names))
 _DTYPES = {"bfloat16": "BF16", "float16": "F16"}

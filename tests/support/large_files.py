@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 
 import wherry
 from wherry.core.request import LayoutRequest, TargetRequest, convert_request
-from wherry.units.split_job import split
+from wherry.workers.job import split
 
 MB = 1_000_000
 SHAPES = {

@@ -72,7 +72,7 @@ def append_all(ledger: Ledger, statements: Iterable[tuple[str, dict[str, Any]]])
     while some := list(islice(rest, _BATCH)):
         rows = list(_chained(last, some))
         with ledger.write() as connection:
-            connection.execute(tables.statement.insert(), [row for row, _body in rows])
+            connection.change(tables.statement.insertion(), *(row for row, _body in rows))
             write(
                 connection,
                 (

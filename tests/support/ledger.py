@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import sqlite3
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 import pytest
@@ -13,6 +13,7 @@ import pytest
 from tests.support.postgres import new_database, postgres_server
 from wherry.core.algorithms import digits_of
 from wherry.core.receipt import CheckpointRef, Receipt
+from wherry.ledger.connection import LedgerConnection
 from wherry.ledger.cursors import record_delivery
 from wherry.ledger.record import (
     claim_registration,
@@ -26,6 +27,22 @@ from wherry.ledger.record import (
 
 REGISTRY = "https://models.example"
 _numbers = itertools.count()
+
+
+@contextmanager
+def watched_queries(watch):
+    """Call a function with the text and the parameters of each query that ledgers send while the block runs."""
+    real = LedgerConnection.execute
+
+    def execute(connection, query, values):
+        watch(query.strip(), values)
+        return real(connection, query, values)
+
+    LedgerConnection.execute = execute
+    try:
+        yield
+    finally:
+        LedgerConnection.execute = real
 
 
 def digest(text):

@@ -128,6 +128,17 @@ def _t5x(path: Path) -> Any:
     return {tuple(name.split("/")): leaf for name, leaf in t5x.load(path).items()}
 
 
+def _gguf(path: Path) -> Any:
+    import ml_dtypes
+    from gguf import GGMLQuantizationType, GGUFReader
+
+    found = {one.name: (one.tensor_type, one.data) for one in GGUFReader(path).tensors}
+    brain = GGMLQuantizationType.BF16  # whose values numpy has no name for
+    return {
+        name: data.view(ml_dtypes.bfloat16) if kind == brain else data for name, (kind, data) in found.items()
+    }
+
+
 LIBRARIES: dict[str, Callable[[Path], Any]] = {
     "safetensors": _safetensors,
     "huggingface": _safetensors,
@@ -147,4 +158,5 @@ LIBRARIES: dict[str, Callable[[Path], Any]] = {
     "flax-msgpack": _msgpack,
     "huggingface-flax": _msgpack,
     "t5x-legacy": _t5x,
+    "gguf": _gguf,
 }

@@ -9,10 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from wherry.records.records import records_beside
-from wherry.records.unit_receipt import receipts_by_unit
+from tests.support.jobs import row_of
 from wherry.storage.stores import locate
-from wherry.units.split_job import opened_job
+from wherry.workers.job import opened_job
+from wherry.workers.record import TaskKind, records_by_unit
+from wherry.workers.records import records_beside
 
 
 def made_by_processes(target, seed):
@@ -30,8 +31,8 @@ def contents(target):
     found = {}
     with opened_job(target) as job:
         regions = {unit.number: unit.region for unit in job.units}
-    for number, names in receipts_by_unit(records.names()).items():
-        row, region = records.read(names[0]), regions[number]
+    for number, names in records_by_unit(TaskKind.MAKE, records.names()).items():
+        row, region = row_of(records, names[0]), regions[number]
         folder = Path(records.folder.path) / f"made-{row['files'][0][2] if region else row['token']}"
         files = {
             str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()[slice(*region or (None,))])

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from wherry.objects.memory import MemoryObjects
-from wherry.objects.uploads import PartLimits
 from wherry.storage.sidecar import sidecar_name
 from wherry.storage.stores import locate
+from wherry.store.memory import MemoryStore
+from wherry.store.store import PartLimits
 from wherry.upload import uploaded_file
 
 CALLS = (
@@ -46,7 +46,7 @@ class Killed(BaseException):
 def small_parts(nbytes=32 << 10):
     """Parts of a few KiB, so that a small checkpoint has many."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MemoryObjects, "part_limits", PartLimits(4, 1 << 30, 10_000))
+        patch.setattr(MemoryStore, "part_limits", PartLimits(4, 1 << 30, 10_000))
         patch.setattr(uploaded_file, "PART_BYTES", nbytes)
         yield
 
@@ -73,7 +73,7 @@ def watched(fatal=0, error=Killed, only=CALLS, at=lambda _path: True):
     calls = []
     with pytest.MonkeyPatch.context() as patch:
         for name in CALLS:
-            real = getattr(MemoryObjects, name)
+            real = getattr(MemoryStore, name)
 
             def call(self, *args, real=real, name=name, **kwargs):
                 if name in only and at(args[0]):
@@ -82,7 +82,7 @@ def watched(fatal=0, error=Killed, only=CALLS, at=lambda _path: True):
                     raise error(f"{name} is call {len(calls)}")
                 return real(self, *args, **kwargs)
 
-            patch.setattr(MemoryObjects, name, call)
+            patch.setattr(MemoryStore, name, call)
         yield calls
 
 
@@ -90,7 +90,7 @@ def release(target):
     """Remove the lease of a run that was killed in this process, which itself lives on."""
     place = locate(target)
     lease = place.parent.join(f".wherry-{place.name}.lease")
-    store = MemoryObjects(lease.store)
+    store = lease.store
     if found := store.head(lease.path):
         store.remove_object(lease.path, found.mark)
 
@@ -106,7 +106,7 @@ def left_beside(target):
 def uploads_below(target):
     """Uploads that are neither assembled nor aborted."""
     place = locate(target).parent
-    return list(MemoryObjects(place.store).uploads(place.path))
+    return list(place.store.uploads(place.path))
 
 
 def model(folder, rows=100, count=12, seed=0):

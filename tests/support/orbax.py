@@ -6,6 +6,7 @@ import hashlib
 import random
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +21,16 @@ from wherry.core.tensorspec import TensorSpec
 from wherry.errors import WherryError
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import checked_options
+from wherry.integrations.containers.orbax.representable import chunks_of
 from wherry.integrations.formats.orbax import FORMATS
+from wherry.mover.map_writer import writer_of
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from wherry.core.keypath import KeyPath
-    from wherry.formats.format import Opened
+    from wherry.formats.format import Opened, Writer
 
 ORBAX = FORMATS[0]
 
@@ -113,13 +116,21 @@ def full_manifest() -> Manifest:
 
 def small_chunks(manifest: Manifest) -> Manifest:
     """Chunks that do not divide the shapes, so that edges and many chunks are written."""
-    from dataclasses import replace
-
     specs = {
         path: replace(spec, chunks=tuple(max(extent // 3, 1) for extent in spec.shape))
         for path, spec in manifest.tensors.items()
     }
     return replace(manifest, tensors=specs)
+
+
+def writer_at(folder: Path, manifest: Manifest, **options: Any) -> Writer:
+    """A writer for a manifest, whose tensors without a grid get that of the options."""
+    checked = checked_options(ORBAX, options)
+    specs = {
+        path: spec if spec.chunks is not None else replace(spec, chunks=chunks_of(spec, checked["chunks"]))
+        for path, spec in manifest.tensors.items()
+    }
+    return writer_of(ORBAX, locate(folder), replace(manifest, tensors=specs), checked)
 
 
 def write(
@@ -134,7 +145,7 @@ def write(
 ) -> Manifest:
     """Write arrays through our writer, chunk by chunk; shuffled, repeated and from several threads on request."""
     manifest = manifest or manifest_of(arrays)
-    writer = ORBAX.create(locate(folder), manifest, checked_options(ORBAX, options))
+    writer = writer_at(folder, manifest, **options)
     jobs = [
         (path, region)
         for path, array in arrays.items()

@@ -60,7 +60,7 @@ _ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 _CONVERTING = {
     "running": "wherry.converter.job:complete",
     "registering": "wherry.integrations.mlflow.runs:_link",
-    "committing": "wherry.staging.staging:rename_without_replacing",
+    "committing": "wherry.target.file_staging:rename_without_replacing",
 }
 _HOLDS: dict[str, dict[str, str]] = {
     "nightly": _CONVERTING,

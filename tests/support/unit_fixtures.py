@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.object_stores import model, small_parts
-from wherry.units import work as working
+from wherry.workers import work as working
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ _AT_START = ("LC_", "LANG", "PYTHON")  # what an interpreter reads when it start
 _SECONDS = 120  # as `command`
 _OURS = (
     *("wherry.cli", "wherry.converter.convert", "wherry.ledger.record", "wherry.verifier.verify"),
-    *("sqlalchemy.dialects.sqlite", "tensorstore", "zstandard", "tests.support.warm_formats"),
+    *("tensorstore", "zstandard", "tests.support.warm_formats"),
 )  # fmt: skip
 
 

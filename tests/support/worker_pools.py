@@ -7,13 +7,13 @@ import os
 from concurrent.futures import Future
 
 from tests.support.jobs import undisturbed, worker_named
-from wherry.carriers import on_worker
-from wherry.carriers.challenge import challenge_of
-from wherry.carriers.coordinator import Coordinator, carry_with_pool
-from wherry.carriers.workload import JobWork
 from wherry.core.request import TargetRequest, convert_request
-from wherry.units.commit import commit
-from wherry.units.split_job import split
+from wherry.workers import job_work
+from wherry.workers.commit import commit
+from wherry.workers.coordinator import Coordinator
+from wherry.workers.job import split
+from wherry.workers.job_work import carry_with_pool
+from wherry.workers.record import TaskKind
 
 MOST_BYTES = 2000  # of an argument or an answer
 
@@ -23,8 +23,8 @@ class ImaginaryPool:
 
     Attributes:
         workers: those that are there.
-        faults: called with worker, function and number of the call; returns an answer in place of the real one,
-            `HANGS`, or None.
+        faults: called with worker, kind of task or name of function, and number of the call; returns an answer in place
+            of the real one, `HANGS`, or None.
         calls: worker and title of everything that was run.
     """
 
@@ -40,7 +40,8 @@ class ImaginaryPool:
         self.calls.append((worker, title))
         future = Future()
         self.futures.append(future)
-        answer = self.faults(worker, function, len(self.calls))
+        what = TaskKind(arguments[2]) if function is job_work.do else function.__name__
+        answer = self.faults(worker, what, len(self.calls))
         if answer is self.HANGS:
             return future
         answer = answer or function(*arguments)
@@ -51,10 +52,9 @@ class ImaginaryPool:
         future.set_result(answer)
         return future
 
-    def proofs_of(self, worker, made):
+    def proofs_of(self, worker):
         """The numbers of the units that a worker has read back."""
-        numbers = [int(title.split("-")[1]) - len(made.units) for title in self.units_of(worker)]
-        return [number for number in numbers if number >= 0]
+        return [int(title.split("-")[1]) for title in self.units_of(worker) if TaskKind.READ in title]
 
     def units_of(self, worker):
         return [title for one, title in self.calls if one == worker and title.startswith("unit-")]
@@ -86,8 +86,8 @@ def carried(made, pool):
 
 def coordinated(made, pool):
     """The coordinator that has carried a job."""
-    with challenge_of(made) as challenge:
-        coordinator = Coordinator(JobWork(challenge), pool)
+    with job_work.job_work(made) as tasks:
+        coordinator = Coordinator(tasks, pool)
         try:
             assert len(list(coordinator.results())) == len(made.units)
         finally:
@@ -100,8 +100,8 @@ def same_tensors(receipt, source, folder):
     return receipt.target.checkpoint_digest == undisturbed(source, folder).checkpoint_digest
 
 
-def makes(function):
-    return function is on_worker.make
+def makes(what):
+    return what == TaskKind.MAKE
 
 
 def committed_as_by_one(made, source, folder):

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from wherry.formats.contents import Absent, Block, ChunkDecoder, Chunked, Computed
 from wherry.formats.detect import resolve
-from wherry.formats.format import Absent
 from wherry.formats.registry import find_format
-from wherry.testing.readers import check_reader
+from wherry.mover.read import read_region
+from wherry.testing.readers import canonical, check_reader
 
 
 class Lying:
@@ -38,14 +39,34 @@ def test_an_honest_reader_passes(opened):
     check_reader(opened)
 
 
-def test_a_reader_that_gives_other_numbers_than_its_bytes(opened):
-    def read(spec, region):
-        found = opened.reader.read(spec, region).copy()
-        found[...] = 0
-        return found
+def bytes_of(opened):
+    return {path: canonical(opened, spec) for path, spec in opened.manifest.tensors.items()}
 
-    with pytest.raises(AssertionError, match=r"a: the reader.s read_bytes differs"):
-        check_reader(replace(opened, reader=Lying(opened.reader, read=read)))
+
+def test_a_reader_that_gives_other_numbers_than_its_bytes(opened):
+    def access(_spec):
+        return Computed(lambda _region, _out: None)
+
+    lying = replace(opened, reader=Lying(opened.reader, access=access))
+    with pytest.raises(AssertionError, match="a: read_bytes differs"):
+        check_reader(lying, bytes_of(opened))
+
+
+def test_a_reader_that_decodes_chunks_to_other_bytes(opened):
+    def access(spec):
+        def fill(region, out):
+            read_region(opened.reader, spec, region, out)
+
+        def decode(cell):
+            yield Block(cell, iter([memoryview(bytes(spec.nbytes))]))
+
+        return Chunked(spec.shape, ChunkDecoder(fill, "zeros", lambda _cell: 0, decode))
+
+    specs = {path: replace(spec, chunks=spec.shape) for path, spec in opened.manifest.tensors.items()}
+    manifest = replace(opened.manifest, tensors=specs)
+    lying = replace(opened, manifest=manifest, reader=Lying(opened.reader, access=access))
+    with pytest.raises(AssertionError, match="a: stream differs"):
+        check_reader(lying, bytes_of(opened))
 
 
 def test_a_reader_that_misses_a_part(opened):

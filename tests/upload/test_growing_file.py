@@ -6,7 +6,6 @@ import threading
 import pytest
 
 from tests.support.object_stores import small_parts
-from wherry.objects.memory import MemoryObjects
 from wherry.storage.stores import locate
 from wherry.upload.growing_file import GrowingFile, without_gaps
 from wherry.upload.sender import Sender
@@ -37,7 +36,7 @@ def place(tmp_path):
 @pytest.fixture
 def sending(place):
     sender = Sender(1 << 20, 2)
-    yield UploadContext(MemoryObjects(place.store), "run", sender, Log(), "memory")
+    yield UploadContext(place.store, "run", sender, Log(), "memory")
     sender.stop()
 
 

@@ -5,7 +5,6 @@ import random
 import pytest
 
 from tests.support.object_stores import PartLog, small_parts, watched
-from wherry.objects.memory import MemoryObjects
 from wherry.storage.stores import locate
 from wherry.upload.known_bytes import agreeing
 from wherry.upload.run import UploadRun
@@ -30,7 +29,7 @@ def target(tmp_path):
 @pytest.fixture
 def runs(target):
     """Runs that continue others."""
-    store, senders = MemoryObjects(target.store), []
+    store, senders = target.store, []
 
     def run(**before):
         senders.append(Sender(1 << 20, 2))
@@ -109,6 +108,16 @@ def test_an_empty_object_is_made(runs, target):
 def test_a_large_text_is_not_mixed_with_that_of_an_earlier_run(runs, target):
     before = sent(runs(), target, OTHER)
     run = runs(a=before)
+    run.put(target.join("a").path, DATA)
+    run.finish()
+    assert target.join("a").read(0, 1000) == DATA
+
+
+def test_parts_of_an_object_that_is_replaced_are_not_kept(runs, target):
+    """An interrupted run has assembled the object, so its log names parts that no upload has any more."""
+    before = sent(runs(), target, OTHER)
+    found = runs().using.store.assemble(before.upload, list(before.parts.values()))
+    run = runs(a=SentBefore(parts=before.parts, found=found))
     run.put(target.join("a").path, DATA)
     run.finish()
     assert target.join("a").read(0, 1000) == DATA

@@ -6,7 +6,6 @@ import pytest
 
 from tests.support.object_stores import small_parts
 from wherry.errors import StorageError
-from wherry.objects.memory import MemoryObjects
 from wherry.storage.stores import locate
 from wherry.upload.run import UploadRun
 from wherry.upload.sender import Sender
@@ -36,7 +35,7 @@ def parts(monkeypatch):
 def run(tmp_path):
     place = locate(f"memory://bucket{tmp_path}/out")
     sender = Sender(BUDGET, SENDERS)
-    using = UploadContext(MemoryObjects(place.store), "run", sender, Log(), "memory")
+    using = UploadContext(place.store, "run", sender, Log(), "memory")
     yield UploadRun(place, place.parent.join(".wherry-out.01234567").path, using)
     sender.stop()
 

@@ -6,9 +6,9 @@ import wherry
 from tests.support.corpus import place
 from tests.support.object_stores import Killed, left_beside, model, release, small_parts, watched
 from wherry.errors import MismatchError
-from wherry.objects.memory import MemoryObjects
-from wherry.staging.clean import clean
 from wherry.storage.stores import locate
+from wherry.store.memory import MemoryStore
+from wherry.target.clean import clean
 from wherry.upload.run import UploadRun
 
 
@@ -48,14 +48,14 @@ def test_the_sidecar_appears_when_all_is_proved(source, target, monkeypatch, to)
 
 @pytest.mark.parametrize("to", ["hf", "orbax", "safetensors"])
 def test_a_commit_that_fails_leaves_no_sidecar(source, target, monkeypatch, to):
-    real = MemoryObjects.copy_object
+    real = MemoryStore.copy_object
 
-    def refused(self, path, mark, place, run):
+    def refused(self, path, mark, place, run, guard):
         if not place.endswith("wherry.json"):
             raise MismatchError("the copy is wrong")
-        return real(self, path, mark, place, run)
+        return real(self, path, mark, place, run, guard)
 
-    monkeypatch.setattr(MemoryObjects, "copy_object", refused)
+    monkeypatch.setattr(MemoryStore, "copy_object", refused)
     with pytest.raises(MismatchError, match="copy is wrong"):
         convert(source, target, to)
     assert not locate(target).exists()
@@ -101,7 +101,7 @@ def test_clean_removes_the_sidecar_of_a_file_that_was_not_committed(killed):
 
 
 def test_clean_leaves_the_sidecar_of_a_file_that_was_committed(source, target, monkeypatch):
-    monkeypatch.setattr("wherry.staging.object_journal.ObjectJournal.remove", lambda _self: None)
+    monkeypatch.setattr("wherry.target.object_staging.remove_journal", lambda *_arguments: None)
     convert(source, target, "safetensors")
     assert [one.removed for one in clean(locate(target).parent.uri, min_age=0)] == [True]
     assert beside(target).exists()

@@ -8,9 +8,9 @@ import pytest
 
 from tests.support.object_stores import PartLog, small_parts
 from wherry.errors import StorageError, TargetExistsError
-from wherry.objects.memory import MemoryObjects
-from wherry.objects.uploads import PartLimits
 from wherry.storage.stores import locate
+from wherry.store.memory import MemoryStore
+from wherry.store.store import PartLimits
 from wherry.upload.sender import Sender
 from wherry.upload.uploaded_file import SentBefore, UploadContext, UploadedFile, part_size
 
@@ -31,7 +31,7 @@ def place(tmp_path):
 @pytest.fixture
 def sending(place):
     sender = Sender(256, 2)
-    yield UploadContext(MemoryObjects(place.store), "run", sender, PartLog(), "memory")
+    yield UploadContext(place.store, "run", sender, PartLog(), "memory")
     sender.stop()
 
 
@@ -117,7 +117,7 @@ def test_parts_of_an_earlier_run_are_not_sent_again(place, sending):
     first = UploadedFile(place.path, SIZE, sending)
     first.write(0, memoryview(data)[:640])
     sending.sender.drain()
-    upload = next(MemoryObjects(place.store).uploads(place.path))
+    upload = next(place.store.uploads(place.path))
     known = {part.number: part for part in sending.store.parts(upload)}
     del sending.log[:]
     again = UploadedFile(place.path, SIZE, sending, SentBefore(upload, known))
@@ -142,13 +142,13 @@ def test_an_object_of_somebody_else_is_not_replaced(place, sending):
 
 
 def test_no_more_is_held_than_the_budget_while_parts_are_sent(place, sending, monkeypatch):
-    real = MemoryObjects.put_part
+    real = MemoryStore.put_part
 
     def slow(self, *args):
         time.sleep(0.005)
         return real(self, *args)
 
-    monkeypatch.setattr(MemoryObjects, "put_part", slow)
+    monkeypatch.setattr(MemoryStore, "put_part", slow)
     file = UploadedFile(place.path, 20 * SIZE, sending)
     for start in range(0, 20 * SIZE, 64):
         file.write(start, memoryview(bytes(64)))
@@ -175,7 +175,7 @@ def test_the_first_error_of_sending_ends_every_later_write(place, sending, monke
     def refused(*_args):
         raise StorageError("no answer", uri="memory://", cure="retry")
 
-    monkeypatch.setattr(MemoryObjects, "put_part", refused)
+    monkeypatch.setattr(MemoryStore, "put_part", refused)
     file = UploadedFile(place.path, SIZE, sending)
     with pytest.raises(StorageError, match="no answer"):
         for start in range(0, SIZE, 20):

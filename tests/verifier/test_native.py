@@ -15,7 +15,9 @@ import pytest
 import wherry
 from tests.support.tiny_models import save_tiny
 from wherry.errors import UnsupportedError
+from wherry.formats.pin import take_pin
 from wherry.verifier.native import NativeReport, NoAnswerError
+from wherry.verifier.native_source import files_of
 
 pytest_plugins = ("tests.support.warm_native",)
 
@@ -141,6 +143,16 @@ def test_logits_agree_through_another_system(llama):
 
 
 @pytest.mark.usefixtures("forked_loaders")
+def test_a_marker_that_is_a_link_to_itself_is_no_bug(llama, tmp_path):
+    step = tmp_path / "7"
+    shutil.copytree(llama / "maxtext", step)
+    (step / "commit_success.txt").unlink()
+    (step / "commit_success.txt").symlink_to("commit_success.txt")
+    with wherry.open(step) as checkpoint:
+        assert "commit_success.txt" in take_pin(checkpoint).members
+        assert files_of(checkpoint) == (str(step),)
+
+
 def test_logits_of_another_model_differ(llama, tmp_path):
     torch = pytest.importorskip("torch", reason="torch is not installed")
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")

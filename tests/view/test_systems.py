@@ -225,7 +225,7 @@ def test_a_flipped_byte_of_the_target_is_found_through_the_inverse(wish, tmp_pat
     carry(source, target, "huggingface", wish=wish)
     with wherry.open(target) as made:
         spec = made.spec("model.layers.1.self_attn.k_proj.weight")
-        (extent,) = made.reader.extents(spec)
+        (extent,) = made.reader.access(spec).extents
     flip(extent.file, extent.offset + extent.length - 1)
     proof = wherry.verify(target, level="roundtrip", against=source)
     assert not proof.ok

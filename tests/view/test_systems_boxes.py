@@ -17,9 +17,8 @@ from wherry.core.digest import weights_digest
 from wherry.errors import MismatchError
 from wherry.families import load_family
 from wherry.kernels import load
-from wherry.mover import move
+from wherry.mover import move, source
 from wherry.mover.output import Output
-from wherry.mover.source import Source
 from wherry.view import groups
 
 
@@ -94,14 +93,14 @@ def test_what_boxes_lose_is_counted_and_is_no_damage(boxes, tmp_path, more, infi
 
 
 def test_a_box_that_is_written_wrongly_is_not_committed(wide, boxes, tmp_path, monkeypatch):
-    read = Source.fill
+    read = source.fill
 
-    def spoil(self, spec, region, buffer):
-        read(self, spec, region, buffer)
-        if spec.path[-2] == "wi_1":
-            buffer[-1] ^= 0x40
+    def spoil(access, spec, region, out):
+        read(access, spec, region, out)
+        if spec.path[-2:-1] == ("wi_1",):
+            out[-1] ^= 0x40
 
-    monkeypatch.setattr(Source, "fill", spoil)
+    monkeypatch.setattr(source, "fill", spoil)
     with pytest.raises(MismatchError, match="differs from the source") as caught:
         wherry.convert(wide, tmp_path / "out", to="maxtext", lineage=False)
     assert "up_proj.weight" in caught.value.path

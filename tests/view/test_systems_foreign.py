@@ -28,7 +28,9 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("torch")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
-SYSTEMS = [name for name, row in formats().items() if row.create and row.system not in ("", "huggingface")]
+SYSTEMS = [
+    name for name, row in formats().items() if row.is_written and row.system not in ("", "huggingface")
+]
 WITHOUT_LAYOUT = [
     "AlbertForMaskedLM", "ApertusForCausalLM", "BartForConditionalGeneration",
     "BitNetForCausalLM", "BloomForCausalLM", "CodeGenForCausalLM", "Cohere2ForCausalLM", "CohereForCausalLM",

@@ -31,7 +31,6 @@ from wherry.auditor.places import PlaceAudit, look_at
 from wherry.auditor.registrations import RegistryContents, ask, compare_registry
 from wherry.auditor.report import AuditReport, ChainProof, Finding, gravity
 from wherry.auditor.roots import findings_of, normalise_roots, survey_roots
-from wherry.carriers import THREADS
 from wherry.config.settings import audits_are_recorded
 from wherry.core.receipt import utc_now
 from wherry.core.units import DEFAULT_MEMORY, DEFAULT_UNIT, parse_budget, parse_size
@@ -40,6 +39,7 @@ from wherry.ledger.replay import replay
 from wherry.runtime import threads
 from wherry.verifier.full_read import ReadOptions
 from wherry.version import __version__
+from wherry.workers import THREADS
 
 if TYPE_CHECKING:
     import os
@@ -151,9 +151,9 @@ def _require_sensible(level: str, on: str, given: Mapping[str, bool]) -> None:
         if is_given and level != "digest":
             raise UsageError(f"{name} requires level digest", cure="add --level digest")
     if on != THREADS:
-        from wherry.carriers.carrier import carrier_of
+        from wherry.workers.engines import engine_of
 
-        carrier_of(on)
+        engine_of(on)
 
 
 def _audit(asked: _AuditRequest, ledger: Ledger, started: str, records: Path | None) -> AuditReport:

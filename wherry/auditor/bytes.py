@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.auditor.places import PlaceAudit, about, error_finding
 from wherry.auditor.report import UNCHANGED, Finding
-from wherry.carriers import THREADS
 from wherry.config.settings import configured_value
 from wherry.converter.references import digest_companion, reference
 from wherry.core.algorithms import algorithm_of
@@ -47,6 +46,7 @@ from wherry.storage.sidecar import signature_location
 from wherry.storage.stores import is_live, locate
 from wherry.verifier.full_read import hash_tensors
 from wherry.verifier.verify import UNCOMPARED, Verification, uncompared_error, verify
+from wherry.workers import THREADS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -183,7 +183,7 @@ def plan(
     from wherry.console import results
     from wherry.converter.plan import plan_request
     from wherry.converter.prices import load_prices
-    from wherry.units.estimate import parse_rate, plan_for_workers
+    from wherry.workers.estimate import parse_rate, plan_for_workers
 
     prices = load_prices(price) if price else None
     [named] = stated_formats([target], [to] if to else [])
@@ -229,8 +229,8 @@ def convert(
     A target is committed in one step. With several targets, the source is read once:
     `wherry convert SRC --to orbax A --to hf B`.
     """
-    from wherry.carriers.convert_on import convert_on
     from wherry.console import results, tables
+    from wherry.workers.convert_on import convert_on
 
     request = convert_request(
         source, matched_targets(targets, stated_formats(targets, to), given.pop("options")), **given
@@ -315,7 +315,7 @@ def formats(name: str | None, json_: bool) -> None:
 def clean(root: str, dry_run: bool, json_: bool) -> None:
     """Remove the staging areas that killed conversions left below ROOT."""
     from wherry.console import results
-    from wherry.staging.clean import clean
+    from wherry.target.clean import clean
 
     results.show_cleaned(clean(root, dry_run=dry_run), dry_run=dry_run, json_=json_)
 

@@ -128,7 +128,7 @@ def _as_items(names: Callable[..., list[str]] | None) -> Callable[..., list[Comp
 def _formats(written: bool) -> Iterable[str]:
     from wherry.formats.registry import formats
 
-    rows = [row for row in formats().values() if row.create is not None or not written]
+    rows = [row for row in formats().values() if row.is_written or not written]
     return sorted(name for row in rows for name in (row.name, *row.aliases))
 
 

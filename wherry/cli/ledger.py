@@ -29,7 +29,7 @@ _named = click.option(
     "--ledger",
     "url",
     metavar="URL",
-    help="SQLAlchemy URL of the ledger; WHERRY_LEDGER or the one in WHERRY_HOME by default.",
+    help="URL of the ledger; WHERRY_LEDGER or the one in WHERRY_HOME by default.",
 )
 
 

@@ -13,8 +13,8 @@ from wherry.core.request import TargetRequest, convert_request
 from wherry.core.units import DEFAULT_UNIT, duration, parse_size, plural, show_seconds, show_size
 
 if TYPE_CHECKING:
-    from wherry.records.unit import Unit
-    from wherry.records.unit_receipt import UnitReceipt
+    from wherry.workers.record import TaskRecord
+    from wherry.workers.unit import Unit
 
 unit_size = click.option(
     "--unit",
@@ -56,9 +56,9 @@ def split(source: str, target: str, to: str, unit: str, json_: bool, given: dict
     see SOURCE and TARGET under these names, and share WHERRY_KEY.
     """
     from wherry.console import tables
-    from wherry.staging.key import require_shared_key
-    from wherry.units.estimate import large_files
-    from wherry.units.split_job import split as make_job
+    from wherry.target.key import require_shared_key
+    from wherry.workers.estimate import large_files
+    from wherry.workers.job import split as make_job
 
     require_shared_key()
     made = make_job(convert_request(source, [TargetRequest(target, to)], **given), parse_size(unit))
@@ -98,9 +98,9 @@ def work(job: str, expiry: str, commits: bool, quiet: bool, json_: bool) -> None
     worker dies, another one writes its unit.
     """
     from wherry.console import tables
-    from wherry.units.work import work as make_units
+    from wherry.workers.work import work as make_units
 
-    def report_unit(unit: Unit, receipt: UnitReceipt) -> None:
+    def report_unit(unit: Unit, receipt: TaskRecord) -> None:
         say(f"unit {unit.name}: {show_size(unit.nbytes)} in {show_seconds(receipt.seconds)}", err=True)
 
     report = make_units(job, expiry=duration(expiry), on_unit=None if quiet or json_ else report_unit)
@@ -127,7 +127,7 @@ def commit(job: str, quiet: bool, json_: bool) -> None:
 
 def _commit(job: str, *, quiet: bool, json_: bool) -> None:
     from wherry.console import results, tables
-    from wherry.units.commit import commit as commit_job
+    from wherry.workers.commit import commit as commit_job
 
     with (
         tables.show_before_error(results.show_receipts, json_=json_),

@@ -124,7 +124,7 @@ def load_config(path: str | os.PathLike[str] | None = None, env: str | None = No
 def _load(
     file: Path | None, _stamp: int, env: str | None, variables: tuple[tuple[str, str | None], ...]
 ) -> Config:
-    from wherry.config.schema import Contents, Settings
+    from wherry.config.schema import ConfigFile, Settings
 
     text = _text(file) if file else ""
     data = _parse(text, file)
@@ -145,9 +145,9 @@ def _load(
             _put(merged, name, value.split(os.pathsep) if name in _LISTS else value)
             origins[name] = f"environment variable {VARIABLES[name]}"
     _name_routes(merged, file)
-    contents = _validate(Contents, merged, text, file, env)
+    contents = _validate(ConfigFile, merged, text, file, env)
     for other in sections:
-        _validate(Contents, _name_routes(merge(merge({}, data), sections[other]), file), text, file, other)
+        _validate(ConfigFile, _name_routes(merge(merge({}, data), sections[other]), file), text, file, other)
     settings = Settings(**{name: getattr(contents, name) for name in Settings.model_fields})
     ordered = {name: origins.get(name, "default") for name in _leaves(settings.model_dump())}
     fields = stated_fields(merged, sections.get(env or "", {}), ("env", env or ""))
@@ -368,9 +368,9 @@ def _cure_of_field(at: FieldPath) -> str:
 
 def _fields_at(at: FieldPath) -> Collection[str]:
     """The fields of the table in which a field is."""
-    from wherry.config.schema import Contents
+    from wherry.config.schema import ConfigFile
 
-    kind: type[BaseModel] = Contents
+    kind: type[BaseModel] = ConfigFile
     for part in at[:-1]:
         field = kind.model_fields.get(str(part))
         kind = next(_models_in(field.annotation), kind) if field is not None else kind

@@ -92,7 +92,7 @@ def _last_target() -> str | None:
 
 
 def _last_in(file: Path) -> str | None:
-    """The same of a SQLite ledger, without SQLAlchemy, whose import would delay the first byte by 0.2 s."""
+    """The same of a SQLite ledger, which is not created."""
     if not file.exists():
         return None
     with ledger_to_read(file, ("conversion",)) as connection:

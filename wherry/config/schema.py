@@ -289,7 +289,7 @@ class Settings(Section):
     """Settings for all routes."""
 
     ledger: str | None = Field(
-        default=None, description="SQLAlchemy URL of the ledger; a SQLite file in WHERRY_HOME by default."
+        default=None, description="URL of the ledger; a SQLite file in WHERRY_HOME by default."
     )
     digest: Literal["blake3", "sha256"] | None = Field(
         default=None,
@@ -330,7 +330,7 @@ class Settings(Section):
     policy: dict[str, dict[str, Any]] = Field(default={}, description="Promotion policies by name.")
 
 
-class Contents(Settings):
+class ConfigFile(Settings):
     """The whole file for one environment: the settings and the routes."""
 
     routes: dict[str, Route] = Field(default={}, description="Routes by name.")

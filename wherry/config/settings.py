@@ -36,7 +36,7 @@ def configured_value(name: str) -> Any:
 
 
 def ledger_url() -> str:
-    """SQLAlchemy URL of the ledger: `WHERRY_LEDGER`, the setting `ledger`, or a SQLite file in the home."""
+    """URL of the ledger: `WHERRY_LEDGER`, the setting `ledger`, or a SQLite file in the home."""
     return (
         os.environ.get("WHERRY_LEDGER") or configured_value("ledger") or f"sqlite:///{home() / 'ledger.db'}"
     )

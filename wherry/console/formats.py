@@ -28,9 +28,14 @@ _GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("complex", ("complex64", "complex128")),
 )
 # Common prefixes of dtypes, for formats that hold some of them.
-_KINDS = (("float8", "float8_"), ("float6", "float6_"), ("float4", "float4_"))
+_KINDS = (("float8", "float8_"), ("float6", "float6_"), ("float4", "float4_"), ("blocks", "ggml:"))
 _PARTS = ("zero_size", "values", "empties", "companions")
-_WORDS = {"values": "values", "empties": "empty nodes", "companions": "companion files"}
+_WORDS = {
+    "values": "values",
+    "empties": "empty nodes",
+    "companions": "companion files",
+    "stated": "config and tokenizer as metadata",
+}
 
 
 def show_formats(rows: list[Format], *, json_: bool) -> None:
@@ -54,19 +59,26 @@ def _groups(rows: list[Format]) -> list[tuple[str, list[Format]]]:
 
 
 def _uses(row: Format) -> str:
-    words = ["reads"] * row.readable + ["writes"] * (row.create is not None)
+    words = ["reads"] * row.readable + ["writes"] * (row.is_written)
     return ", ".join(words) or "recognises"
 
 
 def format_cells(row: Format) -> list[str]:
     """One row of the table of formats; `COLUMNS` names the cells."""
     read = "yes" if row.readable else "refused"
-    return [row.name, row.title, read, "yes" if row.create else "no", held_words(row), row.loaded_by or "–"]
+    return [
+        row.name,
+        row.title,
+        read,
+        "yes" if row.is_written else "no",
+        held_words(row),
+        row.loaded_by or "–",
+    ]
 
 
 def held_words(row: Format) -> str:
     """A short description of what a writable format holds."""
-    if row.create is None:
+    if not row.is_written:
         return "–"
     keys = {None: "trees", 1: "flat names"}.get(row.holds.depth, f"trees {row.holds.depth} deep")
     others = [word for name, word in _WORDS.items() if getattr(row.holds, name)]
@@ -110,15 +122,15 @@ def _describe(row: Format) -> list[tuple[str, str]]:
         ("aliases", ", ".join(row.aliases)),
         ("refines", ", ".join(row.refines)),
         ("read", "yes" if row.readable else "recognised, but not supported"),
-        ("written", "yes" if row.create else "no"),
+        ("written", "yes" if row.is_written else "no"),
         ("loaded by", row.loaded_by),
         ("is", "one file" if row.single_file else "a folder"),
         (
             "key paths",
-            "" if row.create is None else "of any depth" if depth is None else f"of at most {depth} parts",
+            "" if not row.is_written else "of any depth" if depth is None else f"of at most {depth} parts",
         ),
         ("dtypes", ", ".join(dtype_words(row.holds.dtypes))),
-        ("holds", ", ".join(_kinds_held(row)) if row.create else ""),
+        ("holds", ", ".join(_kinds_held(row)) if row.is_written else ""),
         ("step 1000 is", step),
         ("commit member", ", ".join(row.commit_members)),
     ]
@@ -135,7 +147,7 @@ def _format_json(row: Format) -> dict[str, Any]:
         "aliases": list(row.aliases),
         "refines": list(row.refines),
         "read": row.readable,
-        "written": row.create is not None,
+        "written": row.is_written,
         "single_file": row.single_file,
         "dtypes": sorted(row.holds.dtypes),
         "depth": row.holds.depth,

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from wherry.lineage.lineage import LineageTree
     from wherry.models.register import Registration
     from wherry.routes.report import NightReport
-    from wherry.staging.clean import CleanReport
-    from wherry.units.estimate import WorkerPlan
+    from wherry.target.leftovers import CleanReport
     from wherry.verifier.full_read import FullRead
     from wherry.verifier.verify import Verification
     from wherry.watch.doctor import Diagnosis
+    from wherry.workers.estimate import WorkerPlan
 
 
 def show_found(found: Iterable[Detection], skipped: list[SkippedPath], *, json_: bool) -> None:

@@ -42,13 +42,12 @@ from wherry.ledger.deliver import report_failure
 from wherry.ledger.open import resolve_named
 from wherry.ledger.outcomes import LEFT_OUT, record_all
 from wherry.runtime.threads import without_collection
-from wherry.staging.in_use import in_use
-from wherry.staging.janitor import tidy as tidy_left_behind
-from wherry.staging.object_clean import tidy_objects
-from wherry.staging.object_staging import is_unfinished
-from wherry.staging.staging import tidy
 from wherry.storage.sidecar import signature_location
 from wherry.storage.stores import locate
+from wherry.target.clean import tidy
+from wherry.target.in_use import in_use
+from wherry.target.janitor import tidy as tidy_left_behind
+from wherry.target.object_staging import is_unfinished
 
 if TYPE_CHECKING:
     import os
@@ -256,7 +255,7 @@ def _group(jobs: Sequence[Job]) -> str:
 
 
 def _ahead(lineage: bool) -> None:
-    """Import SQLAlchemy in advance, while bytes are moved: the import takes 0.2 s."""
+    """Import what records the conversion in advance, while bytes are moved."""
     software()
     if lineage:
         import_module("wherry.ledger.record")
@@ -318,7 +317,6 @@ def existing(job: Job, if_exists: str | None) -> Receipt | None:
     receipt = existing_result(job.checkpoint, job.plan, job.target, job.committed, if_exists)
     if receipt is not None:
         tidy(job.committed)
-        tidy_objects(job.committed)
     return receipt
 
 

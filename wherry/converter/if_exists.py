@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 from wherry.core.request import SourceRequest
 from wherry.errors import TargetExistsError, UsageError, WherryError
 from wherry.formats.checkpoint import Checkpoint, fingerprint, open_source, present_fingerprint
-from wherry.staging.hub_repository import CARD, is_blank
 from wherry.storage.sidecar import Sidecar, read_sidecar
+from wherry.target.hub_repository import CARD, is_blank
 
 if TYPE_CHECKING:
     from wherry.core.receipt import Receipt

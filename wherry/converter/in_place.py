@@ -6,24 +6,23 @@ new ones removed. After a killed run each file is either the old or the new one,
 
 from __future__ import annotations
 
-import os
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry.errors import TargetExistsError, storage_errors
-from wherry.staging.staging import lease_of
 from wherry.storage.copy import add_name
 from wherry.storage.durable import replace
-from wherry.storage.folders import remove, sync_folder
+from wherry.storage.folders import is_there, remove, sync_folder
 from wherry.storage.sidecar import FOLDER_NAME, MOST_SIDECAR
+from wherry.target.lease import lease_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from wherry.formats.format import Change
-    from wherry.staging.lease import Lease
     from wherry.storage.location import Location
+    from wherry.target.lease import Lease
 
 BEFORE = ".before"
 
@@ -51,9 +50,9 @@ def change_in_place(
     """
     home = Path(folder.path)
     kept: list[str] = []
-    with storage_errors(folder.uri), lease_of(home.parent, folder) as held:
+    with storage_errors(folder.uri), lease_of(folder) as held:
         require_unchanged()
-        new = [name for name in (*change.files, *change.made) if not os.path.lexists(home / name)]
+        new = [name for name in (*change.files, *change.made) if not is_there(home / name)]
         try:
             with held.exclusive():
                 for name, data in change.files.items():

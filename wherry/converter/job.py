@@ -9,10 +9,9 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, dataclass, field, replace
 from operator import eq
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from wherry.converter.references import parents_of, reference, source_references
-from wherry.converter.traffic import streams
 from wherry.core.account import fold_entries, losses_notes
 from wherry.core.blank_values import repeated_notes, zeros_notes
 from wherry.core.digest import origin_digest, sha256_of
@@ -22,24 +21,23 @@ from wherry.core.receipt import Receipt, software, utc_now
 from wherry.credentials import redact_values
 from wherry.errors import MismatchError, StorageError, WherryError
 from wherry.formats.checkpoint import Checkpoint, fingerprint, present_fingerprint
-from wherry.formats.companions import copy_companion, file_digest
+from wherry.formats.companions import copy_companion, digest_companion, file_digest
 from wherry.formats.format import Glimpse
 from wherry.formats.pin import blaming_changes
 from wherry.formats.recorded_files import recorded_files
 from wherry.mover.hashing import Hashes, hash_checkpoint, read_back
+from wherry.mover.map_writer import writer_of
 from wherry.mover.output import Output
-from wherry.mover.readback import FilesBeingWritten, ReadBack, ReadBefore
+from wherry.mover.readback import FilesBeingWritten, ReadBack, ReadEvidence
 from wherry.runtime.memory import return_freed_memory
 from wherry.runtime.threads import without_collection
-from wherry.staging.copied_staging import CopiedStaging, open_staging
-from wherry.staging.journal import Journal, open_journal
-from wherry.staging.object_staging import ObjectStaging
-from wherry.staging.staging import Staging
-from wherry.storage.location import Entry
 from wherry.storage.ranges import LARGEST
 from wherry.storage.sidecar import FOLDER_NAME, Sidecar, encode, put_sidecar
 from wherry.storage.stores import make_folder
-from wherry.upload.sender import parts_share, reading_share
+from wherry.store.store import Entry
+from wherry.target.object_staging import ObjectStaging
+from wherry.target.sinks import open_staging
+from wherry.upload.sender import reading_share
 from wherry.upload.staged_objects import is_readable, is_staged, run_of
 from wherry.version import __version__
 
@@ -56,8 +54,8 @@ if TYPE_CHECKING:
     from wherry.formats.format import Format, Writer
     from wherry.formats.pin import JoinedPin, Pin
     from wherry.storage.location import Location
-
-AnyStaging: TypeAlias = Staging | CopiedStaging | ObjectStaging
+    from wherry.target.journal import Journal
+    from wherry.target.staging import Staging
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +75,7 @@ class Job:
         group: see Receipt.
         source_digests: of the source's tensors, if `checkpoint` is a view of it; otherwise the pass computes them.
         source_hashes: the same by algorithm, if other processes have computed them before the pass.
-        before: gives what other processes have read back of the target, which is staged at a location.
+        evidence: gives what other processes have read back of the target, which is staged at a location.
         asked: the stated request; see `wherry.converter.command`.
     """
 
@@ -93,7 +91,7 @@ class Job:
     group: str = ""
     source_digests: Mapping[KeyPath, str] | None = None
     source_hashes: Mapping[str, Hashes] | None = None
-    before: Callable[[Location], ReadBefore] = lambda _staged: ReadBefore()
+    evidence: Callable[[Location], ReadEvidence] = lambda _staged: ReadEvidence()
     asked: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
@@ -111,13 +109,13 @@ class StagedJob:
         staging: the area.
         staged: the location of the checkpoint in the area.
         journal: the finished moves.
-        companions: the companion files that were copied, with their digests.
+        companions: the companion files beside the target that were copied, with their digests.
         output: the receiver of the mover's bytes.
         recorded: the sidecar of the source.
     """
 
     job: Job
-    staging: AnyStaging
+    staging: Staging
     staged: Location
     journal: Journal
     companions: tuple[Companion, ...]
@@ -139,23 +137,21 @@ def stage(job: Job, algorithms: tuple[str, ...], recorded: Sidecar | None, stack
         TargetInUseError: another run is writing the target.
         StorageError: the storage failed.
     """
-    staging, journal = _staging(job, header_of(job, algorithms), stack)
-    stack.callback(journal.close)
+    staging = stack.enter_context(_staging(job, header_of(job, algorithms)))
+    journal = staging.journal()
     staged = inside(job, staging.location)
     make_folder(staged.parent)
     companions = _copy_companions(job, staged)
-    assert job.row.create is not None
-    before = job.before(staged)  # the writer may write headers again, which changes files
-    writer = job.row.create(staged, job.plan.manifest, job.plan.options)
+    evidence = job.evidence(staged)  # the writer may write headers again, which changes files
+    writer = writer_of(job.row, staged, job.plan.manifest, job.plan.options, job.checkpoint.reader.companion)
     stack.callback(writer.close)
-    if not isinstance(staging, ObjectStaging):
-        staging.sync_names()
+    staging.sync_names()
     targets = targets_of(job.plan)
     meanwhile = job.plan.verify == "digest"
     back = None
     if meanwhile:
         back = ReadBack(
-            writer, targets, job.target.uri, _files_of(staged), before=before, algorithms=algorithms
+            writer, targets, job.target.uri, _files_of(staged), evidence=evidence, algorithms=algorithms
         )
     output = Output(writer, targets, journal, back, job.plan.overflow)
     return StagedJob(job, staging, staged, journal, companions, output, recorded)
@@ -195,28 +191,20 @@ def inside(job: Job, committed: Location) -> Location:
     return committed.join(inner) if inner else committed
 
 
-def _staging(job: Job, header: Mapping[str, str], stack: ExitStack) -> tuple[AnyStaging, Journal]:
-    """Open the staging area and its journal; a format that streams needs no local disk."""
-    identity = identity_of(header)
-    if streams(job.row.name, job.committed):
-        uploading = stack.enter_context(
-            ObjectStaging(
-                job.committed,
-                identity,
-                header,
-                job.row.commit_members,
-                job.plan.manifest.nbytes,
-                held=parts_share(job.plan.memory),
-                by_checksum=job.plan.verify == "store",
-                direct=job.plan.verify == "store" and job.row.single_file,
-            )
-        )
-        return uploading, uploading.journal()
-    staging = stack.enter_context(open_staging(job.committed, identity, job.row.commit_members))
-    journal = open_journal(staging.journal, header, staging.require_held)
-    if not journal.done:
-        staging.clear()
-    return staging, journal
+def _staging(job: Job, header: Mapping[str, str]) -> Staging:
+    """The staging of the target; a store that takes parts needs no local disk."""
+    by_checksum = job.plan.verify == "store"
+    return open_staging(
+        job.committed,
+        identity_of(header),
+        header,
+        job.row.commit_members,
+        job.plan.manifest.nbytes,
+        # A file that states companions is read before the commit, for their digests.
+        is_file=job.row.single_file and not (by_checksum and job.row.holds.stated),
+        memory=job.plan.memory,
+        by_checksum=by_checksum,
+    )
 
 
 def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
@@ -244,6 +232,9 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
     # Boxes and the source's identity read the source again.
     with blaming_changes(job.pin, job.checkpoint.original):
         with opened as written:
+            companions = staged.companions
+            if job.row.single_file:
+                companions = tuple(digest_companion(written, one) for one in written.manifest.companions)
             boxed = _hash_boxes(staged, written, ours)
             verification = _verify(staged, written, ours)
             ours = ours.joined(boxed)
@@ -252,7 +243,7 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
         del opened, written
         return_freed_memory()  # of what was opened: the record takes as much
         with without_collection():
-            sidecar, receipt = _sidecar(staged, ours, hashes, verification, mark, files)
+            sidecar, receipt = _sidecar(staged, ours, hashes, verification, mark, files, companions)
     with without_collection():
         text = encode(sidecar) if job.row.single_file else None
         if text is None:
@@ -260,8 +251,8 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
     if place.path != staged.staging.location.path and job.row.finish_step is not None:
         job.row.finish_step(staged.staging.location, job.plan.manifest)
     job.pin.require_unchanged(job.checkpoint.original)
-    if job.plan.verify == "digest" and isinstance(staged.staging, ObjectStaging):
-        _prove_files(staged, staged.staging)
+    if job.plan.verify == "digest" and is_staged(place):
+        _prove_files(staged)
     with committing(job.target.uri):
         staged.staging.commit(text)
     return receipt
@@ -279,7 +270,7 @@ def _complete_unread(staged: StagedJob, staging: ObjectStaging, hashes: Hashes) 
     verification = {"level": "store", "ok": True, "tensors": len(job.plan.pairs), "checksum": checksum}
     with blaming_changes(job.pin, job.checkpoint.original), without_collection():
         sidecar, receipt = _sidecar(
-            staged, ours, hashes, verification, fingerprint([file], place, marks=False), {".": file.size}
+            staged, ours, hashes, verification, fingerprint([file], place, marks=False), {".": file.size}, ()
         )
         text = encode(sidecar)
     job.pin.require_unchanged(job.checkpoint.original)
@@ -324,6 +315,8 @@ def _target_hashes(plan: Plan, hashes: Hashes) -> Hashes:
 
 
 def _copy_companions(job: Job, staged: Location) -> tuple[Companion, ...]:
+    if job.row.single_file:
+        return ()  # its layout reads what the file states of them
     folder = job.row.companion_folder
     return tuple(
         copy_companion(job.checkpoint, one, staged.member(f"{folder}{one.name}"))
@@ -399,12 +392,12 @@ def _read_back(staged: StagedJob, written: Checkpoint, expected: Hashes) -> dict
         )
     seconds = round(time.monotonic() - clock, 3)
     taken = {source for target, source in job.plan.pairs.items() if target in proved}
-    by_workers = 0 if back is None else back.before.nbytes(taken)
+    by_workers = 0 if back is None else back.evidence.nbytes(taken)
     more = {"bytes_by_workers": by_workers} if by_workers else {}
     return {"level": "digest", "ok": True, "tensors": len(job.plan.pairs), "seconds": seconds, **more}
 
 
-def _prove_files(staged: StagedJob, staging: ObjectStaging) -> None:
+def _prove_files(staged: StagedJob) -> None:
     """Read back the objects that are not read as tensors: companions, and the files of the container and of wherry.
 
     Raises:
@@ -420,7 +413,7 @@ def _prove_files(staged: StagedJob, staging: ObjectStaging) -> None:
                 path=one.name,
                 cure="check the storage; nothing was committed",
             )
-    staging.run.prove_small()
+    staged.staging.prove_small()
 
 
 def _open_staged(job: Job, staged: Location) -> Checkpoint:
@@ -456,10 +449,11 @@ def _sidecar(
     verification: dict[str, Any] | None,
     mark: str,
     files: dict[str, int | None] | None,
+    companions: tuple[Companion, ...],
 ) -> tuple[Sidecar, Receipt]:
     job, plan = staged.job, staged.job.plan
     origin = {**plan.manifest.origin, **({"meta": redact_values(job.meta)} if job.meta else {})}
-    manifest = replace(plan.manifest, origin=origin).with_digests(ours.digests, staged.companions)
+    manifest = replace(plan.manifest, origin=origin).with_digests(ours.digests, companions)
     target = reference(job.target.uri, plan.to, plan.format_version, manifest, mark, job.algorithm)
     sources = source_references(
         job.checkpoint.original,

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from wherry.converter.job import Job, StagedJob, complete, reading_memory, stage
 from wherry.converter.plan import joint_moves
 from wherry.converter.references import agree_with_sources, recorded_of
-from wherry.converter.traffic import streams
 from wherry.core.interrupts import go_on
 from wherry.core.progress import Meter
 from wherry.core.tensorspec import Span, bytes_of
@@ -59,7 +58,7 @@ def _groups(jobs: Sequence[Job]) -> list[list[int]]:
     """The indexes of jobs that share a pass; one whose files are uploaded needs its own order of the moves."""
     groups: dict[tuple[int, int], list[int]] = {}
     for number, job in enumerate(jobs):
-        alone = number if streams(job.row.name, job.committed) else -1
+        alone = number if job.committed.store.capabilities.parts else -1
         groups.setdefault((id(job.checkpoint), alone), []).append(number)
     return list(groups.values())
 

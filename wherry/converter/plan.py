@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.converter.ignored_entries import require_requested, unprepared_companions, within_source
 from wherry.converter.keywords import spelled_out
-from wherry.converter.traffic import NO_TRAFFIC, Traffic, streams, traffic_of
+from wherry.converter.traffic import NO_TRAFFIC, Traffic, traffic_of
 from wherry.converter.unused_options import UnusedOption, require_used, unused_options
 from wherry.core.account import bound_to_json
 from wherry.core.digest import sha256_of_rows
@@ -37,7 +37,6 @@ from wherry.ledger.open import resolve_named
 from wherry.mover.move import JointMoves, Move
 from wherry.mover.pool import Pool
 from wherry.mover.source import Source, ways_of
-from wherry.objects.stores import object_store
 from wherry.runtime.threads import carrier_count, without_collection
 from wherry.storage.stores import locate
 from wherry.text.html import html_table
@@ -113,6 +112,8 @@ def plan_target(
     _require_whole([row for row in shortages if row[1].parts])  # before any layout looks at their shapes
     seen, options, only = relaid(checkpoint, row, target.settings, target.layout, target.only)
     _require_whole(shortages)  # unless a layout has named what is missing
+    own = {name: value for name, value in options.items() if name in row.options}
+    seen: Checkpoint = row.values(seen, checked_options(row, own))
     made = _make(seen, row, replace(target, options=options, only=only, rename=()), request)
     return seen, replace(made, unused=tuple(unused_options(seen, row, target, request.ignore, options)))
 
@@ -122,7 +123,7 @@ def _make(checkpoint: Checkpoint, row: Format, target: TargetRequest, request: C
     if verify not in ("digest", "store", "none"):
         raise UsageError(f"invalid value for verify: {verify!r}", cure="choose digest, store or none")
     place = locate(target.uri)
-    if verify == "store" and not streams(row.name, place):
+    if verify == "store" and not place.store.capabilities.parts:
         raise UsageError(
             f"no store computes checksums of a {row.name} target as it is written",
             uri=target.uri,
@@ -133,7 +134,7 @@ def _make(checkpoint: Checkpoint, row: Format, target: TargetRequest, request: C
     given = dict(target.options)
     tree = settle_options({name: given.pop(name) for name in TREE_OPTIONS if name in given})
     checked = checked_options(row, given)
-    if object_store(place.store) is not None:
+    if place.store.capabilities.parts:
         checked = row.in_store(checked)
     mapped = map_tree(checkpoint.manifest, row, tree, only=only, ignore=request.ignore, uri=target.uri)
     if only is not None:
@@ -166,19 +167,15 @@ def _make(checkpoint: Checkpoint, row: Format, target: TargetRequest, request: C
         digest=_digest(checkpoint, [row.name, version], {**checked, **tree}, prepared, mapped),
         lossy=checkpoint.lossy,
         overflow=target.layout.allow_overflow,
-        notes=(*checkpoint.notes, *_staged_note(row, place)),
+        notes=(*checkpoint.notes, *_staged_note(place)),
         snippet=checkpoint.snippet,
     )
 
 
-def _staged_note(row: Format, target: Location) -> tuple[str, ...]:
-    if target.store.capabilities.local or streams(row.name, target):
+def _staged_note(target: Location) -> tuple[str, ...]:
+    if target.store.capabilities.local or target.store.capabilities.parts:
         return ()
-    if object_store(target.store) is None:
-        return (
-            f"{target.store.protocol}:// takes whole files, so the target is staged on the local disk first",
-        )
-    return (f"{row.name} is staged on the local disk first: it cannot be written straight into a store",)
+    return (f"{target.store.protocol}:// takes whole files, so the target is staged on the local disk first",)
 
 
 def _without_hints(manifest: Manifest) -> Manifest:
@@ -345,7 +342,7 @@ class Plan:
     @property
     def free(self) -> frozenset[KeyPath]:
         """The key paths among `regions` whose chunks need not be considered."""
-        return self._paths(lambda way: way.access.kind == "regions" and not way.access.gridded)
+        return self._paths(lambda way: way.extents is None and way.regions and not way.gridded)
 
     @property
     def spilled(self) -> frozenset[KeyPath]:

@@ -34,12 +34,13 @@ from wherry.formats.pin import Pin, blaming_changes, settled_checkpoint, take_pi
 from wherry.formats.registry import find_format, rewrites
 from wherry.ledger.open import resolve_named
 from wherry.ledger.outcomes import LEFT_OUT, record
-from wherry.staging.copied_staging import open_staging
-from wherry.staging.object_staging import ObjectStaging, is_unfinished
-from wherry.staging.staging import tidy
 from wherry.storage.copy import carry, list_files
 from wherry.storage.sidecar import FOLDER_NAME, encode
 from wherry.storage.stores import locate, make_folder
+from wherry.target.clean import tidy
+from wherry.target.file_names import require_separate_names
+from wherry.target.object_staging import ObjectStaging, is_unfinished
+from wherry.target.sinks import open_staging
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping
@@ -47,10 +48,9 @@ if TYPE_CHECKING:
     from wherry.core.account import IgnoredEntry
     from wherry.core.progress import OnProgress
     from wherry.formats.format import Change, Rewrite
-    from wherry.staging.copied_staging import CopiedStaging
-    from wherry.staging.staging import Staging
     from wherry.storage.location import Location
     from wherry.storage.sidecar import Sidecar
+    from wherry.target.staging import Staging
 
 VERIFY = ("digest", "none")
 
@@ -253,29 +253,27 @@ def _stage(ready: _Ready, wanted: ProofRequest) -> Rewritten:
             sidecar, ways = _write_and_prove(ready, staging, wanted)
         if sidecar is not None:
             staging.location.join(FOLDER_NAME).put(encode(sidecar))
-        if isinstance(staging, ObjectStaging):
-            staging.run.prove_small()
+        staging.prove_small()
         ready.pin.require_unchanged(ready.checkpoint)
         with committing(ready.target.uri):
             staging.commit()
     return Rewritten(ready.rewriting, sidecar and sidecar.receipt, ways)
 
 
-def _staging(ready: _Ready, identity: str) -> Staging | CopiedStaging | ObjectStaging:
-    target, members = ready.target, _members(ready)
-    if target.store.capabilities.local:
-        return open_staging(target, identity, members, resume=False)
-    header = {"rewrite": identity, "target": target.name}
-    return ObjectStaging(target, identity, header, members, ready.rewriting.carried[1], resume=False)
+def _staging(ready: _Ready, identity: str) -> Staging:
+    header = {"rewrite": identity, "target": ready.target.name}
+    nbytes = ready.rewriting.carried[1]
+    return open_staging(ready.target, identity, header, _members(ready), nbytes, resume=False)
 
 
 def _write_and_prove(
-    ready: _Ready, staging: Staging | CopiedStaging | ObjectStaging, wanted: ProofRequest
+    ready: _Ready, staging: Staging, wanted: ProofRequest
 ) -> tuple[Sidecar | None, dict[str, int]]:
     """Copy, write and prove; returns the sidecar, and the number of bytes copied in each way."""
     change = ready.change
     area = replace(staging.location, opaque=ready.target.opaque)
     known = know(ready.checkpoint, wanted)
+    require_separate_names(area, [*change.carried.values(), *change.files])
     make_folder(area)
     meter = Meter("carry", ready.rewriting.carried[1], wanted.running.progress)
     if isinstance(staging, ObjectStaging):

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wherry.errors import UnsupportedError
-from wherry.objects.stores import object_store
 from wherry.storage.copy import list_files
 from wherry.upload.file_copies import bucket_of
 
@@ -45,7 +44,7 @@ def require_places(source: Location, target: Location, *, in_place: bool) -> Non
             uri=target.uri,
             cure="choose a target next to the source, then copy it: `wherry fetch SOURCE TARGET`",
         )
-    if not target.store.capabilities.object_copy or object_store(target.store) is None:
+    if not target.store.capabilities.object_copy or not target.store.capabilities.parts:
         raise UnsupportedError(
             f"{source.store.protocol}:// does not copy objects",
             uri=source.uri,

@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from wherry import kernels
 from wherry.core.units import show_size
 from wherry.errors import StorageError
-from wherry.formats.registry import find_format
-from wherry.mover.move import Way, chunk_count
+from wherry.formats.contents import Chunked, Stored
+from wherry.mover.move import Way, cells, chunk_count
 from wherry.mover.range_batch import RangeWindow, ranged_move, request_sizes
-from wherry.objects.read_ahead import STEP
-from wherry.objects.stores import object_store
 from wherry.storage.folders import staging_stem
 from wherry.storage.local_paths import local_path
 from wherry.storage.ranges import LARGEST
+from wherry.storage.read_ahead import STEP
 from wherry.storage.stores import is_live, locate
 from wherry.upload.uploaded_file import PART_BYTES
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from wherry.core.manifest import Manifest
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.checkpoint import Checkpoint
-    from wherry.formats.reader import Reader
+    from wherry.formats.contents import Computed, Contents
     from wherry.storage.location import Location
 
 _PAGE = 1000  # entries of one answer to a list request
@@ -307,7 +306,7 @@ def _reads_of_source(seen: Checkpoint, plan: PlannedConversion, *, times: int) -
     raw: list[TensorSpec] = []
     others: list[TensorSpec] = []
     for path, spec in original.manifest.tensors.items():
-        is_raw = original.reader.access(spec).raw is not None
+        is_raw = original.reader.access(spec).extents is not None
         if path in wanted:
             (raw if is_raw else others).append(spec)
         elif seen.is_view:
@@ -338,14 +337,15 @@ def _of_target(place: Location, plan: PlannedConversion, shared: SharedTraffic) 
     )  # fmt: skip
 
 
-def _tensor_reads(reader: Reader, specs: list[TensorSpec]) -> Iterator[int]:
+def _tensor_reads(reader: Contents, specs: list[TensorSpec]) -> Iterator[int]:
     """The bytes of each request that reads these tensors."""
     window = RangeWindow()
     for spec in specs:
-        way = Way(reader.access(spec))
-        if way.access.raw is None:
-            yield from _decoded_reads(reader, spec)
+        access = reader.access(spec)
+        if not isinstance(access, Stored):
+            yield from _decoded_reads(access, spec)
             continue
+        way = Way.of(access)
         for move in way.moves(spec, ()):
             ranged = ranged_move(move, spec, way)
             if ranged is not None:
@@ -355,12 +355,13 @@ def _tensor_reads(reader: Reader, specs: list[TensorSpec]) -> Iterator[int]:
         yield from request_sizes(batch)
 
 
-def _decoded_reads(reader: Reader, spec: TensorSpec) -> Iterator[int]:
-    chunks = reader.encoded(spec)
-    if chunks is not None:
-        for chunk in chunks:
-            yield from _cut(chunk.extent.length, STEP)
-        return
+def _decoded_reads(access: Chunked | Computed, spec: TensorSpec) -> Iterator[int]:
+    if isinstance(access, Chunked) and access.decoder is not None:
+        lengths = [extent and extent.length for extent in map(access.place, cells(spec.whole, access.grid))]
+        if None not in lengths:
+            for length in filter(None, lengths):
+                yield from _cut(length, STEP)
+            return
     count = chunk_count(spec.shape, spec.chunks) if spec.chunks else 1
     yield from (math.ceil(spec.nbytes / count) for _ in range(count))
 
@@ -374,16 +375,6 @@ def _cut(nbytes: int, step: int) -> Iterator[int]:
     return (min(step, nbytes - start) for start in range(0, max(nbytes, 1), step))
 
 
-def streams(to: str, target: Location) -> bool:
-    """Whether the files of a target are uploaded while they are written, without a copy on a local disk.
-
-    Args:
-        to: the target format.
-        target: where it will be.
-    """
-    return find_format(to).streams and object_store(target.store) is not None
-
-
 def _choice(plan: PlannedConversion) -> str:
     return "folder with TMPDIR" if local_path(plan.target) is None else "target"
 
@@ -395,7 +386,7 @@ def _space(plan: PlannedConversion) -> DiskSpace | None:
     if path is not None:
         return DiskSpace(path, whole + plan.spill, compressed, resumed=True)
     target = locate(plan.target)
-    straight = streams(plan.to, target)
+    straight = target.store.capabilities.parts
     if straight and not plan.spill:
         return None
     needed = plan.spill if straight else whole + plan.spill

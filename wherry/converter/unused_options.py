@@ -58,7 +58,8 @@ def unused_options(
         ignore: the rules for what is left out.
         left: the names of `--set` that the view leaves to the tree and the format, which judge them.
     """
-    files = row.holds.companions and COMPANIONS not in ignore
+    has_files = row.holds.companions or bool(row.holds.stated)
+    files = has_files and COMPANIONS not in ignore
     uses = seen.uses | (seen.uses_in_files if files else frozenset())
     changes_values = bool(seen.bounds or seen.manifest.origin.get("merge"))
     for name, value in _statements(target).items():
@@ -66,7 +67,7 @@ def unused_options(
             continue
         if name == _OVERFLOW:
             reason = "no value is cast or scaled, so none can overflow"
-        elif name in seen.uses_in_files and row.holds.companions:
+        elif name in seen.uses_in_files and has_files:
             reason = f"--ignore {COMPANIONS} leaves out the file that it changes"
         elif name in seen.uses_in_files:
             reason = f"it changes a companion file, and {row.name} holds none"

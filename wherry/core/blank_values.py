@@ -6,7 +6,7 @@ same wherever the digests come from: a pass, an interrupted run, other processes
 seen while bytes are hashed, when they are in the cache; a value that seems to fill a tensor is proved by its digest.
 
 Not promised: what other processes read, and what an interrupted run read, is not searched for values other than zeros
-(`Losses` count its NaN).
+(`Losses` count its NaN); a tensor of more than 1 TiB is not compared.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
+from wherry import kernels
 from wherry.core import dtypes
 from wherry.core.account import some_names
 from wherry.core.algorithms import algorithm_of, new_hash
@@ -27,12 +28,11 @@ from wherry.core.units import plural
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    import numpy as np
-
     from wherry.core.keypath import KeyPath
 
 _COUNTS = ("int", "uint", "bool")  # counters, masks and positions are often zero
-_WIDE = frozenset({"float32", "float64", "complex64", "complex128"})  # whose maxima numpy computes fast
+_MAGNITUDES = {size: (1 << (8 * size - 1)) - 1 for size in (1, 2, 4, 8)}  # all bits of a word but the highest
+_MOST_BYTES = 1 << 40  # of a tensor: its digest takes 17 MB of text, and metadata can state any shape
 _LOCK = threading.Lock()
 _CURE = "if a download or a copy was cut off, compare the files with the original"
 
@@ -126,43 +126,32 @@ class SeenValues:
 
 
 def nan_count(dtype: str, data: memoryview) -> int:
-    """How many elements are NaN; nearly all pieces have none, which one or two maxima tell."""
+    """How many elements are NaN."""
     import numpy as np
 
     kind = dtypes.numpy_dtype(dtype)
-    if dtype in _WIDE:
+    if kind.kind == "c":
         values = np.frombuffer(data, kind)
-        real = values.view(f"<f{kind.itemsize // (2 if kind.kind == 'c' else 1)}")
+        real = values.view(f"<f{kind.itemsize // 2}")
         return int(np.count_nonzero(np.isnan(values))) if np.isnan(real.max()) else 0
-    limits = _limits(dtype)
     words = np.frombuffer(data, f"<u{kind.itemsize}")
-    if limits is None:  # a type with one or two words for NaN
+    infinity = _infinity(dtype)
+    if infinity is None:  # a type with one or two words for NaN
         return sum(int(np.count_nonzero(words == word)) for word in _nan_words(dtype))
-    positive, negative = limits
-    if words.view(f"<i{kind.itemsize}").max() <= positive and words.max() <= negative:
-        return 0
-    return int(
-        np.count_nonzero((words > negative) | ((words > positive) & (words <= positive | _bits(kind))))
-    )
-
-
-def _bits(kind: np.dtype) -> int:
-    """All bits of a word but its sign."""
-    return (1 << (8 * kind.itemsize - 1)) - 1
+    if kernels.load() is not None:
+        return kernels.count_above(words, infinity)
+    return int(np.count_nonzero((words & words.dtype.type(_MAGNITUDES[kind.itemsize])) > infinity))
 
 
 @cache
-def _limits(dtype: str) -> tuple[int, int] | None:
-    """The words of both infinities, beyond which words are NaN; None for a type without infinities."""
+def _infinity(dtype: str) -> int | None:
+    """The word of infinity, above which the magnitudes of NaN are; None for a type without infinity."""
     import numpy as np
 
     kind = dtypes.numpy_dtype(dtype)
     with np.errstate(all="ignore"):
-        both = np.array([np.inf, -np.inf], "f4").astype(kind)
-    if not np.isinf(both.astype("f4")).all():
-        return None
-    positive, negative = both.view(f"<u{kind.itemsize}").tolist()
-    return positive, negative
+        found = np.array([np.inf], "f4").astype(kind)
+    return int(found.view(f"<u{kind.itemsize}")[0]) if np.isinf(found.astype("f4")[0]) else None
 
 
 @cache
@@ -249,7 +238,7 @@ def _filled_digest(algorithm: str, element: bytes, spec: TensorSpec) -> str:
 def _filled_form(algorithm: str, element: bytes, dtype: str, shape: tuple[int, ...]) -> str:
     """The digest of all tensors of one form, of which large models have thousands."""
     spec = TensorSpec((), shape, dtype)
-    if spec.size <= 1 or dtype.startswith(_COUNTS):
+    if spec.size <= 1 or dtype.startswith(_COUNTS) or spec.nbytes > _MOST_BYTES:
         return ""
     whole, rest = divmod(spec.nbytes, LEAF)
     leaves = [_filled_leaf(algorithm, element, LEAF)] * whole

@@ -55,6 +55,8 @@ class LeafValues:
     def from_json(cls, row: list[Any]) -> Self:
         """What a record holds; raises ValueError or TypeError if it has another form."""
         numbers, text, rows = row
+        if not (isinstance(numbers, list) and isinstance(rows, list)):
+            raise TypeError("leaves are listed")
         raw = base64.b64decode(text, validate=True)
         if len(raw) != HASH_BYTES * len(numbers):
             raise ValueError(f"{len(raw)} bytes are not the hashes of {len(numbers)} leaves")

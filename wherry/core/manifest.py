@@ -61,6 +61,7 @@ ORIGIN = Record(
         "quantized": Record({"scheme": _TEXT}, {"scales": _TEXT}),
         "scan": Record({"asked": _TEXT}, {"inverse": _TEXT}),
         "tied": _TEXTS,
+        "values": _TEXTS,
     }
 )
 

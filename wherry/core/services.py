@@ -15,7 +15,8 @@ from wherry.errors import missing_extra
 _SERVICES: dict[str, tuple[str, str, str]] = {
     "settings": ("wherry.config.settings", "", ""),
     "ledger": ("wherry.ledger.nodes", "", ""),
-    "janitor": ("wherry.staging.janitor", "", ""),
+    "read": ("wherry.mover.read", "", ""),
+    "janitor": ("wherry.target.janitor", "", ""),
     "native": ("wherry.integrations.native", "jax", "jax"),
     "live": ("wherry.integrations.live.fill", "jax", "jax"),
     "mlflow": ("wherry.integrations.mlflow", "mlflow", "mlflow"),

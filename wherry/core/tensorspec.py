@@ -171,14 +171,15 @@ def row_bands(
     holds two elements.
 
     Args:
-        spec: the tensor; opaque dtypes are not split.
+        spec: the tensor; opaque dtypes are not split, but for blocks, of which rows are split.
         limit: maximum bytes of one region.
         multiple: extents of a chunk; regions begin at multiples of these, so that no chunk is read or written twice.
 
     Yields:
         Each region with the span of canonical bytes that it covers, in C order.
     """
-    if spec.size == 0 or dtypes.opaque(spec.dtype) or not spec.shape:
+    is_whole = dtypes.opaque(spec.dtype) and (dtypes.block_elements(spec.dtype) == 1 or len(spec.shape) == 1)
+    if spec.size == 0 or is_whole or not spec.shape:
         yield spec.whole, Span(0, spec.nbytes)
         return
     yield from _bands(spec, (), limit, multiple or (1,) * len(spec.shape))
@@ -193,7 +194,8 @@ def _bands(
     step = multiple[axis]
     if dtypes.is_paired(spec.dtype) and row * step % 2:
         step *= 2
-    if row * step > limit and step == 1 and rest:
+    apart = len(rest) > 1 if dtypes.block_elements(spec.dtype) > 1 else bool(rest)
+    if row * step > limit and step == 1 and apart:
         for index in range(spec.shape[axis]):
             yield from _bands(spec, (*fixed, slice(index, index + 1)), limit, multiple)
         return

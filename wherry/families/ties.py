@@ -145,8 +145,8 @@ def _is_copy(copy: StoredTensor, pieces: Pieces, source: Checkpoint) -> bool:
         return False
     import numpy as np
 
-    extents = source.reader.extents(copy.spec)
-    if extents is not None and [extents] == [source.reader.extents(spec) for spec in held]:
+    extents = source.reader.access(copy.spec).extents
+    if extents is not None and [extents] == [source.reader.access(spec).extents for spec in held]:
         return copy.spec.shape == held[0].shape
     return all(
         np.array_equal(

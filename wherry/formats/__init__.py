@@ -1,8 +1,8 @@
 """Checkpoint formats: the interface of a format, the registry of all formats, and how a checkpoint is opened.
 
 - Format: one row of the registry: how a system is detected, opened and created, and what it can hold (`format`).
-- Reader, Writer: the interfaces through which a format reads or writes one checkpoint (`reader`, `writer`).
-- Access: how the bytes of one tensor can be read, as its reader declares it (`reader`).
+- Contents, Writer: the interfaces through which a format reads or writes one checkpoint (`contents`, `writer`).
+- Access: how the bytes of one tensor are read: Stored, Chunked or Computed (`contents`).
 - Checkpoint: an opened checkpoint, read-only (`checkpoint`).
 - Pin: the state of a source's files when it was opened; it must still hold at the commit (`pin`).
 """

@@ -1,6 +1,6 @@
 """Checkpoint: an opened, read-only checkpoint, and its fingerprint.
 
-A checkpoint has a URI, a Detection, a Manifest and a Reader. Opening reads metadata only. Nothing is ever unpickled,
+A checkpoint has a URI, a Detection, a Manifest and Contents. Opening reads metadata only. Nothing is ever unpickled,
 and the source is never changed.
 
 A fingerprint is the cheap answer to "has this stored checkpoint changed?": SHA-256 over the names, sizes and change
@@ -19,11 +19,12 @@ from wherry.core import dtypes
 from wherry.core.digest import sha256_of
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.request import SourceRequest
+from wherry.core.services import service
 from wherry.core.tensorspec import Region, TensorSpec, checked_region
 from wherry.errors import CorruptError, NotFoundError, UsageError
 from wherry.formats.lazy_tensor import LazyTensor
 from wherry.formats.shortage import Shortage, shortage
-from wherry.objects.object_view import ObjectView
+from wherry.storage.object_view import ObjectView
 from wherry.storage.pinned_store import PinnedStore
 from wherry.storage.sidecar import OWN_NAMES
 from wherry.storage.stores import LocalStore, locate
@@ -37,9 +38,10 @@ if TYPE_CHECKING:
     from wherry.core.account import Bound, IgnoredEntry
     from wherry.core.detection import Detection
     from wherry.core.manifest import Manifest
+    from wherry.formats.contents import Contents
     from wherry.formats.format import Opened
-    from wherry.formats.reader import Reader
-    from wherry.storage.location import Entry, Location
+    from wherry.storage.location import Location
+    from wherry.store.store import Entry
 
 
 class JoinedPart(NamedTuple):
@@ -109,7 +111,7 @@ class Checkpoint:
         self.opaque = tuple(opaque)
         self.detection: Detection = opened.detection
         self.manifest: Manifest = opened.manifest
-        self.reader: Reader = opened.reader
+        self.reader: Contents = opened.reader
         self.ignored = opened.ignored
 
     @property
@@ -138,7 +140,7 @@ class Checkpoint:
         """The tensors of `original` that a tensor is made of."""
         return (path,)
 
-    def reader_over(self, reader: Reader) -> Reader:
+    def reader_over(self, reader: Contents) -> Contents:
         """Its reader on top of another reader of `original`."""
         return reader
 
@@ -219,14 +221,11 @@ class Checkpoint:
             raise UsageError(
                 f"numpy does not support dtype {spec.dtype}", path=spec.name, cure="use read_bytes"
             )
-        return self.reader.read(spec, checked_region(spec, region))
+        return service("read").read_array(self.reader, spec, checked_region(spec, region))
 
     def read_bytes(self, path: KeyPath | str) -> bytes:
         """Canonical bytes of a whole tensor; the only way to read dtypes that numpy does not support."""
-        spec = self.spec(path)
-        if dtypes.opaque(spec.dtype):
-            return self.reader.read_bytes(spec)
-        return self.reader.read(spec, spec.whole).tobytes()
+        return service("read").read_bytes(self.reader, self.spec(path))
 
     def close(self) -> None:
         """Close the reader and the files."""

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from wherry.core.account import COMPANIONS, OTHERS, IgnoredEntry, ignored_file
 from wherry.errors import MismatchError, storage_error
 from wherry.formats.file_names import is_weights
-from wherry.storage.location import Entry
 from wherry.storage.open_file import open_regular
 from wherry.storage.stores import LocalStore, make_folder
+from wherry.store.store import Entry
 from wherry.upload.staged_objects import UploadedFiles, is_staged
 
 if TYPE_CHECKING:

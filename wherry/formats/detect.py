@@ -38,9 +38,9 @@ from wherry.formats.nearby import MOST_LOOKED_AT, checkpoints_among, cure_of_abs
 from wherry.formats.registry import find_format, formats
 from wherry.formats.shortage import shortage
 from wherry.formats.unsupported_forms import is_part, unsupported_form
-from wherry.objects.object_view import ObjectView, view_of_store
 from wherry.storage.folders import is_staging
 from wherry.storage.location import Location
+from wherry.storage.object_view import ObjectView, view_of_store
 from wherry.storage.open_file import root_within
 from wherry.storage.sidecar import FOLDER_NAME, readable_sidecar
 from wherry.storage.stores import LocalStore, locate, locate_below, with_open_root
@@ -49,9 +49,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from wherry.core.keypath import KeyPath
+    from wherry.formats.contents import Absent, Contents
     from wherry.formats.format import Format
-    from wherry.formats.reader import Absent, Reader
-    from wherry.storage.location import Entry
+    from wherry.store.store import Entry
 
 # Folders that training systems put between a run and its steps.
 _STEP_ROOTS = ("checkpoints", "checkpoint")
@@ -193,7 +193,7 @@ def examine(location: Location, found: Detection) -> Detection:
     )
 
 
-def absence(reader: Reader, shown: int = 3, *, left: Callable[[KeyPath], bool] | None = None) -> str | None:
+def absence(reader: Contents, shown: int = 3, *, left: Callable[[KeyPath], bool] | None = None) -> str | None:
     """One sentence about the missing chunks; None if no requested chunk is missing.
 
     Args:

@@ -26,8 +26,8 @@ from wherry.formats.detect import examine, locate_near, look
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import formats
 from wherry.formats.unsupported_forms import unsupported_form
-from wherry.objects.listing_view import view_for_walk
 from wherry.storage.folders import is_staging
+from wherry.storage.listing_view import view_for_walk
 from wherry.storage.sidecar import OWN_NAMES
 from wherry.storage.stores import locate, with_open_root
 
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
     from wherry.core.detection import Detection
     from wherry.formats.format import Format
-    from wherry.storage.location import Entry, Location
+    from wherry.storage.location import Location
+    from wherry.store.store import Entry
 
 # A commit member that holds the tensors themselves exists from the first byte on, and proves nothing.
 _HOLD_TENSORS = (".safetensors", ".bin", ".pt", ".pth")

@@ -1,18 +1,21 @@
-"""Format, Reader and Writer: the interface between one checkpoint system and the engine.
+"""Format, Contents and Writer: the interface between one checkpoint system and the engine.
 
 A format is one file in `integrations/formats/`, with a tuple `FORMATS` of `Format` rows. A row says how to
 recognise the system, how to open it, how to write it, what it can hold, and which framework releases load the
 result. Everything else (planning, moving, hashing, verifying, committing) is done by the engine and is the same
 for all formats.
 
-**Reader.** Returned by `open`; see `wherry.formats.reader`. If files hold a tensor's canonical bytes unencoded, the
-mover reads them itself; otherwise the reader decodes them.
+**Contents.** Returned by `open`; see `wherry.formats.contents`. If files hold a tensor's canonical bytes unencoded, the
+mover reads them itself; otherwise the contents decode them.
 
-**Writer.** Returned by `create(staging, manifest, options)`. It writes into a staging folder or file that does not
-have the final name. `grid(path)` is the tensor's natural region (a chunk), or None if any span of canonical bytes can
-be written. `write` may be called in any order, from several threads, and more than once with the same bytes. `sync`
-makes everything durable whose `write` has returned; several threads may call it. `finish` completes the container and
-is idempotent.
+**Layout.** `layout(manifest, options, scene)` returns what each byte of a checkpoint's files is; see
+`wherry.target.file_map`. The engine writes them.
+
+**Writer.** What the engine makes of a layout; see `wherry.formats.writer`. It writes into a staging folder or file that
+does not have the final name. `grid(path)` is the tensor's natural region (a chunk), or None if any span of canonical
+bytes can be written. `write` may be called in any order, from several threads, and more than once with the same bytes.
+`sync` makes everything durable whose `write` has returned; several threads may call it. `finish` completes the
+container and is idempotent.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from wherry.core.account import IgnoredEntry, fold_entries
 from wherry.core.detection import Evidence
 from wherry.core.manifest import Manifest, without_chunks
-from wherry.formats.reader import Absent, Block, Extent, Reader
+from wherry.formats.contents import Absent, Block, Contents, Extent
 from wherry.formats.writer import Writer
 
 if TYPE_CHECKING:
@@ -34,7 +37,9 @@ if TYPE_CHECKING:
     from wherry.core.detection import Detection
     from wherry.core.keypath import KeyPath
     from wherry.formats.systems import TreeForm
-    from wherry.storage.location import Entry, Location
+    from wherry.storage.location import Location
+    from wherry.store.store import Entry
+    from wherry.target.file_map import FileMap, Scene
 
 __all__ = [
     "HEAD_BYTES",
@@ -42,6 +47,7 @@ __all__ = [
     "Adapted",
     "Block",
     "Change",
+    "Contents",
     "Extent",
     "Format",
     "Glimpse",
@@ -49,7 +55,6 @@ __all__ = [
     "Opened",
     "Option",
     "Options",
-    "Reader",
     "Rewrite",
     "Writer",
 ]
@@ -102,8 +107,12 @@ class Holds:
         values: non-tensor leaves.
         empties: empty nodes.
         companions: companion files.
+        stated: names of companion files that are not kept beside, since its own files state what they say: its layout
+            reads them.
+        rank: largest number of dimensions; None for any.
         types: classes of values and keys that are not text, as in pickles; otherwise they become plain values.
-        needs: required companion files, each with the minimal content that is accepted.
+        needs: required companion files, those that its own files state included, each with the minimal content that is
+            accepted.
         names: key paths of required tensors, if the system has one fixed way of naming.
     """
 
@@ -113,6 +122,8 @@ class Holds:
     values: bool = False
     empties: bool = False
     companions: bool = False
+    stated: frozenset[str] = frozenset()
+    rank: int | None = None
     types: bool = False
     needs: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
     names: tuple[KeyPath, ...] = ()
@@ -143,7 +154,7 @@ class Opened:
 
     detection: Detection
     manifest: Manifest
-    reader: Reader
+    reader: Contents
     ignored: tuple[IgnoredEntry, ...] = ()
 
     def __post_init__(self) -> None:
@@ -157,7 +168,8 @@ class Opened:
 
 DetectFunction: TypeAlias = "Callable[[Glimpse], Detection | None]"
 OpenFunction: TypeAlias = "Callable[[Location, Detection], Opened]"
-CreateFunction: TypeAlias = "Callable[[Location, Manifest, Options], Writer]"
+LayoutFunction: TypeAlias = "Callable[[Manifest, Options, Scene], FileMap]"
+ValuesFunction: TypeAlias = "Callable[[Any, Options], Any]"  # of a Checkpoint, whose module imports this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +183,8 @@ class Format:
             since `discover` calls it on every folder.
         open: reads metadata and returns manifest and reader.
         readable: whether `open` reads it; some formats are only recognised, so that they can be refused by name.
-        create: starts a checkpoint in a staging location; None if the format cannot be written.
         holds: what it can hold.
+        layout: what each byte of a checkpoint's files is; a pure function. None if the format is only read.
         refines: formats of which it is a specialisation; it takes precedence over them.
         system: the training system that saves it, such as `t5x` for both of T5X's formats; empty for a container.
         form: the form of the system's trees; None if the format is a container, if `adapt` makes the names, or if the
@@ -192,13 +204,13 @@ class Format:
         finish_step: completes the step folder around an item, if the system requires files there.
         prepare: the manifest as this format will hold it: the input has the source's chunk grids, the output must
             have the target's (None for every tensor that takes any span).
+        values: the source, in the layout of the format's system, with the values, types and companions that the format
+            stores for some options; the layout gets the tensors of what it returns.
         adapt: for a system with one fixed way of naming: the source's tree under its names, unless the user
             gives `split` or `join`; refuses what the system could not load. Takes the source's manifest and the
             target's URI.
         in_store: the options for a target in a store of objects, where every file costs requests; takes the checked
             options.
-        streams: whether its files can be written straight into a store of objects, because every byte of them is
-            known soon after its neighbours; otherwise they are staged on a local disk first.
         guard: refuses a target that the system itself could not handle; the flag says whether it was chosen by
             `--into`.
         rewrites: what `wherry rewrite --as` can change in its checkpoints without touching a tensor byte.
@@ -209,15 +221,14 @@ class Format:
     title: str
     detect: DetectFunction
     open: OpenFunction
-    create: CreateFunction | None
     holds: Holds
+    layout: LayoutFunction | None = None
     refines: tuple[str, ...] = ()
     system: str = ""
     form: TreeForm | None = None
     names_needed: bool = False
     aliases: tuple[str, ...] = ()
     single_file: bool = False
-    streams: bool = False
     readable: bool = True
     companion_folder: str = ""
     commit_members: tuple[str, ...] = ()
@@ -227,11 +238,17 @@ class Format:
     step_folder: Callable[[int], str] | None = None
     finish_step: Callable[[Location, Manifest], None] | None = None
     prepare: Callable[[Manifest, Options], Manifest] = lambda manifest, _options: without_chunks(manifest)
+    values: ValuesFunction = lambda checkpoint, _options: checkpoint
     adapt: Callable[[Manifest, str], Adapted] | None = None
     in_store: Callable[[Options], Options] = lambda options: options
     guard: Callable[[Location, bool], None] = lambda _target, _into: None
     rewrites: Mapping[str, Rewrite] = field(default_factory=dict[str, "Rewrite"])
     pickle_globals: Callable[[], Collection[tuple[str, str]]] = frozenset
+
+    @property
+    def is_written(self) -> bool:
+        """Whether wherry writes it."""
+        return self.layout is not None
 
 
 def _nothing(_folder: Location) -> None:

@@ -22,15 +22,16 @@ from wherry.errors import MismatchError, UsageError, WherryError
 from wherry.formats.checkpoint import Checkpoint, open_again, present_fingerprint
 from wherry.remote.waits import waiting
 from wherry.storage.folders import is_staging
-from wherry.storage.location import NAMED_STATES
 from wherry.storage.pinned_store import CHANGED_CURE
 from wherry.storage.sidecar import OWN_NAMES
 from wherry.storage.stores import LocalStore, is_live
+from wherry.store.store import NAMED_STATES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping
 
-    from wherry.storage.location import Entry, Location
+    from wherry.storage.location import Location
+    from wherry.store.store import Entry
 
 SETTLE_VARIABLE = "WHERRY_SETTLE_SECONDS"
 _SETTLE_SECONDS = 2.0  # the coarsest modification times: FAT

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.core.steps import step_number
 from wherry.formats.registry import find_format
-from wherry.objects.hub_commit import BLANK
 from wherry.storage.folders import is_staging
 from wherry.storage.sidecar import FOLDER_NAME, OWN_NAMES, Sidecar
+from wherry.store.hub_commit import BLANK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from wherry.formats.checkpoint import Checkpoint
-    from wherry.formats.reader import Reader
+    from wherry.formats.contents import Contents
     from wherry.storage.location import Location
 
 
@@ -79,7 +79,7 @@ class FileDifferences:
         return [name for name, what in self.added.items() if not what]
 
 
-def recorded_files(reader: Reader, location: Location) -> dict[str, int | None] | None:
+def recorded_files(reader: Contents, location: Location) -> dict[str, int | None] | None:
     """The files for the record of a checkpoint.
 
     Args:

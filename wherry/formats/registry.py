@@ -83,10 +83,10 @@ def find_target_format(name: str) -> Format:
         UnsupportedError: the format cannot be written.
     """
     named = formats().get(name)
-    if named is not None and named.create is not None:
+    if named is not None and named.is_written:
         return named
-    written = [row for row in formats().values() if row.create is not None]
-    known = [row for row in formats().values() if row.create is None and name in (row.name, *row.aliases)]
+    written = [row for row in formats().values() if row.is_written]
+    known = [row for row in formats().values() if not row.is_written and name in (row.name, *row.aliases)]
     if known:
         raise UnsupportedError(
             f"writing {known[0].name} is not supported",

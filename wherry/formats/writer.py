@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, Span
-    from wherry.formats.reader import EncodedChunk, Extent
+    from wherry.formats.contents import EncodedChunk, Extent
     from wherry.storage.location import Location
 
     ExtentsFunction: TypeAlias = Callable[[KeyPath, Region | Span], tuple[Extent, ...] | None]
@@ -93,53 +93,3 @@ class Writer(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release all resources, whether the container is finished or not."""
-
-
-class WriterOver(Writer):
-    """Delegates its tensors to another writer, whose container is part of its own."""
-
-    _item: Writer
-
-    def grid(self, path: KeyPath) -> tuple[int, ...] | None:
-        """The grid of the other writer."""
-        return self._item.grid(path)
-
-    def place(self, path: KeyPath, where: Region | Span) -> int | None:
-        """The offset in the files of the other writer."""
-        return self._item.place(path, where)
-
-    def extents(self, path: KeyPath, where: Region | Span) -> tuple[Extent, ...] | None:
-        """The byte ranges of the other writer."""
-        return self._item.extents(path, where)
-
-    def home(self, path: KeyPath, where: Region | Span) -> Location | None:
-        """The file of the other writer."""
-        return self._item.home(path, where)
-
-    def encoded(self, path: KeyPath, where: Region) -> EncodedChunk | None:
-        """The encoded chunk of the other writer."""
-        return self._item.encoded(path, where)
-
-    def stored(self, path: KeyPath, where: Region | Span) -> bool:
-        """Whether the other writer has stored it."""
-        return self._item.stored(path, where)
-
-    def checks(self, path: KeyPath, where: Span) -> Checks:
-        """Those of the other writer."""
-        return self._item.checks(path, where)
-
-    def restore(self, path: KeyPath, where: Span, checks: Checks) -> None:
-        """Tell the other writer."""
-        self._item.restore(path, where, checks)
-
-    def write(self, path: KeyPath, where: Region | Span, data: memoryview) -> None:
-        """Write through the other writer; its errors are passed on."""
-        self._item.write(path, where, data)
-
-    def sync(self) -> None:
-        """Sync the other writer."""
-        self._item.sync()
-
-    def close(self) -> None:
-        """Close the other writer."""
-        self._item.close()

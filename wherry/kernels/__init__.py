@@ -4,6 +4,7 @@
 - `transpose.c` permutes the axes of arrays.
 - `gather.c` reads rows of a file that lie apart.
 - `look_up.c` replaces codes by words of tables, one for each block.
+- `magnitude.c` counts words above a limit, such as the NaN of a type.
 
 They are compiled when wherry is installed, if a C compiler is there (`wherry.kernels.compile`), and loaded with ctypes,
 which lets other threads run meanwhile. Without them wherry does the same with numpy and the `blake3` package, slower:
@@ -55,6 +56,10 @@ def load() -> ctypes.CDLL | None:
         place, size, size, ctypes.c_int, size, size, place, ctypes.c_int, *[size] * 5, place, size,
         ctypes.c_int, place, place,
     ]  # fmt: skip
+    found.wherry_above.restype, found.wherry_above.argtypes = (
+        signed,
+        [place, unsigned, ctypes.c_int, unsigned],
+    )
     found.wherry_permute.argtypes = [place, place, place, place, place, ctypes.c_int, ctypes.c_int]
     number = ctypes.c_int
     found.wherry_gather.argtypes = [number, unsigned, unsigned, number, *[place] * 5, unsigned]
@@ -186,6 +191,21 @@ class OpenLeaves:
         if complete < 0:
             raise MemoryError
         return found.raw if complete else None
+
+
+def count_above(words: np.ndarray, limit: int) -> int:
+    """How many words have a magnitude, which is all bits but the highest, above a limit; requires `load()`.
+
+    Args:
+        words: unsigned words of 1, 2, 4 or 8 bytes, contiguous.
+        limit: for example the magnitude of infinity, above which that of NaN is.
+    """
+    library = load()
+    assert library is not None, "the caller asks load() first"
+    assert words.flags.c_contiguous
+    found = library.wherry_above(_address(words), words.size, words.itemsize, limit)
+    assert found >= 0, f"words of {words.itemsize} bytes"
+    return found
 
 
 def permute(view: np.ndarray, out: np.ndarray) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from wherry.core import dtypes
 from wherry.core.tensorspec import Region, Span, TensorSpec, c_strides, region_shape
-from wherry.formats.reader import Extent
+from wherry.formats.contents import Extent
 from wherry.layout.copies import Copy, Pieces, StoredTensor, copies
 
 if TYPE_CHECKING:

@@ -11,12 +11,8 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from datetime import datetime
-from functools import cache
-from importlib import import_module
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-from sqlalchemy import func, select
 
 from wherry.core.digest import canonical_json, sha256_of, sha256_text
 from wherry.errors import WherryError, describe_exception
@@ -27,14 +23,16 @@ from wherry.text.json_values import json_value
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping
 
-    from sqlalchemy import Connection, RowMapping, Table
-
+    from wherry.ledger.connection import LedgerConnection
+    from wherry.ledger.schema import LedgerTable
 
 _LARGEST_NUMBER = 1 << 63
 _HASHED = ("seq", "prev", "kind", "schema", "content", "body", "time", "storage_time")
+_LAST = "SELECT seq, hash FROM statement ORDER BY seq DESC LIMIT 1"
+_SAME = "SELECT seq FROM statement WHERE content = :content AND seq > :after LIMIT 1"
 
 
-def append(connection: Connection, kind: str, body: Mapping[str, Any]) -> int:
+def append(connection: LedgerConnection, kind: str, body: Mapping[str, Any]) -> int:
     """Add a statement and its rows.
 
     Its place is after the last statement, whatever the clocks say: their times are stored as they were read.
@@ -46,13 +44,11 @@ def append(connection: Connection, kind: str, body: Mapping[str, Any]) -> int:
         StorageError: the clock of this machine differs from that of the ledger's storage, which must be readable.
     """
     clocks = plausible_clocks(connection)
-    table = tables.statement.c
-    query = select(table.seq, table.hash).order_by(table.seq.desc()).limit(1)
-    last = connection.execute(query).first()
+    number, head = connection.first(_LAST) or (0, tables.GENESIS)
     text = canonical_json(body).decode()
     row: dict[str, Any] = {
-        "seq": last.seq + 1 if last else 1,
-        "prev": last.hash if last else tables.GENESIS,
+        "seq": number + 1,
+        "prev": head,
         "kind": kind,
         "schema": tables.SCHEMA,
         "content": content_of(kind, text),
@@ -60,17 +56,20 @@ def append(connection: Connection, kind: str, body: Mapping[str, Any]) -> int:
         "time": clocks.machine,
         "storage_time": clocks.storage,
     }
-    connection.execute(tables.statement.insert(), {**row, "hash": hash_of(row)})
+    connection.change(tables.statement.insertion(), {**row, "hash": hash_of(row)})
     write(connection, rows_of(BareStatement(kind, body, row["seq"], row["time"])))
     return row["seq"]
 
 
-def last_number(connection: Connection) -> int:
+def last_number(connection: LedgerConnection) -> int:
     """The number of the last statement; 0 if there is none."""
-    return connection.scalar(select(func.max(tables.statement.c.seq))) or 0
+    number, _hash = connection.first(_LAST) or (0, "")
+    return number
 
 
-def same_statement(connection: Connection, kind: str, body: Mapping[str, Any], after: int = 0) -> int | None:
+def same_statement(
+    connection: LedgerConnection, kind: str, body: Mapping[str, Any], after: int = 0
+) -> int | None:
     """The number of an existing statement with the same kind and body; None if there is none.
 
     Args:
@@ -79,10 +78,8 @@ def same_statement(connection: Connection, kind: str, body: Mapping[str, Any], a
         body: its body.
         after: the number of a statement that it comes after.
     """
-    table = tables.statement.c
     content = content_of(kind, canonical_json(body).decode())
-    query = select(table.seq).where(table.content == content, table.seq > after)
-    return connection.scalar(query.limit(1))
+    return connection.value(_SAME, content=content, after=after)
 
 
 def stored_table(text: str) -> dict[str, Any]:
@@ -165,32 +162,22 @@ def content_of(kind: str, text: str) -> str:
     return sha256_text(kind, text.encode())
 
 
-def hash_of(row: Mapping[str, Any] | RowMapping) -> str:
+def hash_of(row: Mapping[str, Any]) -> str:
     """The hash of a statement: over all columns of its row, including the previous hash."""
     return sha256_of("statement", {name: row[name] for name in _HASHED})
 
 
-def write(connection: Connection, rows: Iterable[Row]) -> None:
+def write(connection: LedgerConnection, rows: Iterable[Row]) -> None:
     """Write rows by the rule of their table: the first value is kept, or the last one wins.
 
-    Consecutive rows of one table are written in one execution; a row that refers to another comes after it.
+    A row that refers to another comes after it.
     """
     ordered = sorted(rows, key=lambda row: _ORDER[row[0]])
     for table, group in groupby(ordered, key=lambda row: row[0]):
-        connection.execute(_upsert(connection.dialect.name, table), [row for _table, row in group])
+        connection.change(table.upsert(), *(row for _table, row in group))
 
 
-_ORDER = {table: position for position, table in enumerate(tables.KEYS)}
-
-
-@cache
-def _upsert(dialect: str, table: Table) -> Any:
-    insert = import_module(f"sqlalchemy.dialects.{dialect}").insert(table)
-    keys = tables.KEYS[table]
-    if table in tables.FIRST:
-        return insert.on_conflict_do_nothing(index_elements=keys)
-    rest = {name: insert.excluded[name] for name in table.c.keys() if name not in keys}  # noqa: SIM118  columns
-    return insert.on_conflict_do_update(index_elements=keys, set_=rest)
+_ORDER = {table: position for position, table in enumerate(tables.DERIVED)}
 
 
 EVENTS = ("promotion", "rollback", "deletion", "audit", "note")
@@ -198,7 +185,7 @@ KINDS = ("conversion", "verification", "registration", "claim", "release", "sigh
 PENDING, REGISTERED, RELEASED = "pending", "registered", "released"
 _STATES = {"claim": PENDING, "release": RELEASED, "registration": REGISTERED}
 
-Row = tuple["Table", dict[str, Any]]
+Row = tuple["LedgerTable", dict[str, Any]]
 
 
 class BareStatement(NamedTuple):
@@ -232,7 +219,7 @@ def rows_of(told: BareStatement) -> Iterator[Row]:
 
 def _seen_rows(subject: Mapping[str, Any], told: BareStatement) -> Iterator[Row]:
     """The rows of a checkpoint and of its place."""
-    yield tables.checkpoint, {name: subject[name] for name in tables.checkpoint.c.keys()}  # noqa: SIM118  columns
+    yield tables.checkpoint, {name: subject[name] for name in tables.checkpoint.columns}
     yield tables.location, _place(subject, told)
 
 

@@ -18,8 +18,6 @@ from hashlib import blake2b
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, CursorResult, RowMapping, select
-
 from wherry.core.receipt import utc_now
 from wherry.core.units import short
 from wherry.errors import CorruptError, StorageError, describe_exception
@@ -34,25 +32,25 @@ from wherry.ledger.append import (
     stored_time,
 )
 from wherry.ledger.clocks import CLOCK_CURE, SKEW, is_ahead, plausible_clocks
+from wherry.ledger.connection import SQLITE
+from wherry.ledger.schema import StatementRow
 from wherry.ledger.statements import head as last_statement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sqlalchemy import Table
-
+    from wherry.ledger.connection import LedgerConnection
     from wherry.ledger.database import Ledger
-
-    _Row = Mapping[str, Any] | RowMapping
+    from wherry.ledger.schema import LedgerTable
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?\+00:00")
 _EXACT = 1 << 53  # integers below are floats without loss
-_PAGE = 1000  # rows that the driver fetches at a time
 _DIGEST = re.compile(r"(?:\w+:)?[0-9a-f]{64}")
 # The key and the contents of a row that must exist, and the key of a row that exists, which is a tuple, by table.
-_KEY = {table: itemgetter(*names) for table, names in tables.KEYS.items()}
-_CONTENTS = {table: itemgetter(*table.c.keys()) for table in tables.KEYS}
-_STORED_KEY = {table: itemgetter(*map(table.c.keys().index, names)) for table, names in tables.KEYS.items()}
+_KEY = {table: itemgetter(*table.key) for table in tables.DERIVED}
+_CONTENTS = {table: itemgetter(*table.columns) for table in tables.DERIVED}
+_STORED_KEY = {table: itemgetter(*map([*table.columns].index, table.key)) for table in tables.DERIVED}
+_STATEMENTS = f"SELECT {', '.join(tables.statement.columns)} FROM statement ORDER BY seq"  # noqa: S608  our own names
 _SECRET = os.urandom(16)  # of the marks of this process, so that collisions cannot be prepared
 
 
@@ -106,10 +104,10 @@ def check_chain(ledger: Ledger, anchor: Anchor | None = None) -> Chain:
         for row in _statements(connection):
             fault = _fault(row, head, count + 1) or _time_fault(row) or expected.take(row)
             if fault:
-                return Chain(count, head, f"statement {row['seq']}: {fault}", anchored, clock)
+                return Chain(count, head, f"statement {row.seq}: {fault}", anchored, clock)
             odd = clock is None and _clock_fault(row, time)
-            clock = f"statement {row['seq']}: {odd}" if odd else clock
-            head, count, time = row["hash"], row["seq"], row["time"]
+            clock = f"statement {row.seq}: {odd}" if odd else clock
+            head, count, time = row.hash, row.seq, row.time
             if anchor and head.startswith(anchor.hash) and anchor.seq in (None, count):
                 anchored = count
         fault = (
@@ -138,40 +136,32 @@ def require_agreement(ledger: Ledger) -> None:
         )
 
 
-def _statements(connection: Connection) -> Iterator[RowMapping]:
-    query = select(tables.statement).order_by(tables.statement.c.seq)
-    return iter(_stream(connection, query).mappings())
+def _statements(connection: LedgerConnection) -> Iterator[StatementRow]:
+    return map(StatementRow._make, connection.stream(_STATEMENTS))
 
 
-def _stream(connection: Connection, query: Any) -> CursorResult[Any]:
-    """Rows as they are read: SQLite's driver steps from one to the next, that of PostgreSQL would fetch all at once."""
-    options = {} if connection.dialect.name == "sqlite" else {"yield_per": _PAGE}
-    return connection.execution_options(**options).execute(query)
-
-
-def _fault(row: RowMapping, prev: str, seq: int) -> str | None:
-    if row["seq"] != seq:
+def _fault(row: StatementRow, prev: str, seq: int) -> str | None:
+    if row.seq != seq:
         return f"statement {seq} is missing"
-    if row["prev"] != prev:
+    if row.prev != prev:
         return "the hash chain is broken: previous hash mismatch"
-    if row["hash"] != hash_of(row):
+    if row.hash != hash_of(row._asdict()):
         return "its contents were altered"
-    if row["schema"] != tables.SCHEMA:
-        return f"unsupported schema {row['schema']}, expected {tables.SCHEMA}"
-    told = content_of(row["kind"], row["body"])
-    return None if row["content"] == told else "content digest mismatch"
+    if row.schema != tables.SCHEMA:
+        return f"unsupported schema {row.schema}, expected {tables.SCHEMA}"
+    return None if row.content == content_of(row.kind, row.body) else "content digest mismatch"
 
 
-def _time_fault(row: RowMapping) -> str | None:
-    for time in (row["time"], row["storage_time"]):
-        if time is None or not _is_written(time):
+def _time_fault(row: StatementRow) -> str | None:
+    for time in (row.time, row.storage_time):
+        if not time or not _is_written(time):
             return f"its time is not one that wherry writes: {time and time[:40]!r}"
     return None
 
 
-def _clock_fault(row: RowMapping, before: str) -> str | None:
+def _clock_fault(row: StatementRow, before: str) -> str | None:
     """What shows that a clock was wrong when a statement was written, by more than a day."""
-    time, storage, now = row["time"], row["storage_time"], utc_now()
+    time, storage, now = row.time, row.storage_time, utc_now()
     if is_ahead(time, now) or is_ahead(storage, now):
         return f"its time is in the future: {time}"
     if abs(datetime.fromisoformat(time) - datetime.fromisoformat(storage)) > SKEW:
@@ -186,18 +176,17 @@ def _is_written(time: str) -> bool:
         return False
 
 
-def _rows(row: RowMapping) -> list[Row]:
-    body = stored_table(row["body"])
-    return list(rows_of(BareStatement(row["kind"], body, row["seq"], row["time"])))
+def _rows(row: StatementRow) -> list[Row]:
+    return list(rows_of(BareStatement(row.kind, stored_table(row.body), row.seq, row.time)))
 
 
 class _ExpectedRows:
     """The rows that must exist, as marks of their keys and contents, so that a long ledger needs little memory."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, dict[int, int]] = {table.name: {} for table in tables.KEYS}
+        self._rows: dict[str, dict[int, int]] = {table.name: {} for table in tables.DERIVED}
 
-    def take(self, statement: RowMapping) -> str | None:
+    def take(self, statement: StatementRow) -> str | None:
         """Add the rows of a statement; the reason if its body is invalid."""
         try:
             told = _rows(statement)
@@ -207,18 +196,18 @@ class _ExpectedRows:
             return f"invalid body: {describe_exception(error)}"
         for table, row in told:
             held, key = self._rows[table.name], _mark(_KEY[table](row))
-            if table not in tables.FIRST or key not in held:
+            if not table.first or key not in held:
                 held[key] = _mark(_CONTENTS[table](row))
         return None
 
-    def fault(self, table: Table, row: tuple[Any, ...]) -> str | None:
+    def fault(self, table: LedgerTable, row: tuple[Any, ...]) -> str | None:
         """The fault of an existing row, or None; each row must be passed once."""
         contents = self._rows[table.name].pop(_mark(_STORED_KEY[table](row)), None)
         if contents is None:
             return "no statement records it"
         return None if contents == _mark(row) else "the row differs from its statement"
 
-    def missing(self, table: Table) -> frozenset[int]:
+    def missing(self, table: LedgerTable) -> frozenset[int]:
         return frozenset(self._rows[table.name])
 
 
@@ -232,19 +221,20 @@ def _mark(values: Any) -> int:
     return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8, key=_SECRET).digest())
 
 
-def _row_fault(connection: Connection, expected: _ExpectedRows) -> str | None:
-    for table in tables.KEYS:
-        for row in _stream(connection, select(table)):
-            fault = expected.fault(table, tuple(row))
+def _row_fault(connection: LedgerConnection, expected: _ExpectedRows) -> str | None:
+    for table in tables.DERIVED:
+        query = f"SELECT {', '.join(table.columns)} FROM {table.name}"  # noqa: S608  our own names
+        for row in connection.stream(query):
+            fault = expected.fault(table, row)
             if fault:
-                return f"{_row_text(table, dict(zip(table.c.keys(), row, strict=True)))}: {fault}"
+                return f"{_row_text(table, dict(zip(table.columns, row, strict=True)))}: {fault}"
         missing = expected.missing(table)
         if missing:
             return f"{_first_missing(connection, table, missing)}: the row is missing"
     return None
 
 
-def _first_missing(connection: Connection, table: Table, missing: frozenset[int]) -> str:
+def _first_missing(connection: LedgerConnection, table: LedgerTable, missing: frozenset[int]) -> str:
     for row in _statements(connection):
         for other, told in _rows(row):
             if other is table and _mark(_KEY[table](told)) in missing:
@@ -252,23 +242,24 @@ def _first_missing(connection: Connection, table: Table, missing: frozenset[int]
     raise AssertionError("every missing row belongs to a statement")
 
 
-def _row_text(table: Table, row: _Row) -> str:
+def _row_text(table: LedgerTable, row: Mapping[str, Any]) -> str:
     """A row as text: its table and its key."""
     if table is tables.edge:
         return f"edge {short(row['source'])} → {short(row['target'])}"
-    values = (row[name] for name in tables.KEYS[table])
-    words = [str(value) for value in values]
+    words = [str(row[name]) for name in table.key]
     return f"{table.name} {' '.join(short(word) if _DIGEST.fullmatch(word) else word for word in words)}"
 
 
-def _seal_fault(connection: Connection, head: int) -> str | None:
-    from wherry.ledger.cursors import seal_of
+def _seal_fault(connection: LedgerConnection, head: int) -> str | None:
+    from wherry.ledger.cursors import projection_rows, seal_of
 
-    for row in connection.execute(select(tables.projection).order_by(tables.projection.c.name)).mappings():
-        if row["seal"] != seal_of(row):
-            return f"projection {row['name']}: its contents were altered"
-        if not 0 <= row["delivered"] <= head:
-            return f"projection {row['name']}: statement {row['delivered']} was delivered, but the last one is {head}"
+    for row in projection_rows(connection):
+        if row.seal != seal_of(row):
+            return f"projection {row.name}: its contents were altered"
+        if not 0 <= row.delivered <= head:
+            return (
+                f"projection {row.name}: statement {row.delivered} was delivered, but the last one is {head}"
+            )
     return None
 
 
@@ -282,15 +273,15 @@ _POSTGRES_TRIGGERS = (  # that fire for everyone, always, with what their functi
 )
 
 
-def _trigger_fault(connection: Connection) -> str | None:
+def _trigger_fault(connection: LedgerConnection) -> str | None:
     """The triggers that are missing, disabled, or not those that wherry creates."""
-    if connection.dialect.name == "sqlite":
-        asked, expected = _SQLITE_TRIGGERS, tables.stored_triggers()
+    if connection.dialect == SQLITE:
+        query, expected = _SQLITE_TRIGGERS, tables.stored_triggers()
     else:
         from wherry.ledger.postgres import SCHEMA_NAME
 
-        asked, expected = _POSTGRES_TRIGGERS, tables.stored_postgres_triggers(SCHEMA_NAME)
-    found: dict[str, str] = dict(connection.exec_driver_sql(asked).tuples().all())
+        query, expected = _POSTGRES_TRIGGERS, tables.stored_postgres_triggers(SCHEMA_NAME)
+    found: dict[str, str] = dict(connection.rows(query))
     lost = sorted(name for name, text in expected.items() if found.get(name) != text)
     if lost:
         return f"all rows match, but triggers that refuse changes are missing or altered: {', '.join(lost)}"

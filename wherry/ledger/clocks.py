@@ -14,13 +14,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sqlalchemy import func, select
-
 from wherry.core.receipt import utc_now
 from wherry.errors import StorageError, storage_error
+from wherry.ledger.connection import SQLITE
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from wherry.ledger.connection import LedgerConnection
 
 SKEW = timedelta(days=1)  # by which clocks may differ
 CLOCK_CURE = "set the clock of this machine (`timedatectl` shows it), and run the command again"
@@ -39,7 +38,7 @@ class ClockReadings:
     storage: str
 
 
-def plausible_clocks(connection: Connection) -> ClockReadings:
+def plausible_clocks(connection: LedgerConnection) -> ClockReadings:
     """The clocks of this machine and of the ledger's storage, which agree, give or take a day.
 
     Args:
@@ -53,7 +52,7 @@ def plausible_clocks(connection: Connection) -> ClockReadings:
     if abs(ahead) > SKEW:
         raise StorageError(
             f"the clock of this machine is {_words(ahead)} that of the ledger's storage",
-            uri=connection.engine.url.render_as_string(),
+            uri=connection.uri,
             cure=CLOCK_CURE,
         )
     return read
@@ -64,12 +63,12 @@ def is_ahead(time: str, now: str) -> bool:
     return datetime.fromisoformat(time) - datetime.fromisoformat(now) > SKEW
 
 
-def _storage_time(connection: Connection) -> str:
+def _storage_time(connection: LedgerConnection) -> str:
     """The present time by the database server, or by the file system of a SQLite file."""
-    if connection.dialect.name != "sqlite":
+    if connection.dialect != SQLITE:
         # Not now(), which is the start of the transaction: it may have waited for the ledger's lock since.
-        return _text(connection.scalars(select(func.clock_timestamp())).one())
-    folder = Path(str(connection.engine.url.database)).parent  # in which SQLite makes its own files, too
+        return _text(connection.value("SELECT clock_timestamp()"))
+    folder = Path(connection.uri).parent  # in which SQLite makes its own files, too
     try:
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(b"\0")

@@ -9,23 +9,38 @@ cursor, and a crash in between delivers the statement again. `rewind` rebuilds a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-from sqlalchemy import select
+from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.core.digest import sha256_of
 from wherry.core.receipt import utc_now
 from wherry.ledger import schema as tables
+from wherry.ledger.append import last_number
 from wherry.ledger.statements import Statement, statements
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterator
 
-    from sqlalchemy import Connection, RowMapping
-
+    from wherry.ledger.connection import LedgerConnection
     from wherry.ledger.database import Ledger
 
 _LONGEST = 2000  # characters of an error that are kept
+_ALL = "SELECT name, delivered, failed, tried, seal FROM projection"
+_ORDERED = f"{_ALL} ORDER BY name"
+_NAMED = f"{_ALL} WHERE name = :name"
+_CHANGE = (
+    "UPDATE projection SET delivered = :delivered, failed = :failed, tried = :tried, seal = :seal "
+    "WHERE name = :name"
+)
+
+
+class ProjectionRow(NamedTuple):
+    """A row of `projection`, in the order of its columns."""
+
+    name: str
+    delivered: int
+    failed: str | None
+    tried: str
+    seal: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +65,20 @@ class Cursor:
 def pending(ledger: Ledger, name: str, *, kinds: Collection[str] | None = None) -> Iterator[Statement]:
     """The statements that were not delivered to a projection yet, in order."""
     with ledger.read() as connection:
-        row = _row(connection, name)
-    return statements(ledger, after=row["delivered"] if row else 0, kinds=kinds)
+        after = _last_delivery(connection, name)
+    return statements(ledger, after=after, kinds=kinds)
 
 
 def record_delivery(ledger: Ledger, name: str, seq: int) -> None:
     """Record that all statements up to a number were delivered; this never moves a cursor back."""
     with ledger.write() as connection:
-        row = _row(connection, name)
-        _put(connection, name, max(seq, row["delivered"] if row else 0), None)
+        _put(connection, name, max(seq, _last_delivery(connection, name)), None)
 
 
 def record_failure(ledger: Ledger, name: str, seq: int, error: str) -> None:
     """Record why a statement could not be delivered; the cursor stays before it."""
     with ledger.write() as connection:
-        row = _row(connection, name)
-        _put(connection, name, row["delivered"] if row else 0, f"statement {seq}: {error}"[:_LONGEST])
+        _put(connection, name, _last_delivery(connection, name), f"statement {seq}: {error}"[:_LONGEST])
 
 
 def rewind(ledger: Ledger, name: str, seq: int = 0) -> None:
@@ -76,28 +89,30 @@ def rewind(ledger: Ledger, name: str, seq: int = 0) -> None:
 
 def cursors(ledger: Ledger) -> list[Cursor]:
     """The cursors of all projections that were ever tried, by name."""
-    head = select(tables.statement.c.seq).order_by(tables.statement.c.seq.desc()).limit(1)
     with ledger.read() as connection:
-        last = connection.scalar(head) or 0
-        rows = connection.execute(select(tables.projection).order_by(tables.projection.c.name))
-        return [Cursor(r.name, r.delivered, r.failed, r.tried, last - r.delivered) for r in rows]
+        last = last_number(connection)
+        return [Cursor(*row[:-1], last - row.delivered) for row in projection_rows(connection)]
 
 
-def seal_of(row: Mapping[str, Any] | RowMapping) -> str:
+def projection_rows(connection: LedgerConnection) -> Iterator[ProjectionRow]:
+    """The rows of all projections, by name."""
+    return map(ProjectionRow._make, connection.rows(_ORDERED))
+
+
+def seal_of(row: ProjectionRow) -> str:
     """Digest of a projection's row, which reveals an altered row."""
-    return sha256_of("projection", [row[name] for name in ("name", "delivered", "failed", "tried")])
+    return sha256_of("projection", list(row[:-1]))
 
 
-def _row(connection: Connection, name: str) -> RowMapping | None:
-    query = select(tables.projection).where(tables.projection.c.name == name)
-    return connection.execute(query).mappings().first()
+def _last_delivery(connection: LedgerConnection, name: str) -> int:
+    """The number of the last statement that was delivered to a projection; 0 if none was."""
+    row = connection.first(_NAMED, name=name)
+    return 0 if row is None else ProjectionRow(*row).delivered
 
 
-def _put(connection: Connection, name: str, seq: int, error: str | None) -> None:
+def _put(connection: LedgerConnection, name: str, seq: int, error: str | None) -> None:
     """Insert or update the row; the ledger's lock is held, so no other writer interferes."""
-    table = tables.projection
-    row = {"name": name, "delivered": seq, "failed": error, "tried": utc_now()}
-    row["seal"] = seal_of(row)
-    changed = connection.execute(table.update().where(table.c.name == name), row)
-    if not changed.rowcount:
-        connection.execute(table.insert(), row)
+    row = ProjectionRow(name, seq, error, utc_now(), "")
+    sealed = row._replace(seal=seal_of(row))._asdict()
+    if not connection.change(_CHANGE, sealed):
+        connection.change(tables.projection.insertion(), sealed)

@@ -18,19 +18,14 @@ import random
 import sqlite3
 import threading
 import time
-from collections import Counter
-from contextlib import ExitStack, contextmanager, nullcontext
-from functools import lru_cache
+from contextlib import closing, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
-
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
-from sqlalchemy.pool import QueuePool
 
 from wherry.config.settings import ledger_url
 from wherry.core.forks import was_open_at_fork, without_forks
-from wherry.errors import HostileError, StorageError, UnsupportedError, UsageError, WherryError
+from wherry.errors import HostileError, StorageError, UnsupportedError, UsageError
 from wherry.ledger import schema as tables
+from wherry.ledger.connection import SQLITE, LedgerConnection
 from wherry.ledger.schema import BUSY_SECONDS, READ, WRITE
 from wherry.remote.probe import ANSWER_SECONDS, kind_of_silence
 from wherry.remote.retries import answer_policy, call_with_retries
@@ -39,10 +34,10 @@ from wherry.text.limits import scale_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
+    from pathlib import Path
 
 _T = TypeVar("_T")
 _PAUSE_SECONDS = 0.05  # the longest wait before another attempt
-BEGIN = "wherry_begin"  # execution option that chooses the kind of transaction
 _FORBIDDEN = "42501"  # SQLSTATE of a missing permission
 _FORM_POLICY = "wherry_form"  # of infra/postgres/roles.sql: of wherry's statements, it refuses only times
 # Functions of a schema must not be harmful, and a replaced row is a deleted one for triggers.
@@ -66,36 +61,42 @@ _CURE = "set WHERRY_LEDGER to sqlite:////absolute/path.db or postgresql://host:5
 
 
 class Backend(Protocol):
-    """The operations that differ between databases.
+    """What differs between databases.
 
     Attributes:
-        prefix: what precedes the name of a table in SQL that SQLAlchemy does not write.
+        dialect: SQLITE or POSTGRESQL.
+        errors: the errors of the driver.
     """
 
-    prefix: str
+    dialect: str
+    errors: tuple[type[Exception], ...]
 
-    def connected(self, connection: Any) -> None:
-        """Prepare a new connection of the driver."""
+    def connect(self) -> Any:
+        """A new connection of the driver."""
 
-    def begin(self, connection: Connection, kind: str) -> None:
+    def begin(self, driver: Any, kind: str) -> None:
         """Begin a transaction, for `READ` or `WRITE`; the latter returns with the lock held."""
 
-    def version(self, connection: Connection) -> int:
+    def version(self, connection: LedgerConnection) -> int:
         """The schema version of the database; 0 if it has none yet."""
         ...
 
-    def create(self, connection: Connection) -> None:
+    def create(self, connection: LedgerConnection) -> None:
         """Create missing tables, indexes and triggers, and store the schema version."""
 
-    def busy(self, error: DBAPIError) -> bool:
+    def busy(self, error: Exception) -> bool:
         """Whether the same operation can succeed a moment later."""
         ...
 
-    def silence(self, error: DBAPIError) -> str | None:
+    def is_lost(self, error: BaseException | None) -> bool:
+        """Whether an error is that the server has ended the connection, or is away."""
+        ...
+
+    def silence(self, error: Exception) -> str | None:
         """Why the server did not answer, in a few words; None if it did, or if there is none."""
         ...
 
-    def away(self, error: DBAPIError) -> str | None:
+    def away(self, error: Exception) -> str | None:
         """Why no transaction begins, where the server does not answer, starts or stops; None for any other reason."""
         ...
 
@@ -103,24 +104,33 @@ class Backend(Protocol):
 class Ledger:
     """An opened ledger; get one from `open_ledger`."""
 
-    def __init__(self, engine: Engine, uri: str, backend: Backend) -> None:
-        self._engine = engine
-        self.uri = uri
-        self.backend = backend
+    def __init__(self, uri: str, backend: Backend) -> None:
+        self.uri, self.backend = uri, backend
+        # One is kept open between transactions: the last connection to a file of SQLite that closes moves its log into
+        # it, which costs four syncs.
+        self._idle: list[Any] = []
+        self._lock, self._closed = threading.Lock(), False
+
+    def close(self) -> None:
+        """Close its connections; one that another thread uses is closed when that transaction ends."""
+        with self._lock:
+            idle, self._idle, self._closed = self._idle, [], True
+        for driver in idle:
+            _close(driver)
 
     @contextmanager
-    def write(self) -> Generator[Connection]:
+    def write(self) -> Generator[LedgerConnection]:
         """A transaction that holds the write lock from its start."""
         with self._transaction(WRITE) as connection:
             yield connection
 
     @contextmanager
-    def read(self) -> Generator[Connection]:
+    def read(self) -> Generator[LedgerConnection]:
         """A transaction that sees a consistent snapshot of the ledger."""
         with self._transaction(READ) as connection:
             yield connection
 
-    def change(self, do: Callable[[Connection], _T]) -> _T:
+    def change(self, do: Callable[[LedgerConnection], _T]) -> _T:
         """What a function returns in a transaction that holds the write lock; made again if its connection is lost.
 
         A commit whose answer is lost may have been made: the function finds what it has written itself, and then
@@ -136,32 +146,35 @@ class Ledger:
                     begun = True
                     return do(connection)
             except StorageError as error:
-                if not (begun and left and self._is_lost(error.__cause__)):
+                if not (begun and left and self.backend.is_lost(error.__cause__)):
                     raise
         raise AssertionError("the last try returns or raises")
 
-    def _is_lost(self, error: BaseException | None) -> bool:
-        """Whether an error of the database is that its server has ended the connection, or is away."""
-        lost = isinstance(error, DBAPIError) and (error.connection_invalidated or self.backend.away(error))
-        return bool(lost)
-
     @contextmanager
-    def _transaction(self, kind: str) -> Generator[Connection]:
-        engine = self._engine.execution_options(**{BEGIN: kind})
-        with _storage_errors(self.uri, self.backend), without_forks(), ExitStack() as stack:
-            yield self._begin(engine, stack)
+    def _transaction(self, kind: str) -> Generator[LedgerConnection]:
+        with _storage_errors(self.uri, self.backend), without_forks():
+            driver = self._begin(kind)
+            try:
+                yield LedgerConnection(driver, self.backend.dialect, self.uri)
+                driver.commit()
+            except BaseException:
+                with suppress(*self.backend.errors):
+                    driver.rollback()
+                raise
+            finally:
+                self._give(driver)
 
-    def _begin(self, engine: Engine, stack: ExitStack) -> Connection:
-        """A transaction in a stack; a server that does not answer, or starts, is tried again as a store is.
+    def _begin(self, kind: str) -> Any:
+        """A connection with a transaction; a server that does not answer, or starts, is tried again as a store is.
 
         Raises:
             StorageError: it was tried for twice the `storage_timeout`.
         """
 
-        def attempt(_seconds: float) -> Connection:
+        def attempt(_seconds: float) -> Any:
             try:
-                return stack.enter_context(engine.begin())
-            except DBAPIError as error:
+                return self._begun(kind)
+            except self.backend.errors as error:
                 away = self.backend.away(error)
                 if away is None:
                     raise
@@ -175,13 +188,53 @@ class Ledger:
         _answered.add(self.uri)
         return begun
 
+    def _begun(self, kind: str) -> Any:
+        """A connection in which a transaction has begun; one that was idle may have been ended by its server."""
+        with self._lock:
+            driver = self._idle.pop() if self._idle else None
+        if driver is not None:
+            try:
+                self.backend.begin(driver, kind)
+            except BaseException as error:
+                _close(driver)
+                if not self.backend.is_lost(error):
+                    raise
+            else:
+                return driver
+        driver = self.backend.connect()
+        try:
+            self.backend.begin(driver, kind)
+        except BaseException:
+            _close(driver)
+            raise
+        return driver
+
+    def _give(self, driver: Any) -> None:
+        """Keep a connection for the next transaction, unless there is one already, or this one is of no more use.
+
+        That is one which its server has ended (psycopg), or whose transaction could not be rolled back (sqlite3).
+        """
+        useless = getattr(driver, "closed", False) or getattr(driver, "in_transaction", False)
+        with self._lock:
+            kept = not (self._closed or self._idle or useless)
+            if kept:
+                self._idle.append(driver)
+        if not kept:
+            _close(driver)
+
+
+def _close(driver: Any) -> None:
+    with suppress(Exception):  # what was committed is durable
+        driver.close()
+
 
 @contextmanager
 def open_ledger(url: str | None = None) -> Generator[Ledger]:
     """Open the ledger, and create it if it does not exist.
 
     Args:
-        url: SQLAlchemy URL; `WHERRY_LEDGER` or the file in the home by default.
+        url: sqlite:////absolute/path.db or postgresql://host:5432/database; `WHERRY_LEDGER` or the file in the home by
+            default.
 
     Raises:
         StorageError: it cannot be read or written.
@@ -201,86 +254,46 @@ def open_ledger(url: str | None = None) -> Generator[Ledger]:
             uri=opened,
             cure=_FORK_CURE,
         )
-    engine, uri, backend = _engine(chosen)
-    with without_forks(opened) if file is not None else nullcontext(), _used(engine):
-        ledger = Ledger(engine, uri, backend)
+    uri, backend = _backend(chosen)
+    with (
+        without_forks(opened) if file is not None else nullcontext(),
+        closing(Ledger(uri, backend)) as ledger,
+    ):
         _prepare(ledger)
         yield ledger
 
 
-def _engine(url: str) -> tuple[Engine, str, Backend]:
-    try:
-        return _connect(url)
-    except WherryError:
-        raise
-    except (ArgumentError, ValueError, TypeError) as error:  # a port that is not a number, an unknown option
-        raise UsageError(
-            f"invalid ledger URL: {type(error).__name__}",
-            uri=without_secrets(url),
-            cure=_CURE,
-        ) from error
+def _backend(url: str) -> tuple[str, Backend]:
+    """The ledger's URI without secrets, and its database.
 
-
-def _connect(url: str) -> tuple[Engine, str, Backend]:
-    file = sqlite_file(url)
+    Raises:
+        StorageError, UsageError, UnsupportedError, MissingExtraError: as for `open_ledger`.
+    """
+    file, scheme = sqlite_file(url), url.partition("://")[0]
     if file is not None:
-        driver = make_url(url).drivername
-        if driver not in _SQLITE:
-            raise UsageError(f"unsupported ledger driver {driver}", uri=without_secrets(url), cure=_CURE)
-        if (other := irregular_sqlite_file(file)) is not None:
-            raise StorageError("the ledger cannot be used: not a regular file", uri=str(other), cure=_CURE)
-        return _sqlite_engine(url, str(file), os.getpid()), str(file), Sqlite()
-    if url.partition("://")[0].partition("+")[0] in ("postgresql", "postgres"):
-        from wherry.ledger.postgres import connect
+        if scheme not in _SQLITE:
+            raise UsageError(f"unsupported ledger driver {scheme}", uri=without_secrets(url), cure=_CURE)
+        if "?" in url:
+            raise UsageError(
+                "invalid ledger URL: a file of SQLite has no options", uri=without_secrets(url), cure=_CURE
+            )
+        if (part := irregular_sqlite_file(file)) is not None:
+            raise StorageError("the ledger cannot be used: not a regular file", uri=str(part), cure=_CURE)
+        return str(file), Sqlite(file)
+    if scheme.partition("+")[0] in ("postgresql", "postgres"):
+        from wherry.ledger.postgres import postgres_of
 
-        engine, uri, backend = connect(url)
-        _listen(engine, backend)
-        return engine, uri, backend
+        try:
+            return without_secrets(url), postgres_of(url)
+        except UsageError:
+            raise
+        except ValueError:  # whose text can have the password
+            raise UsageError(
+                "invalid ledger URL: it cannot be parsed", uri=without_secrets(url), cure=_CURE
+            ) from None
     raise UnsupportedError(
-        "unsupported ledger database; expected SQLite or PostgreSQL",
-        uri=without_secrets(url),
-        cure=_CURE,
+        "unsupported ledger database; expected SQLite or PostgreSQL", uri=without_secrets(url), cure=_CURE
     )
-
-
-_users = Counter[Engine]()
-_users_lock = threading.Lock()
-
-
-@contextmanager
-def _used(engine: Engine) -> Generator[None]:
-    """Close all connections of an engine when the last of its users has ended.
-
-    An engine that is disposed of while another thread uses a connection forgets that one: it stays open until the
-    garbage is collected, and a process that is forked meanwhile inherits it.
-    """
-    with _users_lock:
-        _users[engine] += 1
-    try:
-        yield
-    finally:
-        with _users_lock:
-            _users[engine] -= 1
-            if not _users[engine]:
-                del _users[engine]
-                engine.dispose()
-
-
-@lru_cache(maxsize=4)
-def _sqlite_engine(url: str, _file: str, _process: int) -> Engine:
-    """The engine of a file, which has compiled the statements of earlier uses; closing a ledger closes its connections.
-
-    A fork gets another one: connections of SQLite must not be used by the child of the process that opened them.
-    """
-    # Keep a connection open: closing the last one checkpoints the WAL, which costs four syncs for each statement.
-    arguments: dict[str, Any] = {
-        "connect_args": {"timeout": BUSY_SECONDS},
-        "pool_size": 1,
-        "max_overflow": -1,
-    }
-    engine = create_engine(url, poolclass=QueuePool, **arguments)
-    _listen(engine, Sqlite())
-    return engine
 
 
 def _prepare(ledger: Ledger) -> None:
@@ -304,53 +317,67 @@ def _prepare(ledger: Ledger) -> None:
 class Sqlite:
     """SQLite; the schema version is stored as `user_version`."""
 
-    prefix = ""
+    dialect = SQLITE
+    errors: tuple[type[Exception], ...] = (sqlite3.Error,)
 
-    def connected(self, connection: Any) -> None:
-        """Disable the driver's implicit transactions, and make every commit durable; WAL does not block readers."""
-        connection.isolation_level = None
-        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, scale_limit(_LONGEST_VALUE))
-        for pragma in (f"busy_timeout={BUSY_SECONDS * 1000}", *_PRAGMAS):
-            connection.execute(f"PRAGMA {pragma}").close()
-        _begin_wal(connection)
+    def __init__(self, file: Path) -> None:
+        self._file = file
 
-    def begin(self, connection: Connection, kind: str) -> None:
+    def connect(self) -> sqlite3.Connection:
+        """See Backend; transactions begin only as `begin` says."""
+        driver = sqlite3.connect(
+            self._file, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
+        try:
+            prepare_sqlite(driver)
+        except BaseException:
+            driver.close()
+            raise
+        return driver
+
+    def begin(self, driver: sqlite3.Connection, kind: str) -> None:
         """Take the write lock at the start of a write transaction: upgrading a read transaction later can fail."""
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if kind == WRITE else "BEGIN")
+        driver.execute("BEGIN IMMEDIATE" if kind == WRITE else "BEGIN")
 
-    def version(self, connection: Connection) -> int:
+    def version(self, connection: LedgerConnection) -> int:
         """See Backend; a file with an object that wherry does not create is refused."""
-        rows = connection.exec_driver_sql(_VERSION_AND_OBJECTS).all()
+        rows = list(connection.rows(_VERSION_AND_OBJECTS))
         if rows[0][0] not in (0, tables.SCHEMA):
             return rows[0][0]  # of another wherry, which may have created other objects
         for _version, kind, name, table in rows:
             if kind is not None and not _is_ours(kind, name, table):
                 raise HostileError(
                     f"the ledger has a {kind} that wherry does not create: {name!r:.100}",
-                    uri=str(connection.engine.url.database),
+                    uri=connection.uri,
                     cure=_FOREIGN_CURE,
                 )
-        computed = connection.exec_driver_sql(_GENERATED).scalar()
+        computed = connection.value(_GENERATED)
         if computed:
             raise HostileError(
                 f"the ledger has a generated column that wherry does not create, in {computed!r:.100}",
-                uri=str(connection.engine.url.database),
+                uri=connection.uri,
                 cure=_FOREIGN_CURE,
             )
         return rows[0][0]
 
-    def create(self, connection: Connection) -> None:
+    def create(self, connection: LedgerConnection) -> None:
         """See Backend."""
-        tables.metadata.create_all(connection)
+        for table in tables.TABLES:
+            for text in table.creation(SQLITE):
+                connection.change(text)
         for trigger in tables.sqlite_triggers():
-            connection.exec_driver_sql(trigger)
-        connection.exec_driver_sql(f"PRAGMA user_version = {tables.SCHEMA}")
+            connection.change(trigger)
+        connection.change(f"PRAGMA user_version = {tables.SCHEMA}")
 
-    def busy(self, error: DBAPIError) -> bool:
+    def busy(self, error: Exception) -> bool:
         """See Backend."""
-        return _is_busy(error.orig)
+        return _is_busy(error)
 
-    def silence(self, error: DBAPIError) -> str | None:  # noqa: ARG002  a file has no server
+    def is_lost(self, error: BaseException | None) -> bool:  # noqa: ARG002  a file has no server
+        """See Backend."""
+        return False
+
+    def silence(self, error: Exception) -> str | None:  # noqa: ARG002  a file has no server
         """See Backend."""
         return None
 
@@ -360,15 +387,23 @@ class Sqlite:
 def _is_ours(kind: str, name: str, table: str) -> bool:
     """Whether wherry, or SQLite for one of its tables, may have created an object; `ledger check` compares texts."""
     if kind == "table":
-        return name in tables.metadata.tables or name.startswith("sqlite_")
+        return name in tables.NAMES or name.startswith("sqlite_")
     if kind == "trigger":
         return name in tables.stored_triggers()
-    return kind == "index" and table in tables.metadata.tables
+    return kind == "index" and table in tables.NAMES
 
 
 def _is_busy(error: object) -> bool:
     """Whether SQLite gave up because of others: SQLITE_BUSY, _LOCKED or _PROTOCOL, which is a race of openers."""
     return any(words in str(error) for words in ("locked", "locking protocol"))
+
+
+def prepare_sqlite(driver: sqlite3.Connection) -> None:
+    """Make every commit of a new connection durable; WAL does not block readers."""
+    driver.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, scale_limit(_LONGEST_VALUE))
+    for pragma in (f"busy_timeout={BUSY_SECONDS * 1000}", *_PRAGMAS):
+        driver.execute(f"PRAGMA {pragma}").close()
+    _begin_wal(driver)
 
 
 def _begin_wal(connection: sqlite3.Connection) -> None:
@@ -385,31 +420,20 @@ def _begin_wal(connection: sqlite3.Connection) -> None:
             return
 
 
-def _listen(engine: Engine, backend: Backend) -> None:
-    def on_connect(connection: Any, _record: object) -> None:
-        backend.connected(connection)
-
-    def on_begin(connection: Connection) -> None:
-        backend.begin(connection, connection.get_execution_options().get(BEGIN, READ))
-
-    event.listen(engine, "connect", on_connect)
-    event.listen(engine, "begin", on_begin)
-
-
 @contextmanager
 def _storage_errors(uri: str, backend: Backend) -> Generator[None]:
     _require_answer(uri)
     try:
         yield
-    except DBAPIError as error:
-        reason = backend.silence(error)
+    except backend.errors as error:
+        reason, text = backend.silence(error), " ".join(str(error).split())
         if reason is not None:
             raise _unanswered_error(uri, reason) from error
-        if getattr(error.orig, "sqlstate", None) == _FORBIDDEN:
-            raise _permission_error(uri, " ".join(str(error.orig).split())) from error
+        if getattr(error, "sqlstate", None) == _FORBIDDEN:
+            raise _permission_error(uri, text) from error
         busy = backend.busy(error)
         raise StorageError(
-            f"the ledger cannot be used: {' '.join(str(error.orig).split())}",
+            f"the ledger cannot be used: {text}",
             uri=uri,
             cure="try again"
             if busy

@@ -11,23 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from sys import intern
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    Select,
-    and_,
-    bindparam,
-    cast,
-    func,
-    literal_column,
-    or_,
-    select,
-    text,
-)
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.functions import FunctionElement
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from wherry.core.algorithms import ALGORITHMS
 from wherry.ledger import schema as tables
@@ -50,10 +34,8 @@ from wherry.text.json_values import json_value_at
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from sqlalchemy import ColumnElement, Connection, Row
-    from sqlalchemy.sql.compiler import SQLCompiler
-
     from wherry.core.receipt import CheckpointRef
+    from wherry.ledger.connection import LedgerConnection
     from wherry.ledger.database import Ledger
 
     _Key = TypeVar("_Key", str, int)
@@ -63,97 +45,61 @@ _FIRST = '{"asked":'
 _PAST_HEX = "g"  # sorts after every hex digit
 
 
-class _JsonElements(FunctionElement[str]):
-    """The texts of a JSON array, as rows with the column `value`."""
-
-    name = "json_elements"
-    inherit_cache = True
-
-
-@compiles(_JsonElements, "sqlite")
-def _on_sqlite(elements: _JsonElements, compiler: SQLCompiler, **how: Any) -> str:
-    return f"json_each({compiler.process(elements.clauses, **how)})"
-
-
-@compiles(_JsonElements, "postgresql")
-def _on_postgres(elements: _JsonElements, compiler: SQLCompiler, **how: Any) -> str:
-    return f"json_array_elements_text({compiler.process(elements.clauses, **how)})"
-
-
-class _BodyField(FunctionElement[str]):
-    """The text of a field in the body of a statement; its path is given as names with dots, such as `target.uri`."""
-
-    name = "body_field"
-    inherit_cache = True
-
-    def __init__(self, body: ColumnElement[str], path: str) -> None:
-        super().__init__(body, literal_column(f"'{path}'"))
-
-
-@compiles(_BodyField, "sqlite")
-def _field_on_sqlite(element: _BodyField, compiler: SQLCompiler, **how: Any) -> str:
-    body, path = (compiler.process(clause, **how) for clause in element.clauses)
-    return f"json_extract({body}, '$.' || {path})"
-
-
-@compiles(_BodyField, "postgresql")
-def _field_on_postgres(element: _BodyField, compiler: SQLCompiler, **how: Any) -> str:
-    body, path = (compiler.process(clause, **how) for clause in element.clauses)
-    return f"CAST({body} AS json) #>> string_to_array({path}, '.')"
-
-
 # Queries about many checkpoints. Their columns are in the order of the fields of the records, as building a record from
-# a tuple takes a fraction of the time that it takes from a mapping. All digests are one parameter: drivers limit the
-# number of parameters, and writing each into the query takes longer than the search for it.
-_DIGESTS = select(_JsonElements(bindparam("digests", type_=JSON)).table_valued("value").c.value)
-_NUMBERS = select(
-    cast(_JsonElements(bindparam("numbers", type_=JSON)).table_valued("value").c.value, BigInteger)
+# a tuple takes a fraction of the time that it takes from a mapping.
+_CHECKPOINTS = (
+    f"SELECT {', '.join(tables.checkpoint.columns)} FROM checkpoint "  # noqa: S608  our own names
+    "WHERE checkpoint_digest IN (:*digests)"
+)
+_PLACES = """
+SELECT place.uri, place.checkpoint_digest, place.fingerprint, place.statement, place.seen, stone.time
+FROM location AS place
+LEFT JOIN tombstone AS stone ON stone.checkpoint_digest = place.checkpoint_digest AND stone.uri = place.uri
+  AND stone.statement >= place.statement
+WHERE place.checkpoint_digest IN (:*digests)
+ORDER BY place.statement DESC, place.seen DESC, place.uri
+"""
+_REGISTRATIONS = """
+SELECT checkpoint_digest, registry, name, version, state FROM registration
+WHERE checkpoint_digest IN (:*digests) AND state <> :released ORDER BY registry, name
+"""
+_VERIFICATIONS = """
+SELECT checkpoint_digest, level, verdict, time FROM verification
+WHERE checkpoint_digest IN (:*digests) ORDER BY statement
+"""
+# Conversions with the time of the tombstone of their target, if that is newer than the place that it marks.
+_CONVERSIONS = """
+SELECT done.target_uri, done.format, done.target, done.plan_digest, done.options, done.time, done.source_uri,
+  done.source_fingerprint, done.source, done.statement, done.lossless, done.software, stone.time
+FROM conversion AS done
+JOIN location AS place ON place.checkpoint_digest = done.target AND place.uri = done.target_uri
+LEFT JOIN tombstone AS stone ON stone.checkpoint_digest = done.target AND stone.uri = done.target_uri
+  AND stone.statement >= place.statement
+{chosen}
+ORDER BY done.statement
+"""
+_EVERY_CONVERSION = _CONVERSIONS.format(chosen="")
+_CONVERSIONS_AT = _CONVERSIONS.format(
+    chosen="WHERE done.target_uri IN (SELECT target_uri FROM conversion WHERE target IN (:*digests))"
 )
 
 
-def _places_query() -> Select[Any]:
-    place, stone = tables.location.c, tables.tombstone.c
-    buried = and_(
-        stone.checkpoint_digest == place.checkpoint_digest,
-        stone.uri == place.uri,
-        stone.statement >= place.statement,
-    )
-    columns = (place.uri, place.checkpoint_digest, place.fingerprint, place.statement, place.seen, stone.time)
-    query = select(*columns).select_from(tables.location).outerjoin(tables.tombstone, buried)
-    chosen = query.where(place.checkpoint_digest.in_(_DIGESTS))
-    return chosen.order_by(place.statement.desc(), place.seen.desc(), place.uri)
+class _ConversionRow(NamedTuple):
+    """A row of these queries, whose columns are fields of `ConversionRecord`."""
 
-
-def _registrations_query() -> Select[Any]:
-    row = tables.registration.c
-    query = select(row.checkpoint_digest, row.registry, row.name, row.version, row.state)
-    chosen = query.where(row.checkpoint_digest.in_(_DIGESTS), row.state != RELEASED)
-    return chosen.order_by(row.registry, row.name)
-
-
-def _verifications_query() -> Select[Any]:
-    row = tables.verification.c
-    query = select(row.checkpoint_digest, row.level, row.verdict, row.time)
-    return query.where(row.checkpoint_digest.in_(_DIGESTS)).order_by(row.statement)
-
-
-def _conversions_query() -> Select[Any]:
-    """Conversions with the tombstone of their target, if that is newer than the place that it marks."""
-    done, stone, place = tables.conversion.c, tables.tombstone.c, tables.location.c
-    same = (stone.checkpoint_digest == done.target) & (stone.uri == done.target_uri)
-    there = (place.checkpoint_digest == done.target) & (place.uri == done.target_uri)
-    buried = and_(same, stone.statement >= place.statement)
-    columns = (
-        done.target_uri, done.format, done.target, done.plan_digest, done.options, done.time, done.source_uri,
-        done.source_fingerprint, done.source, done.statement, done.lossless, done.software, stone.time.label("gone"),
-    )  # fmt: skip
-    query = select(*columns).join(tables.location, there).outerjoin(tables.tombstone, buried)
-    return query.order_by(done.statement)
-
-
-_CHECKPOINTS = select(tables.checkpoint).where(tables.checkpoint.c.checkpoint_digest.in_(_DIGESTS))
-_CONVERSIONS, _OPTIONS = _conversions_query(), 4  # the options are the fifth column
-_PLACES, _REGISTRATIONS, _VERIFICATIONS = _places_query(), _registrations_query(), _verifications_query()
+    target_uri: str
+    format: str
+    target_digest: str
+    plan_digest: str
+    options: str
+    time: str
+    source_uri: str
+    source_fingerprint: str
+    source_digest: str
+    statement: int
+    lossless: bool
+    software: str
+    gone: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +144,7 @@ def nodes(ledger: Ledger, digests: Collection[str]) -> dict[str, LineageNode]:
             places = _places(connection, some)
             registrations = _registrations(connection, some)
             verified = _last_verifications(connection, some)
-            for row in connection.execute(_CHECKPOINTS, {"digests": some}).all():
+            for row in connection.rows(_CHECKPOINTS, digests=some):
                 digest = row[0]
                 found[digest] = LineageNode(
                     *row,
@@ -244,11 +190,12 @@ def notable(ledger: Ledger, digests: Collection[str]) -> set[str]:
 
 def verifications(ledger: Ledger, digest: str) -> dict[str, dict[str, Any]]:
     """Level → the last verification of a checkpoint at it, in JSON form, in the order in which they were recorded."""
-    last, told = tables.verification.c, tables.statement.c
-    query = select(last.level, told.body).join(tables.statement, told.seq == last.statement)
+    query = (
+        "SELECT level, body FROM verification JOIN statement ON seq = statement "
+        "WHERE checkpoint_digest = :digest ORDER BY seq"
+    )
     with ledger.read() as connection:
-        rows = connection.execute(query.where(last.checkpoint_digest == digest).order_by(told.seq)).all()
-    return {row.level: _outcome(row.body) for row in rows}
+        return {level: _outcome(body) for level, body in connection.rows(query, digest=digest)}
 
 
 def _outcome(body: str) -> dict[str, Any]:
@@ -272,7 +219,7 @@ def conversions(ledger: Ledger) -> tuple[ConversionRecord, ...]:
     """All conversions, in the order in which they were recorded, without fields that are only in their statements."""
     with ledger.read() as connection:
         shared = dict[str, "Mapping[str, Any]"]()
-        return tuple(_conversion(row, {}, shared) for row in connection.execute(_CONVERSIONS))
+        return tuple(_conversion(row, {}, shared) for row in _conversion_rows(connection, None))
 
 
 def current_conversions(
@@ -289,7 +236,9 @@ def current_conversions(
     """
     with ledger.read() as connection:
         last = {row.target_uri: row for row in _conversion_rows(connection, digests)}
-    chosen = (row for row in last.values() if row.gone is None and (digests is None or row.target in digests))
+    chosen = (
+        row for row in last.values() if row.gone is None and (digests is None or row.target_digest in digests)
+    )
     rows = sorted(chosen, key=lambda row: row.statement)
     asked, shared = asked_in(ledger, [row.statement for row in rows]), dict[str, "Mapping[str, Any]"]()
     return tuple(_conversion(row, asked[row.statement], shared) for row in rows)
@@ -297,13 +246,11 @@ def current_conversions(
 
 def asked_in(ledger: Ledger, numbers: Iterable[int]) -> dict[int, dict[str, Any]]:
     """Statement number of a conversion → the stated request; see `converter.command`. Empty if it was not recorded."""
-    table, found = tables.statement.c, dict[int, dict[str, Any]]()
-    query = select(table.seq, table.body).where(table.seq.in_(_NUMBERS))
+    found = dict[int, dict[str, Any]]()
+    query = "SELECT seq, body FROM statement WHERE seq IN (:*numbers)"
     with ledger.read() as connection:
         for some in _batches(list(numbers)):
-            found |= {
-                seq: _recorded_request(body) for seq, body in connection.execute(query, {"numbers": some})
-            }
+            found |= {seq: _recorded_request(body) for seq, body in connection.rows(query, numbers=some)}
     return found
 
 
@@ -318,17 +265,17 @@ def _recorded_request(body: str) -> dict[str, Any]:
 def every_digest(ledger: Ledger) -> list[str]:
     """The digests of all checkpoints in the ledger."""
     with ledger.read() as connection:
-        return list(connection.scalars(select(tables.checkpoint.c.checkpoint_digest)))
+        return [digest for (digest,) in connection.rows("SELECT checkpoint_digest FROM checkpoint")]
 
 
 def families_of(ledger: Ledger) -> dict[str, str]:
     """Checkpoint digest → model family, for the sources and targets of conversions between layouts."""
-    done, told = tables.conversion.c, tables.statement.c
-    family = _BodyField(told.body, "family")
-    query = select(done.source, done.target, family).join(tables.statement, told.seq == done.statement)
     with ledger.read() as connection:
-        rows = connection.execute(query.order_by(done.statement)).all()
-    return {digest: name for *ends, name in rows if name for digest in ends}
+        query = (
+            f"SELECT source, target, {connection.field('body', 'family')} "  # noqa: S608  our own names
+            "FROM conversion JOIN statement ON seq = statement ORDER BY seq"
+        )
+        return {digest: name for *ends, name in connection.rows(query) if name for digest in ends}
 
 
 def read_backs(ledger: Ledger) -> dict[tuple[str, str], VerificationRecord]:
@@ -336,15 +283,15 @@ def read_backs(ledger: Ledger) -> dict[tuple[str, str], VerificationRecord]:
 
     A conversion is left out if it compared nothing, or if a verification of its result was recorded later.
     """
-    done, told, checked = tables.conversion.c, tables.statement.c, tables.verification.c
-    level = _BodyField(told.body, "verification.level")
-    query = select(done.target, done.target_uri, done.statement, done.time, level)
-    later = select(checked.checkpoint_digest, func.max(checked.statement)).group_by(checked.checkpoint_digest)
+    later = "SELECT checkpoint_digest, max(statement) FROM verification GROUP BY checkpoint_digest"
     with ledger.read() as connection:
-        rows = connection.execute(
-            query.join(tables.statement, told.seq == done.statement).order_by(done.statement)
-        ).all()
-        last = {row[0]: row[1] for row in connection.execute(later)}
+        level = connection.field("body", "verification.level")
+        query = (
+            f"SELECT target, target_uri, seq, conversion.time, {level} "  # noqa: S608  our own names
+            "FROM conversion JOIN statement ON seq = statement ORDER BY seq"
+        )
+        rows = list(connection.rows(query))
+        last: dict[str, int] = dict(connection.rows(later))
     made = {(digest, uri): rest for digest, uri, *rest in rows}  # in their order: the last one stays
     return {
         place: VerificationRecord(level, "ok", time)
@@ -355,10 +302,11 @@ def read_backs(ledger: Ledger) -> dict[tuple[str, str], VerificationRecord]:
 
 def digest_at(ledger: Ledger, uri: str) -> str | None:
     """The digest of the checkpoint that was last seen at a URI."""
-    table = tables.location.c
-    query = select(table.checkpoint_digest).where(table.uri == uri)
+    query = (
+        "SELECT checkpoint_digest FROM location WHERE uri = :uri ORDER BY statement DESC, seen DESC LIMIT 1"
+    )
     with ledger.read() as connection:
-        return connection.scalar(query.order_by(table.statement.desc(), table.seen.desc()).limit(1))
+        return connection.value(query, uri=uri)
 
 
 def first_row(ledger: Ledger, query: str, **values: str) -> tuple[Any, ...] | None:
@@ -366,19 +314,17 @@ def first_row(ledger: Ledger, query: str, **values: str) -> tuple[Any, ...] | No
 
     Args:
         ledger: the ledger.
-        query: the query, with `{schema}` before each table.
+        query: the query.
         values: its parameters.
     """
     with ledger.read() as connection:
-        row = connection.execute(text(query.format(schema=ledger.backend.prefix)), values).first()
-    return None if row is None else tuple(row)
+        return connection.first(query, **values)
 
 
 def all_rows(ledger: Ledger, query: str, **values: str) -> list[tuple[Any, ...]]:
-    """The rows of a query in SQL that every database of the ledger understands, with `{schema}` before each table."""
+    """The rows of a query in SQL that every database of the ledger understands."""
     with ledger.read() as connection:
-        query = query.format(schema=ledger.backend.prefix)
-        return [tuple(row) for row in connection.execute(text(query), values)]
+        return list(connection.rows(query, **values))
 
 
 def last_target() -> str | None:
@@ -387,9 +333,8 @@ def last_target() -> str | None:
     Raises:
         StorageError: the ledger cannot be read.
     """
-    done = tables.conversion.c
     with open_ledger() as ledger, ledger.read() as connection:
-        return connection.scalar(select(done.target).order_by(done.statement.desc()).limit(1))
+        return connection.value("SELECT target FROM conversion ORDER BY statement DESC LIMIT 1")
 
 
 def digests_starting(ledger: Ledger, prefix: str) -> list[str]:
@@ -399,16 +344,17 @@ def digests_starting(ledger: Ledger, prefix: str) -> list[str]:
         ledger: the opened ledger.
         prefix: of a digest, with or without its algorithm.
     """
-    table = tables.checkpoint.c
-    starts = [prefix] if ":" in prefix else [f"{one}:{prefix}" for one in ALGORITHMS]
-    begins = (
-        and_(column >= start, column < start + _PAST_HEX)
-        for column in (table.checkpoint_digest, table.weights_digest)
-        for start in starts
+    starts = [prefix] if ":" in prefix else [f"{name}:{prefix}" for name in ALGORITHMS]
+    values = {f"first{at}": start for at, start in enumerate(starts)}
+    values |= {f"past{at}": start + _PAST_HEX for at, start in enumerate(starts)}
+    begins = " OR ".join(
+        f"{column} >= :first{at} AND {column} < :past{at}"
+        for column in ("checkpoint_digest", "weights_digest")
+        for at in range(len(starts))
     )
-    query = select(table.checkpoint_digest).where(or_(*begins)).order_by(table.checkpoint_digest)
+    query = f"SELECT checkpoint_digest FROM checkpoint WHERE {begins} ORDER BY checkpoint_digest"  # noqa: S608  our own
     with ledger.read() as connection:
-        return list(connection.scalars(query))
+        return [digest for (digest,) in connection.rows(query, **values)]
 
 
 def _batches(keys: Collection[_Key]) -> Iterator[list[_Key]]:
@@ -417,48 +363,50 @@ def _batches(keys: Collection[_Key]) -> Iterator[list[_Key]]:
         yield every[start : start + _AT_ONCE]
 
 
-def _places(connection: Connection, digests: list[str]) -> dict[str, list[PlaceRecord]]:
+def _places(connection: LedgerConnection, digests: list[str]) -> dict[str, list[PlaceRecord]]:
     found = defaultdict[str, list[PlaceRecord]](list)
-    for row in connection.execute(_PLACES, {"digests": digests}).all():
+    for row in connection.rows(_PLACES, digests=digests):
         place = PlaceRecord(*row)
         found[place.checkpoint_digest].append(place)
     return found
 
 
-def _registrations(connection: Connection, digests: list[str]) -> dict[str, list[RegistrationRecord]]:
+def _registrations(connection: LedgerConnection, digests: list[str]) -> dict[str, list[RegistrationRecord]]:
     found = defaultdict[str, list[RegistrationRecord]](list)
-    for digest, *fields in connection.execute(_REGISTRATIONS, {"digests": digests}).all():
+    for digest, *fields in connection.rows(_REGISTRATIONS, digests=digests, released=RELEASED):
         found[digest].append(RegistrationRecord(*fields))
     return found
 
 
-def _last_verifications(connection: Connection, digests: list[str]) -> dict[str, VerificationRecord]:
+def _last_verifications(connection: LedgerConnection, digests: list[str]) -> dict[str, VerificationRecord]:
     """The last verification of each checkpoint."""
-    rows = connection.execute(_VERIFICATIONS, {"digests": digests}).all()
+    rows = connection.rows(_VERIFICATIONS, digests=digests)
     return {digest: VerificationRecord(*fields) for digest, *fields in rows}
 
 
-def _conversion_rows(connection: Connection, digests: Collection[str] | None) -> Iterator[Row[Any]]:
+def _conversion_rows(
+    connection: LedgerConnection, digests: Collection[str] | None
+) -> Iterator[_ConversionRow]:
     """Conversions in the order in which they were recorded; with digests, those at each place that has one of them."""
     if digests is None:
-        yield from connection.execute(_CONVERSIONS)
+        yield from map(_ConversionRow._make, connection.rows(_EVERY_CONVERSION))
         return
-    done = tables.conversion.c
-    there = select(done.target_uri).where(done.target.in_(_DIGESTS))
     found = {
         row.statement: row
         for some in _batches(digests)
-        for row in connection.execute(_CONVERSIONS.where(done.target_uri.in_(there)), {"digests": some})
+        for row in map(_ConversionRow._make, connection.rows(_CONVERSIONS_AT, digests=some))
     }
     yield from (found[statement] for statement in sorted(found))
 
 
 def _conversion(
-    row: Row[Any], asked: Mapping[str, Any], shared: dict[str, Mapping[str, Any]]
+    row: _ConversionRow, asked: Mapping[str, Any], shared: dict[str, Mapping[str, Any]]
 ) -> ConversionRecord:
     """A record; strings and options that occur again are one object."""
     if row.options not in shared:
         shared[row.options] = stored_table(row.options)
-    values: list[Any] = [intern(value) if type(value) is str else value for value in row]
-    values[_OPTIONS] = shared[row.options]
-    return ConversionRecord(*values, asked=asked)
+    values: dict[str, Any] = {
+        name: intern(value) if type(value) is str else value for name, value in row._asdict().items()
+    }
+    values["options"] = shared[row.options]
+    return ConversionRecord(**values, asked=asked)

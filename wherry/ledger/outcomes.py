@@ -129,7 +129,7 @@ def record_sidecar(uri: str | os.PathLike[str], *, ledger: str | None = None) ->
 
     Args:
         uri: the checkpoint.
-        ledger: SQLAlchemy URL; `WHERRY_LEDGER` or the file in the home by default.
+        ledger: its URL; `WHERRY_LEDGER` or the file in the home by default.
 
     Returns:
         The URI of the checkpoint, and what was recorded, as text.

@@ -16,17 +16,17 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Engine, create_engine, inspect, make_url
-
 from wherry.errors import UsageError, missing_extra
 from wherry.ledger import schema as tables
+from wherry.ledger.connection import POSTGRESQL
 from wherry.ledger.schema import BUSY_SECONDS, WRITE
 from wherry.remote.probe import ANSWER_SECONDS, SILENT
 from wherry.storage.home import without_secrets
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
-    from sqlalchemy.exc import DBAPIError
+    from collections.abc import Mapping
+
+    from wherry.ledger.connection import LedgerConnection
 
 SCHEMA_NAME = "wherry"
 _LOCK = 0x7768657272790001  # `wherry` in ASCII, and the number of the lock
@@ -48,90 +48,113 @@ _AWAY = ("08", "57P")  # of these, the server is not there, starts or stops
 _BUSY_WORDS = ("starting up", "shutting down", "recovery", "too many", "remaining connection slots")
 
 
+# In one message; tables are those of the ledger, whatever else the database has.
+_PATH = f"SET LOCAL search_path = {SCHEMA_NAME}, pg_temp"
+_READ = f"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; {_PATH}"
+_WRITE = (
+    f"SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE; {_PATH}; "
+    f"SELECT set_config('lock_timeout', '{BUSY_SECONDS}s', true), CASE WHEN "
+    "current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', true) END"
+)
+_HAS_SCHEMA = f"SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = '{SCHEMA_NAME}'"  # noqa: S608  our own name
+
+
 class Postgres:
     """PostgreSQL; the schema version is stored in the comment on the table of statements."""
 
-    prefix = f"{SCHEMA_NAME}."
+    dialect = POSTGRESQL
 
-    def connected(self, connection: Any) -> None:
-        """Never prepare statements on the server: a pooler may hand each transaction to another session."""
-        connection.prepare_threshold = None
+    def __init__(self, driver: Any, options: Mapping[str, Any]) -> None:
+        """Choose the database.
 
-    def begin(self, connection: Connection, kind: str) -> None:
+        Args:
+            driver: the module psycopg.
+            options: of its connections.
+        """
+        self.errors: tuple[type[Exception], ...] = (driver.Error,)
+        self._driver, self._options = driver, options
+
+    def connect(self) -> Any:
+        """See Backend; nothing is prepared on the server: a pooler may hand each transaction to another session."""
+        return self._driver.connect(**self._options, prepare_threshold=None)
+
+    def begin(self, driver: Any, kind: str) -> None:
         """See Backend."""
-        if kind != WRITE:
-            connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-            return
-        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE")
-        connection.exec_driver_sql(
-            f"SELECT set_config('lock_timeout', '{BUSY_SECONDS}s', true), CASE WHEN "
-            "current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', true) END"
-        )
-        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
+        driver.execute(_WRITE if kind == WRITE else _READ)
+        if kind == WRITE:
+            driver.execute(f"SELECT pg_advisory_xact_lock({_LOCK})")
 
-    def version(self, connection: Connection) -> int:
+    def version(self, connection: LedgerConnection) -> int:
         """See Backend."""
-        note = str(connection.exec_driver_sql(_VERSION).scalar() or "")
+        note = str(connection.value(_VERSION) or "")
         return int(note.removeprefix(_NOTE)) if note.startswith(_NOTE) else 0
 
-    def create(self, connection: Connection) -> None:
+    def create(self, connection: LedgerConnection) -> None:
         """See Backend."""
-        if not inspect(connection).has_schema(SCHEMA_NAME):
-            connection.exec_driver_sql(f"CREATE SCHEMA {SCHEMA_NAME}")
-        tables.metadata.create_all(connection)
+        if connection.value(_HAS_SCHEMA) is None:
+            connection.change(f"CREATE SCHEMA {SCHEMA_NAME}")
+        for table in tables.TABLES:
+            for text in table.creation(POSTGRESQL):
+                connection.change(text)
         for trigger in tables.postgres_triggers(SCHEMA_NAME):
-            connection.exec_driver_sql(trigger.replace("%", "%%"))
-        connection.exec_driver_sql(f"COMMENT ON TABLE {SCHEMA_NAME}.statement IS '{_NOTE}{tables.SCHEMA}'")
+            connection.change(trigger)
+        connection.change(f"COMMENT ON TABLE {SCHEMA_NAME}.statement IS '{_NOTE}{tables.SCHEMA}'")
 
-    def busy(self, error: DBAPIError) -> bool:
+    def busy(self, error: Exception) -> bool:
         """See Backend."""
-        state, text = getattr(error.orig, "sqlstate", None), str(error.orig)
+        state, text = getattr(error, "sqlstate", None), str(error)
         if state is None and "FATAL:" in text:
             return any(words in text for words in _BUSY_WORDS)
-        return error.connection_invalidated or state is None or state.startswith(_BUSY)
+        return state is None or state.startswith(_BUSY)
 
-    def silence(self, error: DBAPIError) -> str | None:
+    def is_lost(self, error: BaseException | None) -> bool:
+        """See Backend; an error without an SQLSTATE is not the server's."""
+        if not isinstance(error, Exception) or not isinstance(error, self._driver.OperationalError):
+            return False
+        return getattr(error, "sqlstate", None) is None or self.away(error) is not None
+
+    def silence(self, error: Exception) -> str | None:
         """See Backend; only a server gives an SQLSTATE, or refuses a connection with `FATAL`."""
-        text = " ".join(str(error.orig).split())
-        if getattr(error.orig, "sqlstate", None) is not None or "FATAL:" in text:
+        text = " ".join(str(error).split())
+        if getattr(error, "sqlstate", None) is not None or "FATAL:" in text:
             return None
         if "timeout expired" in text:
             return f"{SILENT} within {ANSWER_SECONDS:g} s"
         refused = re.search(r".*failed: ([^?]+?)(?: Is the server running|$)", text)
         return refused[1] if refused else text
 
-    def away(self, error: DBAPIError) -> str | None:
+    def away(self, error: Exception) -> str | None:
         """See Backend."""
-        state, text = getattr(error.orig, "sqlstate", None) or "", " ".join(str(error.orig).split())
+        state, text = getattr(error, "sqlstate", None) or "", " ".join(str(error).split())
         comes = state.startswith(_AWAY) or ("FATAL:" in text and any(words in text for words in _BUSY_WORDS))
         return text if comes else self.silence(error)
 
 
-def connect(url: str) -> tuple[Engine, str, Postgres]:
-    """An engine for the ledger, its URI without secrets, and its backend.
+def postgres_of(url: str) -> Postgres:
+    """The database of a URL.
 
     Raises:
         MissingExtraError: psycopg is not installed.
         UsageError: the URL names another driver.
-        ArgumentError, ValueError: SQLAlchemy cannot parse the URL.
+        ValueError: the URL is invalid.
     """
-    parsed = make_url(url)
-    if parsed.drivername not in ("postgresql", "postgres", "postgresql+psycopg"):
+    scheme, _, rest = url.partition("://")
+    if scheme not in ("postgresql", "postgres", "postgresql+psycopg"):
         raise UsageError(
-            f"unsupported ledger driver {parsed.drivername}",
+            f"unsupported ledger driver {scheme}",
             uri=without_secrets(url),
             cure="use postgresql://…; the driver is psycopg 3",
         )
     try:
-        engine = create_engine(
-            parsed.set(drivername="postgresql+psycopg"),
-            pool_size=1,
-            max_overflow=-1,
-            pool_pre_ping=True,
-            hide_parameters=True,
-            connect_args={"connect_timeout": int(ANSWER_SECONDS), "application_name": "wherry"},
-            execution_options={"schema_translate_map": {None: SCHEMA_NAME}},
-        )
+        import psycopg
+        from psycopg.conninfo import conninfo_to_dict
     except ModuleNotFoundError as error:
         raise missing_extra("psycopg", "postgres", "a ledger in PostgreSQL") from error
-    return engine, without_secrets(url), Postgres()
+    try:
+        options = conninfo_to_dict(f"postgresql://{rest.replace(' ', '%20')}")
+    except psycopg.Error:  # whose text can have the password
+        raise ValueError from None
+    for port in str(options.get("port") or "").split(","):
+        int(port or "0")
+    stated = {"connect_timeout": int(ANSWER_SECONDS), "application_name": "wherry"}
+    return Postgres(psycopg, {**stated, **options})

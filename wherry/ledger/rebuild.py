@@ -28,9 +28,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping, Sequence
 
-    from sqlalchemy import Connection
-
     from wherry.formats.discover import SkippedPath
+    from wherry.ledger.connection import LedgerConnection
     from wherry.storage.location import Location
 
 SCHEMA = 1
@@ -105,7 +104,7 @@ def rebuild(
 
     Args:
         roots: folders with checkpoints.
-        ledger: SQLAlchemy URL of the new ledger; `WHERRY_LEDGER` or the file in the home by default.
+        ledger: URL of the new ledger; `WHERRY_LEDGER` or the file in the home by default.
         registry: whether to query MLflow for registrations.
         tracking_uri, registry_uri: as in `register`.
 
@@ -136,12 +135,10 @@ def rebuild(
             return _outcome(connection, opened.uri, found)
 
 
-def _require_empty(connection: Connection, uri: str) -> None:
-    from sqlalchemy import select
+def _require_empty(connection: LedgerConnection, uri: str) -> None:
+    from wherry.ledger.append import last_number
 
-    from wherry.ledger import schema as tables
-
-    if connection.execute(select(tables.statement.c.seq).limit(1)).first() is not None:
+    if last_number(connection):
         raise TargetExistsError(
             "the ledger is not empty; rebuild writes only to an empty ledger",
             uri=uri,
@@ -215,7 +212,7 @@ def _from_tags(tags: Mapping[str, str]) -> CheckpointRef:
     )
 
 
-def _write(connection: Connection, asked: Mapping[str, Any], found: _RebuildSources) -> None:
+def _write(connection: LedgerConnection, asked: Mapping[str, Any], found: _RebuildSources) -> None:
     """Write the statement of the rebuild, then the recovered statements, in their original order."""
     from wherry.ledger.append import append
     from wherry.ledger.record import add_conversion, add_registration, add_sighting
@@ -235,21 +232,17 @@ def _write(connection: Connection, asked: Mapping[str, Any], found: _RebuildSour
     _bury(connection, found)
 
 
-def _bury(connection: Connection, found: _RebuildSources) -> None:
+def _bury(connection: LedgerConnection, found: _RebuildSources) -> None:
     """Record the deletions that the registry notes, except for checkpoints that were found."""
-    from sqlalchemy import select
-
-    from wherry.ledger import schema as tables
     from wherry.ledger.append import append
 
-    table, there = tables.location.c, {one.checkpoint.checkpoint_digest for _uri, one in found.sidecars}
+    query = "SELECT uri FROM location WHERE checkpoint_digest = :digest ORDER BY uri"
+    there = {one.checkpoint.checkpoint_digest for _uri, one in found.sidecars}
     for digest, text in sorted(found.deleted.items()):
         time, _by, rest = text.partition(" by ")
         who, _colon, reason = rest.partition(": ")
-        uris = connection.scalars(
-            select(table.uri).where(table.checkpoint_digest == digest).order_by(table.uri)
-        )
-        for uri in [] if digest in there else list(uris):
+        rows = [] if digest in there else list(connection.rows(query, digest=digest))
+        for (uri,) in rows:
             said = {"reason": reason or text, "by": who, "deleted": time}
             append(connection, "deletion", {"checkpoint_digest": digest, "uri": uri, **said})
 
@@ -288,15 +281,13 @@ def _mark(sidecar: Sidecar) -> tuple[str, str, str]:
     return (receipt.target.uri, receipt.plan_digest, receipt.finished) if receipt else ("", "", "")
 
 
-def _outcome(connection: Connection, uri: str, found: _RebuildSources) -> RebuildReport:
-    from sqlalchemy import func, select
-
+def _outcome(connection: LedgerConnection, uri: str, found: _RebuildSources) -> RebuildReport:
     from wherry.ledger import schema as tables
 
-    def count(table: Any) -> int:
-        return connection.scalar(select(func.count()).select_from(table)) or 0
+    def count(table: tables.LedgerTable) -> int:
+        return connection.value(f"SELECT count(*) FROM {table.name}")  # noqa: S608  our own name
 
-    last = select(tables.statement.c.hash).order_by(tables.statement.c.seq.desc()).limit(1)
+    last = "SELECT hash FROM statement ORDER BY seq DESC LIMIT 1"
     return RebuildReport(
         ledger=uri,
         checkpoints=count(tables.checkpoint),
@@ -308,5 +299,5 @@ def _outcome(connection: Connection, uri: str, found: _RebuildSources) -> Rebuil
         partial=tuple(sorted(set(found.partial))),
         unreadable=tuple(found.unreadable),
         lost=LOST,
-        head=connection.scalar(last) or tables.GENESIS,
+        head=connection.value(last) or tables.GENESIS,
     )

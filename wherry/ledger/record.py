@@ -5,18 +5,14 @@ inserted row. (It does not find a cut-off tail: keep `head` elsewhere, as an anc
 before they read the head, so the chain stays valid with any number of processes; a statement and its rows are on disk
 when its function returns.
 
-Only the `ledger` modules of the engine import SQLAlchemy: import them only where the ledger is used.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
-
-from sqlalchemy import Connection, RowMapping, func, select
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.errors import UsageError
-from wherry.ledger import schema as tables
 from wherry.ledger.append import EVENTS, PENDING, REGISTERED, append, last_number, same_statement
 from wherry.ledger.check import Anchor, Chain, check_chain
 from wherry.ledger.database import Ledger, open_ledger
@@ -27,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from wherry.core.receipt import CheckpointRef, Receipt
+    from wherry.ledger.connection import LedgerConnection
 
 __all__ = [
     "EVENTS",
@@ -55,6 +52,22 @@ __all__ = [
     "versions_in",
 ]  # fmt: skip
 
+_CONVERSIONS_TO = "SELECT statement FROM conversion WHERE target = :digest"
+_LAST_PLACE = """
+SELECT checkpoint_digest, fingerprint, location.statement,
+  (SELECT tombstone.statement FROM tombstone
+   WHERE tombstone.checkpoint_digest = location.checkpoint_digest AND tombstone.uri = location.uri) AS statement
+FROM location WHERE uri = :uri ORDER BY location.statement DESC, seen DESC LIMIT 1
+"""
+_REACHABLE = """
+WITH RECURSIVE walk (digest) AS (
+  SELECT checkpoint_digest FROM checkpoint WHERE checkpoint_digest = :digest
+  UNION SELECT edge.{there} FROM edge JOIN walk ON edge.{here} = walk.digest
+)
+SELECT edge.source, edge.target, edge.plan_digest, edge.statement, conversion.time, conversion.lossless
+FROM edge JOIN conversion ON conversion.statement = edge.statement
+WHERE edge.{here} IN (SELECT digest FROM walk) ORDER BY edge.statement
+"""
 _PASSING = ("already", "lineage")  # fields of a receipt that describe how it was obtained, not what was done
 
 
@@ -95,7 +108,7 @@ def record_conversion(ledger: Ledger, receipt: Receipt) -> int:
     return ledger.change(lambda connection: add_conversion(connection, receipt))
 
 
-def add_conversion(connection: Connection, receipt: Receipt) -> int:
+def add_conversion(connection: LedgerConnection, receipt: Receipt) -> int:
     """As `record_conversion`, in a transaction that is open for writing."""
     body = _body(receipt)
     seq = same_statement(connection, "conversion", body)
@@ -120,8 +133,7 @@ def _body(receipt: Receipt) -> dict[str, Any]:
 def conversions_to(ledger: Ledger, digest: str) -> list[Statement]:
     """The statements of the conversions that made a checkpoint, in the order in which they were recorded."""
     with ledger.read() as connection:
-        done = tables.conversion.c
-        numbers = connection.scalars(select(done.statement).where(done.target == digest)).all()
+        numbers = [number for (number,) in connection.rows(_CONVERSIONS_TO, digest=digest)]
     return [statement for _seq, statement in sorted(by_number(ledger, numbers).items())]
 
 
@@ -139,21 +151,13 @@ def record_sighting(ledger: Ledger, subject: CheckpointRef) -> int | None:
     return ledger.change(lambda connection: add_sighting(connection, subject))
 
 
-def add_sighting(connection: Connection, subject: CheckpointRef) -> int | None:
+def add_sighting(connection: LedgerConnection, subject: CheckpointRef) -> int | None:
     """As `record_sighting`, in a transaction that is open for writing."""
-    place, stone = tables.location.c, tables.tombstone.c
-    gone = (
-        select(stone.statement)
-        .where(stone.checkpoint_digest == place.checkpoint_digest, stone.uri == place.uri)
-        .scalar_subquery()
-    )
-    query = select(place.checkpoint_digest, place.fingerprint, place.statement, gone.label("gone"))
-    last = connection.execute(
-        query.where(place.uri == subject.uri).order_by(place.statement.desc(), place.seen.desc()).limit(1)
-    ).first()
-    known = last is not None and last[:2] == (subject.checkpoint_digest, subject.fingerprint)
-    if last is not None and known and (last.gone is None or last.gone < last.statement):
-        return None
+    last = connection.first(_LAST_PLACE, uri=subject.uri)
+    if last is not None and last[:2] == (subject.checkpoint_digest, subject.fingerprint):
+        seen, gone = last[2:]
+        if gone is None or gone < seen:
+            return None
     return append(connection, "sighting", _about(subject))
 
 
@@ -191,7 +195,7 @@ def _append_once(ledger: Ledger, kind: str, body: Mapping[str, Any]) -> int:
     """Append a statement, also one that the ledger has already, and only once if its transaction is made again."""
     before: list[int] = []
 
-    def add(connection: Connection) -> int:
+    def add(connection: LedgerConnection) -> int:
         made = same_statement(connection, kind, body, after=before[0]) if before else None
         before[:] = before or [last_number(connection)]
         return append(connection, kind, body) if made is None else made
@@ -205,9 +209,9 @@ def claim_registration(ledger: Ledger, subject: CheckpointRef, registry: str, na
     Nothing is added if it is already claimed or registered there.
     """
 
-    def claim(connection: Connection) -> None:
+    def claim(connection: LedgerConnection) -> None:
         held = _registration(connection, subject, registry, name)
-        if held is None or held["state"] not in (PENDING, REGISTERED):
+        if held is None or held.state not in (PENDING, REGISTERED):
             append(connection, "claim", {**_about(subject), "registry": registry, "name": name})
 
     ledger.change(claim)
@@ -216,9 +220,9 @@ def claim_registration(ledger: Ledger, subject: CheckpointRef, registry: str, na
 def drop_claim(ledger: Ledger, subject: CheckpointRef, registry: str, name: str) -> None:
     """Release a claim after a failure that left nothing in the registry; a registration is kept."""
 
-    def drop(connection: Connection) -> None:
+    def drop(connection: LedgerConnection) -> None:
         held = _registration(connection, subject, registry, name)
-        if held is not None and held["state"] == PENDING:
+        if held is not None and held.state == PENDING:
             append(connection, "release", {**_about(subject), "registry": registry, "name": name})
 
     ledger.change(drop)
@@ -236,12 +240,12 @@ def record_registration(
 
 
 def add_registration(
-    connection: Connection, subject: CheckpointRef, registry: str, name: str, version: str
+    connection: LedgerConnection, subject: CheckpointRef, registry: str, name: str, version: str
 ) -> int:
     """As `record_registration`, in a transaction that is open for writing."""
     held = _registration(connection, subject, registry, name)
-    if held is not None and (held["state"], held["version"]) == (REGISTERED, version):
-        return held["statement"]
+    if held is not None and (held.state, held.version) == (REGISTERED, version):
+        return held.statement
     body = {**_about(subject), "registry": registry, "name": name, "version": version}
     return append(connection, "registration", body)
 
@@ -258,36 +262,33 @@ def descendants(ledger: Ledger, digest: str) -> list[Edge]:
 
 def _reachable(ledger: Ledger, digest: str, *, here: str, there: str) -> list[Edge]:
     """Edges reached from a node. UNION drops what was seen, so a round trip (A → B → A) ends the recursion."""
-    edge, done = tables.edge, tables.conversion
-    start = select(tables.checkpoint.c.checkpoint_digest.label("digest"))
-    walk = start.where(tables.checkpoint.c.checkpoint_digest == digest).cte("walk", recursive=True)
-    walk = walk.union(select(edge.c[there]).join(walk, edge.c[here] == walk.c.digest))
-    query = (
-        select(
-            edge.c.source, edge.c.target, edge.c.plan_digest, edge.c.statement, done.c.time, done.c.lossless
-        )
-        .join(done, done.c.statement == edge.c.statement)
-        .where(edge.c[here].in_(select(walk.c.digest)))
-        .order_by(edge.c.statement)
-    )
     with ledger.read() as connection:
-        return [Edge(*row) for row in connection.execute(query).all()]
+        return [
+            Edge(*row) for row in connection.rows(_REACHABLE.format(here=here, there=there), digest=digest)
+        ]
 
 
 def _about(subject: CheckpointRef) -> dict[str, Any]:
     return {"checkpoint_digest": subject.checkpoint_digest, "subject": asdict(subject)}
 
 
+class _Registration(NamedTuple):
+    state: str
+    version: str | None
+    statement: int
+
+
 def _registration(
-    connection: Connection, subject: CheckpointRef, registry: str, name: str
-) -> RowMapping | None:
-    table = tables.registration
-    query = select(table).where(
-        table.c.checkpoint_digest == subject.checkpoint_digest,
-        table.c.registry == registry,
-        table.c.name == name,
+    connection: LedgerConnection, subject: CheckpointRef, registry: str, name: str
+) -> _Registration | None:
+    row = connection.first(
+        "SELECT state, version, statement FROM registration "
+        "WHERE checkpoint_digest = :digest AND registry = :registry AND name = :name",
+        digest=subject.checkpoint_digest,
+        registry=registry,
+        name=name,
     )
-    return connection.execute(query).mappings().first()
+    return None if row is None else _Registration(*row)
 
 
 def versions_in(ledger: Ledger, name: str, registry: str) -> int:
@@ -298,7 +299,9 @@ def versions_in(ledger: Ledger, name: str, registry: str) -> int:
         name: the registered model.
         registry: its URI, without secrets.
     """
-    row = tables.registration.c
-    meant = (row.name == name, row.registry == registry, row.state == REGISTERED, row.version.is_not(None))
+    query = (
+        "SELECT count(*) FROM registration "
+        "WHERE name = :name AND registry = :registry AND state = :state AND version IS NOT NULL"
+    )
     with ledger.read() as connection:
-        return connection.scalar(select(func.count()).select_from(tables.registration).where(*meant)) or 0
+        return connection.value(query, name=name, registry=registry, state=REGISTERED)

@@ -14,28 +14,14 @@ collation would be slower and could not serve prefixes).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    Column,
-    ForeignKey,
-    Index,
-    Integer,
-    MetaData,
-    PrimaryKeyConstraint,
-    String,
-    Table,
-    Text,
-    UniqueConstraint,
-)
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.errors import CorruptError
 from wherry.storage.home import LEDGER_SCHEMA
 
 if TYPE_CHECKING:
-    from sqlalchemy import Dialect
+    from collections.abc import Mapping
 
 SCHEMA = LEDGER_SCHEMA
 GENESIS = "0" * 64  # the previous hash of the first statement
@@ -49,174 +35,245 @@ def damage_error(what: str) -> CorruptError:
     )
 
 
-class _TypedValues:
-    """A column whose values are checked as they are read from SQLite, which stores any type in any column."""
-
-    stored: type
-
-    def result_processor(self, dialect: Dialect, coltype: object) -> Any:  # noqa: ARG002  SQLAlchemy passes it
-        """A function that refuses values of another type; none on databases that enforce types."""
-        kind = self.stored
-
-        def check_value(value: Any) -> Any:
-            if value is not None and type(value) is not kind:
-                raise damage_error(f"values: {type(value).__name__} in a column of {kind.__name__}")
-            return value
-
-        return check_value if dialect.name == "sqlite" else None
-
-
-class _ShortText(_TypedValues, String):
-    stored = str
-
-
-class _LongText(_TypedValues, Text):
-    stored = str
-
-
-class _SmallInteger(_TypedValues, Integer):
-    stored = int
-
-
-class _LargeInteger(_TypedValues, BigInteger):
-    stored = int
-
-
-# SHA-256 digits: of statements, plans and seals. A checkpoint's digest has its algorithm, too.
-_HASH = _ShortText(64).with_variant(String(64, collation="C"), "postgresql")
-_DIGEST = _ShortText(71).with_variant(String(71, collation="C"), "postgresql")
-_TEXT = _ShortText().with_variant(Text(collation="C"), "postgresql")
-_SEQ = _SmallInteger().with_variant(BigInteger(), "postgresql")  # INTEGER makes it SQLite's rowid
-
-metadata = MetaData()
-
-checkpoint = Table(
-    "checkpoint",
-    metadata,
-    Column("checkpoint_digest", _DIGEST, primary_key=True),
-    Column("weights_digest", _DIGEST, nullable=False, index=True),
-    Column("format", _TEXT, nullable=False),
-    Column("format_version", _TEXT),
-    Column("kind", _TEXT, nullable=False),
-    Column("step", _LargeInteger()),
-    Column("tensors", _LargeInteger(), nullable=False),
-    Column("parameters", _LargeInteger(), nullable=False),
-    Column("nbytes", _LargeInteger(), nullable=False),
-)
-
-statement = Table(
-    "statement",
-    metadata,
-    Column("seq", _SEQ, primary_key=True, autoincrement=False),
-    Column("prev", _HASH, nullable=False),
-    Column("hash", _HASH, nullable=False, unique=True),
-    Column("kind", _TEXT, nullable=False),
-    Column("schema", _SmallInteger(), nullable=False),
-    Column("content", _HASH, nullable=False, index=True),
-    Column("body", _LongText(), nullable=False),
-    Column("time", _TEXT, nullable=False),  # by the clock of the machine that wrote it
-    Column("storage_time", _TEXT, nullable=False),  # by the clock of the ledger's storage
-)
-Index("statement_prev", statement.c.prev, unique=True)  # two statements cannot continue the same one
-Index("statement_kind", statement.c.kind, statement.c.seq)
-
-location = Table(
-    "location",
-    metadata,
-    Column("checkpoint_digest", _DIGEST, ForeignKey(checkpoint.c.checkpoint_digest), nullable=False),
-    Column("uri", _TEXT, nullable=False),
-    Column("fingerprint", _TEXT, nullable=False),
-    Column("seen", _TEXT, nullable=False),
-    Column("statement", _SEQ, ForeignKey(statement.c.seq), nullable=False),
-    PrimaryKeyConstraint("checkpoint_digest", "uri"),
-)
-Index("location_uri", location.c.uri, location.c.statement)
-
-tombstone = Table(  # also for unknown checkpoints, so without a foreign key to `checkpoint`
-    "tombstone",
-    metadata,
-    Column("checkpoint_digest", _DIGEST, nullable=False),
-    Column("uri", _TEXT, nullable=False),
-    Column("time", _TEXT, nullable=False),
-    Column("statement", _SEQ, ForeignKey(statement.c.seq), nullable=False),
-    PrimaryKeyConstraint("checkpoint_digest", "uri"),
-)
-
-conversion = Table(
-    "conversion",
-    metadata,
-    Column("statement", _SEQ, ForeignKey(statement.c.seq), primary_key=True, autoincrement=False),
-    Column("source", _DIGEST, ForeignKey(checkpoint.c.checkpoint_digest), nullable=False, index=True),
-    Column("source_uri", _TEXT, nullable=False),
-    Column("source_fingerprint", _TEXT, nullable=False),
-    Column("target", _DIGEST, ForeignKey(checkpoint.c.checkpoint_digest), nullable=False, index=True),
-    Column("target_uri", _TEXT, nullable=False, index=True),
-    Column("format", _TEXT, nullable=False),
-    Column("plan_digest", _HASH, nullable=False),
-    Column("options", _LongText(), nullable=False),
-    Column("software", _TEXT, nullable=False),
-    Column("lossless", Boolean, nullable=False),
-    Column("time", _TEXT, nullable=False),
-)
-Index("conversion_source", conversion.c.source_fingerprint, conversion.c.source_uri)
-
-edge = Table(
-    "edge",
-    metadata,
-    Column("source", _DIGEST, ForeignKey(checkpoint.c.checkpoint_digest), nullable=False),
-    Column("target", _DIGEST, ForeignKey(checkpoint.c.checkpoint_digest), nullable=False, index=True),
-    Column("plan_digest", _HASH, nullable=False),
-    Column("statement", _SEQ, ForeignKey(statement.c.seq), nullable=False),
-    UniqueConstraint("source", "target", "plan_digest"),
-)
-Index("edge_statement", edge.c.statement)
-
-verification = Table(
-    "verification",
-    metadata,
-    Column("checkpoint_digest", _DIGEST, ForeignKey(checkpoint.c.checkpoint_digest), nullable=False),
-    Column("level", _TEXT, nullable=False),
-    Column("verdict", _TEXT, nullable=False),
-    Column("time", _TEXT, nullable=False),
-    Column("statement", _SEQ, ForeignKey(statement.c.seq), nullable=False),
-    PrimaryKeyConstraint("checkpoint_digest", "level"),
-)
-
-registration = Table(
-    "registration",
-    metadata,
-    Column("checkpoint_digest", _DIGEST, ForeignKey(checkpoint.c.checkpoint_digest), nullable=False),
-    Column("registry", _TEXT, nullable=False),
-    Column("name", _TEXT, nullable=False),
-    Column("state", _TEXT, nullable=False),
-    Column("version", _TEXT),
-    Column("seen", _TEXT, nullable=False),
-    Column("statement", _SEQ, ForeignKey(statement.c.seq), nullable=False),
-    PrimaryKeyConstraint("checkpoint_digest", "registry", "name"),
-)
-Index("registration_name", registration.c.registry, registration.c.name)
-
-projection = Table(
-    "projection",
-    metadata,
-    Column("name", _TEXT, primary_key=True),
-    Column("delivered", _SEQ, nullable=False),
-    Column("failed", _LongText()),
-    Column("tried", _TEXT, nullable=False),
-    Column("seal", _HASH, nullable=False),
-)
-
-# Table → its key columns. A later statement about a row overwrites it, except in the tables of FIRST.
-KEYS: dict[Table, tuple[str, ...]] = {
-    checkpoint: ("checkpoint_digest",),
-    location: ("checkpoint_digest", "uri"),
-    tombstone: ("checkpoint_digest", "uri"),
-    conversion: ("statement",),
-    edge: ("source", "target", "plan_digest"),
-    verification: ("checkpoint_digest", "level"),
-    registration: ("checkpoint_digest", "registry", "name"),
+# The words of a column's type; a hash is that of a statement, plan or seal, a digest has its algorithm, too.
+_TYPES_OF = {
+    "sqlite": {
+        "hash": "VARCHAR(64)",
+        "digest": "VARCHAR(71)",
+        "text": "VARCHAR",
+        "long": "TEXT",
+        "number": "INTEGER",  # makes a primary key SQLite's rowid
+        "large": "BIGINT",
+        "small": "INTEGER",
+        "flag": "BOOLEAN",
+    },
+    "postgresql": {
+        "hash": 'VARCHAR(64) COLLATE "C"',
+        "digest": 'VARCHAR(71) COLLATE "C"',
+        "text": 'TEXT COLLATE "C"',
+        "long": "TEXT",
+        "number": "BIGINT",
+        "large": "BIGINT",
+        "small": "INTEGER",
+        "flag": "BOOLEAN",
+    },
 }
-FIRST = frozenset({checkpoint, conversion, edge})
+# The words that may follow it.
+_RULES = {
+    "": "NOT NULL",
+    "null": "",
+    "unique": "NOT NULL UNIQUE",
+    "checkpoint": "NOT NULL REFERENCES checkpoint (checkpoint_digest)",
+    "statement": "NOT NULL REFERENCES statement (seq)",
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LedgerTable:
+    """A table of the ledger.
+
+    Attributes:
+        name: its name.
+        columns: column → its type, a word of `_TYPES_OF`, and its rule, a word of `_RULES`.
+        key: the columns of its key.
+        first: whether the first row of a key is kept; otherwise a later statement about a key overwrites it.
+        indexes: name → columns.
+    """
+
+    name: str
+    columns: Mapping[str, str]
+    key: tuple[str, ...]
+    first: bool = False
+    indexes: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, "tuple[str, ...]"])
+
+    def creation(self, dialect: str) -> list[str]:
+        """The statements that create the table and its indexes, where they do not exist."""
+        types = _TYPES_OF[dialect]
+        words = {name: column.partition(" ") for name, column in self.columns.items()}
+        parts = [f"{name} {types[kind]} {_RULES[rule]}".rstrip() for name, (kind, _, rule) in words.items()]
+        table = f"{self.name} ({', '.join(parts)}, {_KEY_WORDS.get(self.name, 'PRIMARY KEY')} ({', '.join(self.key)}))"
+        indexes = [
+            f"CREATE {'UNIQUE ' if name in _UNIQUE else ''}INDEX IF NOT EXISTS {name} "
+            f"ON {self.name} ({', '.join(columns)})"
+            for name, columns in self.indexes.items()
+        ]
+        return [f"CREATE TABLE IF NOT EXISTS {table}", *indexes]
+
+    def insertion(self) -> str:
+        """The statement that adds a row; its parameters are named like the columns."""
+        values = ", ".join(f":{name}" for name in self.columns)
+        return f"INSERT INTO {self.name} ({', '.join(self.columns)}) VALUES ({values})"  # noqa: S608  our own names
+
+    def upsert(self) -> str:
+        """The statement that writes a row: the first row of a key is kept, or the last one wins."""
+        rest = [] if self.first else [name for name in self.columns if name not in self.key]
+        change = (
+            f"UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in rest)}" if rest else "NOTHING"
+        )
+        return f"{self.insertion()} ON CONFLICT ({', '.join(self.key)}) DO {change}"
+
+
+_KEY_WORDS = {"edge": "UNIQUE"}
+_UNIQUE = frozenset({"statement_prev"})  # two statements cannot continue the same one
+
+checkpoint = LedgerTable(
+    "checkpoint",
+    {
+        "checkpoint_digest": "digest",
+        "weights_digest": "digest",
+        "format": "text",
+        "format_version": "text null",
+        "kind": "text",
+        "step": "large null",
+        "tensors": "large",
+        "parameters": "large",
+        "nbytes": "large",
+    },
+    ("checkpoint_digest",),
+    first=True,
+    indexes={"ix_checkpoint_weights_digest": ("weights_digest",)},
+)
+
+statement = LedgerTable(
+    "statement",
+    {
+        "seq": "number",
+        "prev": "hash",
+        "hash": "hash unique",
+        "kind": "text",
+        "schema": "small",
+        "content": "hash",
+        "body": "long",
+        "time": "text",  # by the clock of the machine that wrote it
+        "storage_time": "text",  # by the clock of the ledger's storage
+    },
+    ("seq",),
+    indexes={
+        "ix_statement_content": ("content",),
+        "statement_prev": ("prev",),
+        "statement_kind": ("kind", "seq"),
+    },
+)
+
+
+class StatementRow(NamedTuple):
+    """A row of `statement`, in the order of its columns."""
+
+    seq: int
+    prev: str
+    hash: str
+    kind: str
+    schema: int
+    content: str
+    body: str
+    time: str
+    storage_time: str
+
+
+location = LedgerTable(
+    "location",
+    {
+        "checkpoint_digest": "digest checkpoint",
+        "uri": "text",
+        "fingerprint": "text",
+        "seen": "text",
+        "statement": "number statement",
+    },
+    ("checkpoint_digest", "uri"),
+    indexes={"location_uri": ("uri", "statement")},
+)
+
+tombstone = LedgerTable(  # also for unknown checkpoints, so without a foreign key to `checkpoint`
+    "tombstone",
+    {"checkpoint_digest": "digest", "uri": "text", "time": "text", "statement": "number statement"},
+    ("checkpoint_digest", "uri"),
+)
+
+conversion = LedgerTable(
+    "conversion",
+    {
+        "statement": "number statement",
+        "source": "digest checkpoint",
+        "source_uri": "text",
+        "source_fingerprint": "text",
+        "target": "digest checkpoint",
+        "target_uri": "text",
+        "format": "text",
+        "plan_digest": "hash",
+        "options": "long",
+        "software": "text",
+        "lossless": "flag",
+        "time": "text",
+    },
+    ("statement",),
+    first=True,
+    indexes={
+        "ix_conversion_source": ("source",),
+        "ix_conversion_target": ("target",),
+        "ix_conversion_target_uri": ("target_uri",),
+        "conversion_source": ("source_fingerprint", "source_uri"),
+    },
+)
+
+edge = LedgerTable(
+    "edge",
+    {
+        "source": "digest checkpoint",
+        "target": "digest checkpoint",
+        "plan_digest": "hash",
+        "statement": "number statement",
+    },
+    ("source", "target", "plan_digest"),
+    first=True,
+    indexes={"ix_edge_target": ("target",), "edge_statement": ("statement",)},
+)
+
+verification = LedgerTable(
+    "verification",
+    {
+        "checkpoint_digest": "digest checkpoint",
+        "level": "text",
+        "verdict": "text",
+        "time": "text",
+        "statement": "number statement",
+    },
+    ("checkpoint_digest", "level"),
+)
+
+registration = LedgerTable(
+    "registration",
+    {
+        "checkpoint_digest": "digest checkpoint",
+        "registry": "text",
+        "name": "text",
+        "state": "text",
+        "version": "text null",
+        "seen": "text",
+        "statement": "number statement",
+    },
+    ("checkpoint_digest", "registry", "name"),
+    indexes={"registration_name": ("registry", "name")},
+)
+
+projection = LedgerTable(
+    "projection",
+    {"name": "text", "delivered": "number", "failed": "long null", "tried": "text", "seal": "hash"},
+    ("name",),
+)
+
+# The tables whose rows follow from the statements, in an order in which a row comes after those that it refers to.
+DERIVED = (checkpoint, location, tombstone, conversion, edge, verification, registration)
+TABLES = (statement, *DERIVED, projection)
+NAMES = frozenset(table.name for table in TABLES)
+_TYPES = {"number": int, "large": int, "small": int, "flag": int}
+# Column → the type of its values, which is the same in all tables. SQLite stores any type in any column, and a flag as
+# 0 or 1.
+TYPES = {
+    name: _TYPES.get(column.partition(" ")[0], str)
+    for table in TABLES
+    for name, column in table.columns.items()
+}
+FLAGS = frozenset(name for table in TABLES for name, column in table.columns.items() if column == "flag")
 
 _SEALED = ("statement", "edge")
 _SAID = "the ledger is append-only: "
@@ -233,9 +290,13 @@ def stored_postgres_triggers(schema: str) -> dict[str, str]:
     """Name → table, type and text of the function of the triggers, as PostgreSQL stores them."""
     bodies = _bodies(schema)
     return {
-        name: f"{table} {sum(_TYPES.get(word, 0) for word in f'BEFORE {verbs} {each}'.split())} {bodies[function]}"
+        name: f"{table} {_bits_of(f'BEFORE {verbs} {each}')} {bodies[function]}"
         for name, table, verbs, each, function in _TRIGGERS
     }
+
+
+def _bits_of(words: str) -> int:
+    return sum(_TRIGGER_BITS.get(word, 0) for word in words.split())
 
 
 def sqlite_triggers() -> tuple[str, ...]:
@@ -274,7 +335,7 @@ def postgres_triggers(schema: str) -> tuple[str, ...]:
 
 
 _REFUSE, _REQUIRE = "refuse_change", "require_continuation"
-_TYPES = {
+_TRIGGER_BITS = {
     "ROW": 1,
     "BEFORE": 2,
     "INSERT": 4,

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, time
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Row, select
-
 from wherry.errors import UsageError
 from wherry.ledger import schema as tables
 from wherry.ledger.append import stored_table
+from wherry.ledger.schema import StatementRow
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -20,6 +19,10 @@ if TYPE_CHECKING:
 _PAGE = 500  # statements read in one transaction, at most
 _LONGEST_TIME = 40  # characters
 _PAGE_TEXT = 16 << 20  # characters of their bodies after which no further one is read
+_COLUMNS = ", ".join(tables.statement.columns)
+_HEAD = "SELECT seq, hash, time FROM statement ORDER BY seq DESC LIMIT 1"
+_NUMBERED = f"SELECT {_COLUMNS} FROM statement WHERE seq IN (:*numbers)"  # noqa: S608  our own names
+_TIMES = "SELECT seq, storage_time FROM statement WHERE seq IN (:*numbers)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,23 +82,26 @@ def statements(
         UsageError: `until` is not a valid date or time.
     """
     last = None if until is None else moment(until)
-    table = tables.statement
+    chosen = {} if kinds is None else {"kinds": sorted(kinds)}
+    bounds = {} if last is None else {"last": last}
+    query = (
+        f"SELECT {_COLUMNS} FROM statement WHERE seq > :after"  # noqa: S608  our own names
+        f"{' AND kind IN (:*kinds)' if chosen else ''}{' AND storage_time <= :last' if bounds else ''}"
+        f" ORDER BY seq LIMIT {_PAGE}"
+    )
     while True:
-        query = select(table).where(table.c.seq > after).order_by(table.c.seq).limit(_PAGE)
-        query = query if kinds is None else query.where(table.c.kind.in_(kinds))
-        query = query if last is None else query.where(table.c.storage_time <= last)
         with ledger.read() as connection:
-            page, more = _page(connection.execute(query))
+            page, more = _page(connection.rows(query, after=after, **chosen, **bounds))
         yield from (_statement(row) for row in page)
         if not more:
             return
         after = page[-1].seq
 
 
-def _page(rows: Iterable[Row[Any]]) -> tuple[list[Row[Any]], bool]:
+def _page(rows: Iterable[tuple[Any, ...]]) -> tuple[list[StatementRow], bool]:
     """The first rows, so many as are read at once but one at least, and whether others can follow."""
-    page, size = list[Row[Any]](), 0
-    for row in rows:
+    page, size = list[StatementRow](), 0
+    for row in map(StatementRow._make, rows):
         page.append(row)
         size += sum(len(text or "") for text in (row.body, row.kind, row.time, row.storage_time))
         if size > _PAGE_TEXT:
@@ -105,10 +111,8 @@ def _page(rows: Iterable[Row[Any]]) -> tuple[list[Row[Any]], bool]:
 
 def head(ledger: Ledger) -> ChainHead:
     """The last statement's number, hash and time."""
-    table = tables.statement.c
-    query = select(table.seq, table.hash, table.time).order_by(table.seq.desc()).limit(1)
     with ledger.read() as connection:
-        row = connection.execute(query).first()
+        row = connection.first(_HEAD)
     return ChainHead(*row) if row else ChainHead(0, tables.GENESIS, "")
 
 
@@ -132,27 +136,26 @@ def moment(text: str) -> str:
 
 def by_number(ledger: Ledger, numbers: Collection[int]) -> dict[int, Statement]:
     """Number → statement, for the numbers that exist."""
-    table, found, every = tables.statement, dict[int, Statement](), sorted(numbers)
+    found, every = dict[int, Statement](), sorted(numbers)
     with ledger.read() as connection:
         for start in range(0, len(every), _PAGE):
-            query = select(table).where(table.c.seq.in_(every[start : start + _PAGE]))
-            found |= {row.seq: _statement(row) for row in connection.execute(query)}
+            rows = connection.rows(_NUMBERED, numbers=every[start : start + _PAGE])
+            found |= {row.seq: _statement(row) for row in map(StatementRow._make, rows)}
     return found
 
 
 def times_written(ledger: Ledger, numbers: Collection[int]) -> dict[int, str]:
     """Number → when a statement was appended, by the clock of the ledger's storage; UTC."""
-    table, found, every = tables.statement.c, dict[int, str](), sorted(numbers)
+    found, every = dict[int, str](), sorted(numbers)
     with ledger.read() as connection:
         for start in range(0, len(every), _PAGE):
-            query = select(table.seq, table.storage_time).where(table.seq.in_(every[start : start + _PAGE]))
-            found |= dict(connection.execute(query).tuples().all())
+            found |= dict(connection.rows(_TIMES, numbers=every[start : start + _PAGE]))
     if None in found.values():  # as in `_statement`
         raise tables.damage_error("values: a statement lacks its time")
     return found
 
 
-def _statement(row: Row[Any]) -> Statement:
+def _statement(row: StatementRow) -> Statement:
     if None in row:  # the tables of a forged file may take it
         raise tables.damage_error(f"values: statement {row.seq} lacks one")
     if row.schema != tables.SCHEMA:

@@ -12,6 +12,7 @@ import mmap
 import os
 import socket
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
@@ -20,10 +21,11 @@ from wherry.core.tensorspec import c_strides, region_shape, region_within, share
 from wherry.core.units import plural
 from wherry.errors import IncompleteError, NotFoundError
 from wherry.formats.checkpoint import Checkpoint
+from wherry.formats.contents import Absent, Access, Computed, Contents, Extent, Stored
 from wherry.formats.format import Opened
-from wherry.formats.reader import Absent, Access, Extent, Reader
-from wherry.storage.location import Entry
+from wherry.mover.output import as_array
 from wherry.storage.stores import locate
+from wherry.store.store import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 FORMAT = "live"
 
 
-class LiveReader(Reader):
+class LiveReader(Contents):
     """Reads the boxes of snapshots."""
 
     def __init__(
@@ -59,27 +61,12 @@ class LiveReader(Reader):
         self._places: dict[str, Location] = {}
         self._lock = threading.Lock()
 
-    def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
-        """The elements of a region, gathered from the boxes."""
-        import numpy as np
-
-        result = np.empty(region_shape(region), dtypes.numpy_dtype(spec.dtype))
-        self._gather(spec, region, result)
-        return result
-
-    def fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
-        """Gather a region into a buffer."""
-        import numpy as np
-
-        dtype = dtypes.numpy_dtype(spec.dtype)
-        self._gather(spec, region, np.frombuffer(buffer, dtype).reshape(region_shape(region)))
-
     def access(self, spec: TensorSpec) -> Access:
-        """Raw if the boxes are contiguous, otherwise by region; boxes are mapped into memory."""
-        extents = self.extents(spec)
-        return Access("regions" if extents is None else "raw", extents or (), gridded=False, computes=True)
+        """Stored if the boxes are contiguous, otherwise gathered by region; boxes are mapped into memory."""
+        extents = self._extents(spec)
+        return Computed(partial(self._gather, spec)) if extents is None else Stored(extents)
 
-    def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
+    def _extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
         """The boxes as extents, if they are contiguous in the order of the tensor's bytes; otherwise None."""
         boxes = sorted(self._placed.get(spec.path, ()))
         if not spec.size:
@@ -119,8 +106,8 @@ class LiveReader(Reader):
         with self._lock:
             self._maps.clear()
 
-    def _gather(self, spec: TensorSpec, region: Region, out: np.ndarray) -> None:
-        filled = 0
+    def _gather(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
+        out, filled = as_array(buffer, spec.dtype, region_shape(region)), 0
         for box in self._placed.get(spec.path, ()):
             whole = tuple(slice(at, at + extent) for at, extent in zip(box.offsets, box.sizes, strict=True))
             shared = shared_region(region, whole)

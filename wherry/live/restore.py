@@ -36,7 +36,7 @@ from wherry.formats.registry import find_format
 from wherry.ledger.open import open_named
 from wherry.live.match import TemplateMatch, match
 from wherry.runtime import threads
-from wherry.staging.in_use import in_use
+from wherry.target.in_use import in_use
 from wherry.tree.forms import rule_texts
 from wherry.tree.mapping import parameters_of
 from wherry.tree.renames import parse_rules, rename_paths

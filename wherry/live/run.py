@@ -36,11 +36,11 @@ from wherry.live.shares import (
     ticket_from,
 )
 from wherry.live.snapshot import Snapshot
-from wherry.staging.janitor import forget, note
-from wherry.staging.janitor import tidy as tidy_left_behind
-from wherry.staging.lease import Lease
 from wherry.storage.folders import remove_leftover
 from wherry.storage.stores import locate
+from wherry.target.janitor import forget, note
+from wherry.target.janitor import tidy as tidy_left_behind
+from wherry.target.lease import Lease, LeaseFile
 from wherry.tree.tree_reading import read_leaves
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ def _finish(
     try:
         if folder is not None:
             require_folder(folder)
-            lease.enter_context(Lease(folder / LEASE, request.uri))  # the other processes watch it
+            lease.enter_context(Lease(LeaseFile(folder / LEASE), request.uri))  # the other processes watch it
         placed = shot.placed
         if folder is not None and others:
             placed = gather_shares(folder, placed, manifest.tensors, others, patience=request.patience)

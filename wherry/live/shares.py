@@ -22,7 +22,7 @@ from wherry.core.progress import logger
 from wherry.errors import IncompleteError, MismatchError, StorageError, WherryError, storage_error
 from wherry.live.snapshot import PlacedBox
 from wherry.remote.waits import waiting
-from wherry.staging.lease_watch import MOST_BYTES, Verdict, Watch, owner_in, this_process, verdict_of_process
+from wherry.target.lease_watch import MOST_BYTES, Verdict, Watch, owner_in, this_process, verdict_of_process
 from wherry.text.json_values import json_value
 
 if TYPE_CHECKING:

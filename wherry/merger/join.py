@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING
 
 from wherry.core.manifest import Manifest
 from wherry.formats.checkpoint import Checkpoint, JoinedPart
+from wherry.formats.contents import Absent, ContentsOver
 from wherry.formats.format import Opened
-from wherry.formats.reader import Absent, ReaderOver
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import TensorSpec
-    from wherry.formats.reader import Reader
-    from wherry.storage.location import Entry, Location
+    from wherry.formats.contents import Contents
 
 
 def at(place: int, path: KeyPath) -> KeyPath:
@@ -50,14 +49,15 @@ class JoinedCheckpoint(Checkpoint):
         return self.parts[0].checkpoint.parameters
 
 
-class JoinedReader(ReaderOver):
-    """Reads each tensor from the checkpoint that has it."""
+class JoinedReader(ContentsOver):
+    """Reads each tensor from the checkpoint that has it; companions and files are those of the first."""
 
     def __init__(self, checkpoints: Sequence[Checkpoint]) -> None:
         """Nothing is read yet."""
         self._checkpoints = tuple(checkpoints)
+        self.base = checkpoints[0].reader
 
-    def inner(self, spec: TensorSpec) -> tuple[Reader, TensorSpec]:
+    def inner(self, spec: TensorSpec) -> tuple[Contents, TensorSpec]:
         """The reader at the place in front of the key path, and the spec without it."""
         place, *path = spec.path
         return self._checkpoints[int(place)].reader, replace(spec, path=tuple(path))
@@ -71,10 +71,5 @@ class JoinedReader(ReaderOver):
         """What is missing in the first checkpoint that lacks something."""
         return next(filter(None, (one.reader.shortfall() for one in self._checkpoints)), None)
 
-    def companion(self, name: str) -> Location:
-        """The location of a companion of the first checkpoint."""
-        return self._checkpoints[0].reader.companion(name)
-
-    def members(self) -> Iterable[Entry]:
-        """The files of the first checkpoint; a pin and a receipt name those of each."""
-        return self._checkpoints[0].reader.members()
+    def close(self) -> None:
+        """Nothing: the owner of the checkpoints closes them."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
@@ -15,11 +16,12 @@ from wherry.core.manifest import Companion
 from wherry.core.tensorspec import region_shape
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.companions_reader import CompanionsReader
+from wherry.formats.contents import Absent, Access, Computed, Contents, ContentsOver
 from wherry.formats.format import Opened
-from wherry.formats.reader import Absent, Access, Reader
 from wherry.layout.losses import note
 from wherry.mover.decode import DecodedReader
-from wherry.mover.output import as_bytes
+from wherry.mover.output import as_array
+from wherry.mover.read import read_array
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from wherry.core.tensorspec import Region, TensorSpec
     from wherry.merger.join import JoinedCheckpoint
     from wherry.merger.recipes import Recipe
-    from wherry.storage.location import Entry, Location
 
 
 class MergedView(Checkpoint):
@@ -88,48 +89,44 @@ class MergedView(Checkpoint):
         """The tensors of the joined sources of which a tensor is made."""
         return self.recipes[path].sources
 
-    def reader_over(self, reader: Reader) -> Reader:
+    def reader_over(self, reader: Contents) -> Contents:
         """A reader of the merge over one of the joined sources."""
         merged = MergedReader(self._joined, reader, self.recipes)
         return CompanionsReader(merged, self._files_by_name) if self._files_by_name else merged
 
 
-class MergedReader(Reader):
+class MergedReader(ContentsOver):
     """Computes regions of merged tensors."""
 
-    def __init__(self, joined: JoinedCheckpoint, reader: Reader, recipes: Mapping[KeyPath, Recipe]) -> None:
+    def __init__(self, joined: JoinedCheckpoint, reader: Contents, recipes: Mapping[KeyPath, Recipe]) -> None:
         """Nothing is read yet.
 
         Args:
             joined: the sources.
-            reader: reads them; it is closed together with this reader.
+            reader: their contents, decoded where they must be; closed together with this reader.
             recipes: how each tensor is computed.
         """
         self._joined = joined
         self._specs = joined.manifest.tensors
-        self._reader = reader
+        self.base = reader
         self._recipes = recipes
 
     def access(self, spec: TensorSpec) -> Access:
-        """Any region is computed from the same region of the sources, or from a few rows of them."""
+        """Any region is computed from the same region of the sources, or from a few rows of them; others are copied."""
         if len(self._recipes[spec.path].sources) == 1:
             (source,) = self._recipes[spec.path].sources
-            return self._reader.access(self._specs[source])
-        return Access("regions", gridded=False, computes=True)
+            return self.base.access(self._specs[source])
+        return Computed(partial(self._fill, spec), partial(self._memory, spec))
 
-    def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
-        """The elements of a region, rounded to the tensor's element type."""
+    def _fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
+        """Compute the elements of a region, rounded to the tensor's element type."""
+        out = as_array(buffer, spec.dtype, region_shape(region))
         values = self._recipes[spec.path].values(region, self._part)
-        made = values.astype(dtypes.numpy_dtype(spec.dtype), copy=False)
+        made = values.astype(out.dtype, copy=False)
         note(values, made)
-        return made
+        out[...] = made
 
-    def extents(self, spec: TensorSpec) -> Any:
-        """The extents of a tensor that is copied."""
-        sources = self._recipes[spec.path].sources
-        return self._reader.extents(self._specs[sources[0]]) if len(sources) == 1 else None
-
-    def overhead(self, spec: TensorSpec, region: Region) -> int:
+    def _memory(self, spec: TensorSpec, region: Region) -> int:
         """The memory of the arithmetic."""
         own = dtypes.canonical_size(spec.dtype, math.prod(region_shape(region)))
         return self._recipes[spec.path].memory(region, self._specs) + own
@@ -142,37 +139,5 @@ class MergedReader(Reader):
                 if source in missing:
                     yield replace(missing[source], path=path)
 
-    def shortfall(self) -> str | None:
-        """What is missing in the sources."""
-        return self._joined.reader.shortfall()
-
-    def companion(self, name: str) -> Location:
-        """The location of a companion of the first source."""
-        return self._joined.reader.companion(name)
-
-    def members(self) -> Iterable[Entry]:
-        """The files of the first source."""
-        return self._joined.reader.members()
-
-    def close(self) -> None:
-        """Remove decoded data; the owner of the sources closes them."""
-        self._reader.close()
-
-    def read_bytes(self, spec: TensorSpec) -> bytes:
-        """Canonical bytes; of a tensor that is copied those of its source, whatever its element type."""
-        sources = self._recipes[spec.path].sources
-        return (
-            self._reader.read_bytes(self._specs[sources[0]])
-            if len(sources) == 1
-            else super().read_bytes(spec)
-        )
-
     def _part(self, path: KeyPath, region: Region) -> np.ndarray:
-        import numpy as np
-
-        spec = self._specs[path]
-        if self._reader.access(spec).kind != "regions":
-            return self._reader.read(spec, region)
-        found = np.empty(region_shape(region), dtypes.numpy_dtype(spec.dtype))
-        self._reader.fill(spec, region, as_bytes(found))
-        return found
+        return read_array(self.base, self._specs[path], region)

@@ -14,6 +14,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.digest import sha256_of
 from wherry.core.interrupts import committing
 from wherry.core.request import SourceRequest
 from wherry.core.units import DEFAULT_MEMORY, parse_budget
@@ -30,10 +31,6 @@ from wherry.ledger.open import resolve_named
 from wherry.ledger.outcomes import RECORDED, REFUSED, not_recorded
 from wherry.ledger.resolve import proved_digest, proved_sidecar
 from wherry.mover.hashing import compare, hash_checkpoint
-from wherry.staging.in_use import in_use
-from wherry.staging.object_clean import tidy_objects
-from wherry.staging.object_staging import ObjectStaging, is_unfinished
-from wherry.staging.streamed_copy import copy_staged, open_copy
 from wherry.storage.durable import put
 from wherry.storage.sidecar import (
     MOST_SIDECAR,
@@ -42,12 +39,17 @@ from wherry.storage.sidecar import (
     signature_location,
 )
 from wherry.storage.stores import locate
+from wherry.target.clean import tidy
+from wherry.target.in_use import in_use
+from wherry.target.object_staging import is_unfinished
+from wherry.target.sinks import open_staging
 
 if TYPE_CHECKING:
     from wherry.core.detection import Detection
     from wherry.core.progress import OnProgress
-    from wherry.storage.location import Entry, Location
+    from wherry.storage.location import Location
     from wherry.storage.sidecar import Sidecar
+    from wherry.store.store import Entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,7 @@ def fetch(
         resumed = 0 if already else _copy(subject, place, memory, progress)
     if already:
         _require_same(subject, home)
-        tidy_objects(place)
+        tidy(place)
         _prove(subject, home, memory, progress)
     if subject.is_file:
         _carry_signature(subject, place)
@@ -178,7 +180,16 @@ def _copy(subject: _Subject, place: Location, memory: str | int, progress: OnPro
     header = {"digest": subject.sidecar.checkpoint.checkpoint_digest, "files": subject.mark}
     members, budget = find_format(subject.detection.format).commit_members, parse_budget(memory)
     nbytes = sum(entry.size for entry in subject.files)
-    with open_copy(place, header, members, nbytes, budget) as staging:
+    staging = open_staging(
+        place,
+        sha256_of("fetch", header)[:8],
+        header,
+        members,
+        nbytes,
+        is_file=subject.is_file,
+        memory=budget,
+    )
+    with staging:
         area = staging.location
         pairs = (
             [(subject.base.member(entry.name), area, entry) for entry in subject.members]
@@ -187,11 +198,10 @@ def _copy(subject: _Subject, place: Location, memory: str | int, progress: OnPro
                 (subject.base.member(entry.name), area.member(entry.name), entry) for entry in subject.files
             ]
         )
-        resumed = copy_staged(staging, pairs, budget, progress)
+        resumed = staging.copy_files(pairs, budget, progress)
         _prove(subject, area.join(subject.name) if subject.name else area, memory, progress)
         beside = sidecar_location(subject.location).read_whole(MOST_SIDECAR) if subject.is_file else None
-        if isinstance(staging, ObjectStaging):
-            staging.run.prove_small()
+        staging.prove_small()
         with committing(place.uri):
             staging.commit(beside)
     return resumed

@@ -1,7 +1,7 @@
 """The mover: transfers bytes from a source to a target within a memory budget.
 
 - Move: whole leaves of one target tensor with the regions of the source that they need (`move`).
-- Way: how a tensor is read within the budget, found once from its reader's Access (`move`).
+- Way: how a tensor is read within the budget, found from its Access (`move`); `read` reads a region of it.
 - Source: gives the bytes of moves by these ways (`source`), through spill files where chunks are too large (`spill`).
 - Carrier: carries out moves in threads (`carrier`).
 - Batch: moves of small tensors that one task carries (`batch`).

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from wherry.core.tensorspec import TensorSpec
-    from wherry.formats.reader import Extent
+    from wherry.formats.contents import Extent
     from wherry.mover.move import Move
     from wherry.mover.source import Source
 

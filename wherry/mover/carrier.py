@@ -24,6 +24,7 @@ from wherry.core.account import NO_LOSSES, Losses
 from wherry.core.blank_values import SeenValues
 from wherry.core.tally import Tally, counting
 from wherry.core.tensorspec import Span, forms_of
+from wherry.formats.contents import Computed, Stored
 from wherry.mover.batch import Batch, batch_parts, is_small
 from wherry.mover.leaf_table import LeafTable
 from wherry.mover.move import SMALL, Move, whole_span
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.progress import Meter
     from wherry.core.tensorspec import TensorSpec
-    from wherry.formats.reader import Access
+    from wherry.formats.contents import Access
     from wherry.mover.move import Way
     from wherry.mover.output import Output
     from wherry.mover.range_batch import RangeBatch
@@ -71,9 +72,9 @@ class AccessSummary(NamedTuple):
         """The summary of the accesses of all tensors, none of which is kept."""
         raw, computes, remote = True, False, False
         for access in accesses:
-            raw = raw and access.kind == "raw"
-            computes = computes or access.computes
-            remote = remote or is_remote(access)
+            raw = raw and isinstance(access, Stored)
+            computes = computes or isinstance(access, Computed)
+            remote = remote or is_remote(access.extents)
         return cls(raw, computes, remote)
 
 

@@ -18,13 +18,13 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.errors import CorruptError
-from wherry.objects.crc import KINDS, combine
+from wherry.store.crc import KINDS, combine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from wherry.core.tensorspec import Span, TensorSpec
-    from wherry.formats.reader import Extent, RangeChecksum
+    from wherry.formats.contents import Extent, RangeChecksum
     from wherry.storage.location import Location
 
 
@@ -129,7 +129,12 @@ CELL = 4 << 20
 
 
 class PieceCrc:
-    """The CRC of one string of known length."""
+    """The CRC of one string of known length.
+
+    Attributes:
+        size: its length.
+        left: how many of its bytes no piece covers.
+    """
 
     def __init__(self, size: int, kind: str = "CRC-32", ends: Iterable[int] = ()) -> None:
         """A string of which no piece is known.
@@ -139,7 +144,7 @@ class PieceCrc:
             kind: of the CRC.
             ends: of its parts whose CRC can be asked for, in order.
         """
-        self.size = size
+        self.size = self.left = size
         self._kind = kind
         self._ends = list(ends)
         self._lock = threading.Lock()
@@ -174,8 +179,9 @@ class PieceCrc:
         with self._lock:
             pieces = self._cells.setdefault(start // CELL, {})
             for old in [old for old, (end, _) in pieces.items() if old < stop and start < end]:
-                del pieces[old]
+                self.left += pieces.pop(old)[0] - old
             pieces[start] = (stop, value)
+            self.left -= stop - start
 
     def value(self, read: Callable[[int, int], memoryview], part: Span | None = None) -> int:
         """The CRC of the whole string, or of a part of it.

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wherry.core.tensorspec import Region
-    from wherry.formats.reader import Extent
+    from wherry.formats.contents import Extent
 
 
 def fill_from_chunks(
     spec: TensorSpec,
     chunks: tuple[int, ...],
-    place: Callable[[Region], Extent],
+    place: Callable[[Region], Extent | None],
     region: Region,
     buffer: memoryview,
 ) -> None:
@@ -51,7 +51,9 @@ def fill_from_chunks(
         known = tuple(
             slice(own.start, min(own.stop, extent)) for own, extent in zip(cell, spec.shape, strict=True)
         )
-        read = RawBytes((place(known)._replace(length=chunk.nbytes),), chunk)
+        extent = place(known)
+        assert extent is not None
+        read = RawBytes((extent._replace(length=chunk.nbytes),), chunk)
         inside = region_within(common, cell)
         if common == region:
             fill_region(chunk, inside, read, buffer)

@@ -14,17 +14,19 @@ import threading
 from collections import Counter, OrderedDict
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from wherry import kernels
 from wherry.core import dtypes
 from wherry.core.digest import LeafHasher
 from wherry.core.tensorspec import Span, region_shape, row_bands
-from wherry.formats.reader import Access, ReaderOver
+from wherry.formats.contents import Computed, ContentsOver, Stored
 from wherry.mover import boxes as stored_boxes
 from wherry.mover.boxes import StoredBox
-from wherry.mover.move import cells
-from wherry.mover.output import as_array, as_bytes
+from wherry.mover.move import Way, cells
+from wherry.mover.output import as_array
+from wherry.mover.read import blocks_of_cell, read_array
 from wherry.mover.regions import fill_region, place
 from wherry.mover.spill import SharedWork, Spill
 from wherry.storage.direct import reading
@@ -37,9 +39,8 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.leaf_values import LeafValues
     from wherry.core.tensorspec import Region, TensorSpec
-    from wherry.formats.reader import Absent, Reader
+    from wherry.formats.contents import Access, Contents
     from wherry.mover.spill import SpillFile, Write
-    from wherry.storage.location import Entry, Location
 
 
 SMALL = 1 << 20  # bytes; decoding a smaller tensor again is cheaper than keeping it
@@ -58,8 +59,8 @@ class _HeldTensor(SharedWork):
     left: int = 0
 
 
-class DecodedReader(ReaderOver):
-    """A reader over a source that reads any region of every large tensor; used from several threads.
+class DecodedReader(ContentsOver):
+    """A source of which any region of every large tensor can be read; used from several threads.
 
     Attributes:
         stopped: ends decoding once it is set.
@@ -68,7 +69,7 @@ class DecodedReader(ReaderOver):
 
     def __init__(
         self,
-        reader: Reader,
+        reader: Contents,
         *,
         soon: Collection[KeyPath] = (),
         algorithms: tuple[str, ...] = (),
@@ -82,10 +83,11 @@ class DecodedReader(ReaderOver):
             algorithms: with which tensors are hashed while they are decoded; see LeafHasher. By default they are not.
             stopped: ends decoding once it is set.
         """
-        self._reader = reader
+        self.base = reader
         self._algorithms = algorithms
         self._soon = frozenset(soon)
-        self._found: dict[KeyPath, tuple[Access, bool]] = {}
+        self._found: dict[KeyPath, Access] = {}
+        self._decoded: set[KeyPath] = set()
         self._spill = Spill(stopped=stopped, most=_MOST)
         self.stopped = self._spill.stopped
         self._memory: OrderedDict[KeyPath, _HeldTensor] = OrderedDict()
@@ -96,24 +98,31 @@ class DecodedReader(ReaderOver):
         self._taking: Counter[KeyPath] = Counter()  # threads that hash a region of a tensor
         self._gathering: set[KeyPath] = set()
 
-    def inner(self, spec: TensorSpec) -> tuple[Reader, TensorSpec]:
-        """The source's reader."""
-        return self._reader, spec
-
     def access(self, spec: TensorSpec) -> Access:
         """Large tensors are read by region; small ones are decoded again for each read."""
-        return self._look(spec)[0]
+        known = self._found.get(spec.path)
+        if known is not None:
+            return known
+        access = self.base.access(spec)
+        if Way.of(access).gridded:
+            if spec.nbytes <= SMALL or dtypes.opaque(spec.dtype):
+                return access
+            access = Computed(partial(self._fill, spec))
+            self._decoded.add(spec.path)
+        self._found[spec.path] = access
+        return access
 
     def decodes(self, spec: TensorSpec) -> bool:
         """Whether a tensor is decoded as a whole before regions of it are read."""
-        return self._look(spec)[1]
+        self.access(spec)
+        return spec.path in self._decoded
 
     def keeps(self, spec: TensorSpec) -> bool:
         """Whether it is decoded into memory."""
         return spec.path in self._soon and self.decodes(spec)
 
-    def fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
-        """Fill a buffer with the canonical bytes of a region.
+    def _fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
+        """Fill a buffer with a region of a tensor that is decoded as a whole.
 
         Raises:
             DamagedError: a chunk is missing or corrupt.
@@ -121,10 +130,7 @@ class DecodedReader(ReaderOver):
             StoppedError: decoding was stopped.
         """
         if self.keeps(spec):
-            buffer[:] = as_bytes(self.read(spec, region).copy(order="C"))
-            return
-        if not self.decodes(spec):
-            self._reader.fill(spec, region, buffer)
+            as_array(buffer, spec.dtype, region_shape(region))[...] = self.look(spec, region)
             return
         with self._file(spec) as file, reading(file.path) as read:
             if file.boxes is None:
@@ -132,13 +138,11 @@ class DecodedReader(ReaderOver):
             else:
                 stored_boxes.fill(spec, region, file.boxes, read, buffer)
 
-    def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
-        """The elements of a region. The array must not be changed: for tensors in memory it is not a copy.
+    def look(self, spec: TensorSpec, region: Region) -> np.ndarray:
+        """A region of a tensor that is decoded into memory; not a copy, so it must not be changed.
 
-        Raises: what `fill` does.
+        Raises: what reading it does.
         """
-        if not self.keeps(spec):
-            return self._reader.read(spec, region)
         held = self._in_memory(spec)
         with self._lock:
             held.left -= math.prod(region_shape(region))
@@ -161,9 +165,10 @@ class DecodedReader(ReaderOver):
             hasher = self._gathered.setdefault(spec.path, LeafHasher(spec, self._algorithms))
             self._taking[spec.path] += 1
         access = self.access(spec)
-        as_stored = access.kind == "regions" and not self.decodes(spec)
-        if access.raw is not None:
-            as_stored = not any(one.checksum for one in access.raw)
+        if isinstance(access, Stored):
+            as_stored = not any(one.checksum for one in access.extents)
+        else:
+            as_stored = not self.decodes(spec)
         counts = as_stored and hasher.update_box(region, data)
         with self._lock:
             self._taking[spec.path] -= 1
@@ -207,7 +212,7 @@ class DecodedReader(ReaderOver):
     def prepare(self, spec: TensorSpec) -> None:
         """Decode a tensor that is not decoded yet, or not hashed yet if it must be.
 
-        Raises: what `fill` does.
+        Raises: what reading it does.
         """
         if self.hashed is not None and spec.path in self.hashed:
             return
@@ -224,36 +229,9 @@ class DecodedReader(ReaderOver):
                 self._memory.pop(path, None)
         self._spill.drop([(path, 0) for path in paths])
 
-    def absent(self) -> Iterable[Absent]:
-        """See the source's reader."""
-        return self._reader.absent()
-
-    def shortfall(self) -> str | None:
-        """See the source's reader."""
-        return self._reader.shortfall()
-
-    def companion(self, name: str) -> Location:
-        """The location of the companion in the source."""
-        return self._reader.companion(name)
-
-    def members(self) -> Iterable[Entry]:
-        """The files of the source."""
-        return self._reader.members()
-
     def close(self) -> None:
         """Remove all files; the owner of the source closes it."""
         self._spill.close()
-
-    def _look(self, spec: TensorSpec) -> tuple[Access, bool]:
-        if spec.path not in self._found:
-            access = self._reader.access(spec)
-            large = access.gridded and spec.nbytes > SMALL and not dtypes.opaque(spec.dtype)
-            if large:
-                access = Access("whole" if spec.path in self._soon else "regions", gridded=False)
-            elif access.gridded:
-                access = Access("whole")
-            self._found[spec.path] = access, large
-        return self._found[spec.path]
 
     @contextmanager
     def _file(self, spec: TensorSpec) -> Generator[SpillFile]:
@@ -265,7 +243,7 @@ class DecodedReader(ReaderOver):
         def decode(file: SpillFile, _whole: Region) -> None:
             with self._spill.writing(file) as write:
                 if stored_boxes.is_scattered(spec):
-                    file.boxes = tuple(_one_by_one(blocks_of(self._reader, spec), write))
+                    file.boxes = tuple(_one_by_one(blocks_of(self.base, spec), write))
                 else:
                     self._in_place(spec, write)
 
@@ -305,7 +283,7 @@ class DecodedReader(ReaderOver):
         if stored_boxes.is_scattered(spec):
             array = as_array(memory, spec.dtype, spec.shape)
             for cell in cells(spec.whole, spec.chunks or spec.shape):
-                array[cell] = self._reader.read(spec, cell)
+                array[cell] = read_array(self.base, spec, cell)
         else:
             self._in_place(spec, self._spill.until_stopped(write))
         held.left += spec.size * (1 if self.hashed is None or spec.path in self.hashed else 2)
@@ -319,7 +297,7 @@ class DecodedReader(ReaderOver):
             if self.hashed is not None:
                 decoded.take(data, offset)
 
-        for region, pieces in blocks_of(self._reader, spec):
+        for region, pieces in blocks_of(self.base, spec):
             place(spec, region, pieces, take)
         if self.hashed is not None and decoded.whole is not None:
             self.hashed[spec.path] = decoded.whole
@@ -339,14 +317,13 @@ def _one_by_one(blocks: Iterable[tuple[Region, Iterator[memoryview]]], write: Wr
 _BAND = 8 << 20
 
 
-def blocks_of(reader: Reader, spec: TensorSpec) -> Iterator[tuple[Region, Iterator[memoryview]]]:
+def blocks_of(reader: Contents, spec: TensorSpec) -> Iterator[tuple[Region, Iterator[memoryview]]]:
     """The boxes in which a tensor is decoded, each as pieces of canonical bytes that are valid until the next."""
-    streams = spec.chunks is not None and reader.access(spec).kind == "stream"
+    access = reader.access(spec)
+    in_pieces = None if spec.chunks is not None else False
     for cell in _cells(spec):
-        if streams and reader.held(spec, cell):
-            yield from ((block.region, block.pieces) for block in reader.stream(spec, cell))
-        else:
-            yield cell, iter([as_bytes(reader.read(spec, cell))])
+        blocks = blocks_of_cell(access, spec, cell, in_pieces=in_pieces)
+        yield from ((block.region, block.pieces) for block in blocks)
 
 
 def _cells(spec: TensorSpec) -> Iterator[Region]:

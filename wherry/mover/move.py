@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from wherry.core import dtypes
 from wherry.core.digest import LEAF
 from wherry.core.tensorspec import Region, Span, TensorSpec, row_bands
-from wherry.formats.reader import Access
+from wherry.formats.contents import Computed, Stored
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from wherry.core.keypath import KeyPath
-    from wherry.formats.reader import Reader
+    from wherry.formats.contents import Access, Contents, Extent
 
     _Grid: TypeAlias = tuple[int, ...] | None
     _Form: TypeAlias = tuple[tuple[int, ...], str, _Grid, tuple[_Grid, ...]]
@@ -54,24 +54,36 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How one tensor is read within a memory budget.
+    """How one tensor is read within a memory budget. It outlives the contents that were asked.
 
     Attributes:
-        access: how its bytes can be read.
+        extents: where its bytes are, if files hold them as they are; else None.
+        regions: whether any region can be read without decoding much more.
+        gridded: whether the grid of its chunks matters.
         band: extents of the part in one spill file, if its chunks are too large to be decoded whole.
         flows: whether it is one such chunk that is decoded in order, so that no file is needed.
         stops: for each extent, how many of the tensor's bytes lie in it and in those before it.
     """
 
-    access: Access
+    extents: tuple[Extent, ...] | None
+    regions: bool = True
+    gridded: bool = False
     band: tuple[int, ...] | None = None
     flows: bool = False
     stops: tuple[int, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         """Find where extents end."""
-        stops = tuple(accumulate(extent.length for extent in self.access.extents))
+        stops = tuple(accumulate(extent.length for extent in self.extents or ()))
         object.__setattr__(self, "stops", stops)
+
+    @classmethod
+    def of(cls, access: Access) -> Way:
+        """How a tensor is read whose chunks are not too large."""
+        if isinstance(access, Stored):
+            return cls(access.extents)
+        gridded = access.gridded if isinstance(access, Computed) else access.decoder is not None
+        return cls(None, access.decoder is None, gridded)
 
     @property
     def spilled(self) -> bool:
@@ -81,19 +93,14 @@ class Way:
     @property
     def spans(self) -> bool:
         """Whether any span can be read, raw or from a spill file; otherwise only regions can."""
-        return self.access.kind == "raw" or self.band is not None
-
-    @property
-    def regions(self) -> bool:
-        """Whether any region can be read without decoding much more."""
-        return self.access.kind in ("raw", "regions")
+        return self.extents is not None or self.band is not None
 
     def moves(self, spec: TensorSpec, targets: Sequence[TensorSpec]) -> Iterator[Move]:
         """The moves of the tensor to some targets, in C order."""
         nbytes = spec.nbytes
         if nbytes <= SMALL:
             gridded = [target for target in targets if target.chunks is not None]
-            if nbytes and self.access.kind == "raw" and not gridded:
+            if nbytes and self.extents is not None and not gridded:
                 return iter((Move(spec.path, whole_span(nbytes), None),))
             cuts = _cuts_of(*self._form(spec, targets), raw=self.spans, regions=self.regions)
             return iter([Move(spec.path, *cut) for cut in cuts])
@@ -113,10 +120,10 @@ class Way:
 
     def _form(self, spec: TensorSpec, targets: Sequence[TensorSpec]) -> _Form:
         grids = tuple([target.chunks for target in targets])
-        return spec.shape, spec.dtype, spec.chunks if self.access.gridded else None, grids
+        return spec.shape, spec.dtype, spec.chunks if self.gridded else None, grids
 
     def _cut(self, spec: TensorSpec) -> TensorSpec:
-        return spec if self.access.gridded or spec.chunks is None else replace(spec, chunks=None)
+        return spec if self.gridded or spec.chunks is None else replace(spec, chunks=None)
 
 
 @lru_cache(1 << 12)
@@ -277,14 +284,14 @@ class Ways:
         kept: key path → how the tensor is read, of those that are not raw.
     """
 
-    reader: Reader
+    reader: Contents
     specs: Mapping[KeyPath, TensorSpec]
     paths: Collection[KeyPath]
     kept: Mapping[KeyPath, Way]
 
     def __getitem__(self, path: KeyPath) -> Way:
         way = self.kept.get(path)
-        return Way(self.reader.access(self.specs[path])) if way is None else way
+        return Way.of(self.reader.access(self.specs[path])) if way is None else way
 
     def items(self) -> Iterator[tuple[KeyPath, Way]]:
         """Each tensor that is read, with its way as `how` has it."""
@@ -305,7 +312,7 @@ class Ways:
         return replace(self, paths=paths, kept=kept)
 
 
-_RAW = Way(Access("raw"))
+_RAW = Way(())
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from wherry.core.tensorspec import Span
 from wherry.core.units import plural
 from wherry.errors import UnrepresentableError, WherryError
 from wherry.mover.move import Move, cells
-from wherry.staging.journal import DurableMove, Journal
+from wherry.target.durable_move import DurableMove, MoveLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -53,7 +53,7 @@ class Output:
 
     writer: Writer
     targets: Mapping[KeyPath, TensorSpec]
-    journal: Journal
+    journal: MoveLog
     back: ReadBack | None = None
     overflow: bool = False
     error: WherryError | None = None
@@ -74,7 +74,7 @@ class Output:
                 self.writer.restore(target.path, row.span, row.checks)
                 self._count(target, row.source, row.losses)
                 if row.checks and self.back is not None:
-                    self.back.told.add(row.source)
+                    self.back.with_checksums.add(row.source)
 
     def wants(self, move: Move) -> bool:
         """Whether the output needs this part and no earlier run has delivered it."""
@@ -238,7 +238,7 @@ class Output:
         """
         try:
             if self.back is not None and self.error is None:
-                data = self.back.read(part, memory, hasher.algorithms[0])
+                data = self.back.read(part, memory)
                 with turn:
                     self.back.compare(part, data, hasher)
         except WherryError as error:
@@ -267,9 +267,11 @@ class Output:
 
 
 def as_array(data: memoryview, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Canonical bytes as an array, without a copy."""
+    """Canonical bytes as an array, without a copy; those of blocks as bytes, a row of them for each row of elements."""
     import numpy as np
 
+    if dtypes.block_elements(dtype) > 1:
+        shape, dtype = (*shape[:-1], dtypes.canonical_size(dtype, shape[-1])), "uint8"
     return np.frombuffer(data, dtype=dtypes.numpy_dtype(dtype)).reshape(shape)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import threading
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -18,16 +17,16 @@ from wherry.core import dtypes
 from wherry.core.tensorspec import Region, TensorSpec, region_shape
 from wherry.mover.decode import DecodedReader
 from wherry.mover.pool import map_memory
-from wherry.mover.regions import RawBytes, fill_region
+from wherry.mover.read import fill
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     import numpy as np
 
     from wherry.core.keypath import KeyPath
-    from wherry.formats.reader import Reader
+    from wherry.formats.contents import Contents
 
 _MAPPED = 1 << 20  # bytes from which memory is mapped
 _EVERY: WeakSet[Parts] = WeakSet()
@@ -42,7 +41,7 @@ def drop_free_parts() -> None:
 class Parts:
     """Reads regions of a reader's tensors; used from several threads."""
 
-    def __init__(self, reader: Reader, specs: Mapping[KeyPath, TensorSpec]) -> None:
+    def __init__(self, reader: Contents, specs: Mapping[KeyPath, TensorSpec]) -> None:
         """Read nothing yet.
 
         Args:
@@ -50,7 +49,7 @@ class Parts:
             specs: its tensors.
         """
         self._reader = reader
-        self._taken = reader.take_region if isinstance(reader, DecodedReader) else None
+        self._decoded = reader if isinstance(reader, DecodedReader) else None
         self._specs = specs
         self._own = threading.local()
         self._free: list[bytearray | mmap.mmap] = []
@@ -59,14 +58,19 @@ class Parts:
 
     def read(self, path: KeyPath, region: Region) -> np.ndarray:
         """A region of a tensor, valid until this thread reads the next one or releases its memory."""
+        import numpy as np
+
         spec = self._specs[path]
+        if self._decoded is not None and self._decoded.keeps(spec):
+            return self._decoded.look(spec, region)
         access = self._reader.access(spec)
-        if access.raw is not None:
-            read = RawBytes(access.raw, spec)
-            return self._array(spec, region, partial(fill_region, spec, region, read))
-        if access.kind == "regions":
-            return self._array(spec, region, partial(self._reader.fill, spec, region))
-        return self._reader.read(spec, region)
+        shape, dtype = region_shape(region), dtypes.numpy_dtype(spec.dtype)
+        out = self._scratch(math.prod(shape) * dtype.itemsize)
+        if out:
+            fill(access, spec, region, out)
+        if self._decoded is not None and access.decoder is None:
+            self._decoded.take_region(spec, region, out)
+        return np.frombuffer(out, dtype).reshape(shape)
 
     def release(self) -> None:
         """Give the memory of this thread's last region back: another thread may use it."""
@@ -80,16 +84,6 @@ class Parts:
         """Return the memory that no thread uses."""
         with self._lock:
             self._free.clear()
-
-    def _array(self, spec: TensorSpec, region: Region, fill: Callable[[memoryview], None]) -> np.ndarray:
-        import numpy as np
-
-        shape, dtype = region_shape(region), dtypes.numpy_dtype(spec.dtype)
-        out = self._scratch(math.prod(shape) * dtype.itemsize)
-        fill(out)
-        if self._taken is not None:
-            self._taken(spec, region, out)
-        return np.frombuffer(out, dtype).reshape(shape)
 
     def _scratch(self, nbytes: int) -> memoryview:
         """Reused memory: fresh memory costs more than filling it."""

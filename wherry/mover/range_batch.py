@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
     from wherry.core.tensorspec import TensorSpec
-    from wherry.formats.reader import Access, Extent
+    from wherry.formats.contents import Extent
     from wherry.mover.move import Move, Way
     from wherry.mover.source import Source
     from wherry.storage.location import Location
@@ -109,17 +109,22 @@ def _gap(before: RangedMove, row: RangedMove) -> int:
 
 def ranged_move(move: Move, spec: TensorSpec, way: Way) -> RangedMove | None:
     """A small enough move whose bytes are raw in files of a remote store; None for any other."""
-    access = way.access
-    if not is_remote(access) or way.band is not None or move.box or move.span.nbytes > LARGEST:
+    extents = way.extents
+    if (
+        extents is None
+        or not is_remote(extents)
+        or way.band is not None
+        or move.box
+        or move.span.nbytes > LARGEST
+    ):
         return None
     pieces = tuple(_pieces(move, way))
-    return RangedMove(move, spec, access.extents, pieces) if pieces else None
+    return RangedMove(move, spec, extents, pieces) if pieces else None
 
 
-def is_remote(access: Access) -> bool:
-    """Whether the bytes are raw in files of a remote store."""
-    extents = access.extents
-    return access.kind == "raw" and bool(extents) and not extents[0].location.store.capabilities.local
+def is_remote(extents: tuple[Extent, ...] | None) -> bool:
+    """Whether bytes are as they are in files of a remote store."""
+    return bool(extents) and not extents[0].location.store.capabilities.local
 
 
 def worker_count(budget: int) -> int:
@@ -202,7 +207,7 @@ def _parts(
 
 
 def _pieces(move: Move, way: Way) -> Iterator[_Piece]:
-    extents, stops = way.access.extents, way.stops
+    extents, stops = way.extents or (), way.stops
     start, number = move.span.start, bisect_right(stops, move.span.start)
     while start < move.span.stop and number < len(extents):
         extent, end = extents[number], stops[number]

@@ -7,7 +7,7 @@ end, storage reads while processors hash and the other way round, and a mismatch
 A store has no files that grow: there, a part waits until the object that it lies in is complete. Parts are read then
 while later objects are being sent, and those of objects that the end of the pass completes follow at once.
 
-Parts that other processes have read back (`ReadBefore`) are not read again, if an earlier run has written them and
+Parts that other processes have read back (`ReadEvidence`) are not read again, if an earlier run has written them and
 their files have not changed. What follows holds for them too.
 
 Two things remain for the end, and `proved` does both. A block of a file that holds the end of one part and the
@@ -32,18 +32,22 @@ from wherry.core.algorithms import HASH_BYTES, new_hash
 from wherry.core.digest import LEAF, LeafHasher, hashes_boxes, leaf_count, leaves_touched
 from wherry.core.tensorspec import Span
 from wherry.errors import DamagedError, MismatchError
-from wherry.formats.reader import EncodedChunk, Extent
+from wherry.formats.contents import Chunked, EncodedChunk, Extent, Stored
 from wherry.mover.checksums import PieceCrc
 from wherry.mover.move import SMALL, begins_at, cells, region_span
+from wherry.mover.read import region_bytes
 from wherry.mover.regions import place, read_span
 from wherry.storage.direct import BLOCK, cut
+from wherry.target.durable_move import DurableMove
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from wherry.core.keypath import KeyPath
+    from wherry.core.leaf_values import LeafValues
     from wherry.core.tensorspec import Region, TensorSpec
     from wherry.formats.checkpoint import Checkpoint
+    from wherry.formats.contents import Access
     from wherry.formats.writer import Checks, ExtentsFunction, Writer
     from wherry.mover.leaf_table import LeafTable
     from wherry.mover.move import Move
@@ -128,11 +132,10 @@ class SharedBlock(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ReadBefore:
+class ReadEvidence:
     """The parts of a target that other processes have read back, and found to be what was read from the source.
 
     Attributes:
-        algorithm: of the hashes.
         moves: source key path and span of each part → the checksums of what was read; see `Writer.checks`.
         leaves: source key path → number of each leaf that lies in such parts alone → its raw hash.
         values: source key path → leaf and values of what such parts have of the other leaves, of boxes.
@@ -140,7 +143,6 @@ class ReadBefore:
         changed: the paths of files that are no longer as they were read.
     """
 
-    algorithm: str = ""
     moves: Mapping[tuple[KeyPath, Span], Checks] = field(
         default_factory=dict["tuple[KeyPath, Span]", "Checks"]
     )
@@ -169,9 +171,9 @@ class ReadBack:
         targets: source key path → target tensor.
         uri: of the target, for errors.
         files: when they can be read.
-        told: sources of which the writer was told checksums that an earlier run, or a worker, has computed; those that
-            the container records are compared with the bytes that are read.
-        before: what other processes have read back.
+        with_checksums: sources of which the writer was given checksums that an earlier run, or a worker, has computed;
+            those that the container records are compared with the bytes that are read.
+        evidence: what other processes have read back.
         algorithms: with which the leaves of the source are hashed; by default, boxes are left to the reader.
     """
 
@@ -179,8 +181,8 @@ class ReadBack:
     targets: Mapping[KeyPath, TensorSpec]
     uri: str
     files: FilesBeingWritten = FilesBeingWritten()
-    told: set[KeyPath] = field(default_factory=set["KeyPath"])
-    before: ReadBefore = ReadBefore()
+    with_checksums: set[KeyPath] = field(default_factory=set["KeyPath"])
+    evidence: ReadEvidence = ReadEvidence()
     algorithms: tuple[str, ...] = ()
     _waiting: deque[StoredPart] = field(default_factory=deque["StoredPart"])
     _held: dict[Location, list[StoredPart]] = field(
@@ -196,7 +198,7 @@ class ReadBack:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self._shared = {source: list(rows) for source, rows in self.before.blocks.items()}
+        self._shared = {source: list(rows) for source, rows in self.evidence.blocks.items()}
 
     def add(self, moves: Iterable[Move]) -> None:
         """Note parts that are durable.
@@ -221,13 +223,13 @@ class ReadBack:
         part = self._readable_part(move)
         if part is None:
             return
-        if (move.source, move.span) not in self.before.moves:
+        if (move.source, move.span) not in self.evidence.moves:
             self._queue(part)
             return
         with self._lock:
-            self._hasher(self.targets[move.source], move.source, self.before.algorithm)
+            self._hasher(move.source)
             if crc := self._crc(part):
-                crc.take(self.before.moves[move.source, move.span])
+                crc.take(self.evidence.moves[move.source, move.span])
             self._read.setdefault(move.source, []).append(part)
 
     def parts(self) -> Iterator[StoredPart]:
@@ -255,13 +257,12 @@ class ReadBack:
         for part in parts:
             self._queue(part)
 
-    def read(self, part: StoredPart, memory: memoryview, algorithm: str) -> memoryview:
+    def read(self, part: StoredPart, memory: memoryview) -> memoryview:
         """Read a part from storage, and decode it if it is encoded.
 
         Args:
             part: the part.
             memory: as much as the part asks for.
-            algorithm: of the hashes of blocks that it shares with others.
 
         Returns:
             its canonical bytes, in this memory.
@@ -271,29 +272,41 @@ class ReadBack:
             StorageError: the storage failed.
         """
         try:
-            return self._read_part(part, memory, algorithm)
+            return self._read_part(part, memory)
         except DamagedError as error:
             raise self._differs(part, error.what) from error
 
-    def _read_part(self, part: StoredPart, memory: memoryview, algorithm: str) -> memoryview:
+    def _read_part(self, part: StoredPart, memory: memoryview) -> memoryview:
         stored, data = memory[: part.beside], memory[part.beside :]
         if not part.chunks:
             read_span(part.extents, Span(0, len(data)), data, part.target, straight=True)
-            self._share(part, part.extents, data, algorithm)
+            self._share(part, part.extents, data)
         for chunk in part.chunks:
             held = stored[: chunk.extent.length]
             read_span((chunk.extent,), Span(0, len(held)), held, part.target, straight=True)
-            self._share(part, (chunk.extent,), held, algorithm)
+            self._share(part, (chunk.extent,), held)
             for block in chunk.decode(held):
                 place(part.target, block.region, block.pieces, _writes(data, part.move.span.start))
         return data
 
-    def _share(self, part: StoredPart, extents: tuple[Extent, ...], data: memoryview, algorithm: str) -> None:
-        if not extents[0].location.store.capabilities.ranged_writes:
+    def _share(self, part: StoredPart, extents: tuple[Extent, ...], data: memoryview) -> None:
+        if not extents[0].location.store.capabilities.local:
             return  # an object is not written again
-        shared = list(_shared_blocks(extents, data, algorithm))
+        shared = list(_shared_blocks(extents, data, self.algorithms[0]))
         with self._lock:
             self._shared.setdefault(part.move.source, []).extend(shared)
+
+    def hash(self, part: StoredPart, data: memoryview) -> LeafHasher:
+        """Hash a part that was read; gives what was hashed of its tensor."""
+        source = part.move.source
+        with self._lock:
+            own = self._hasher(source)
+            crc = self._crc(part)
+            self._read.setdefault(source, []).append(part)
+        part.hash_into(own, data)
+        if crc is not None:
+            crc.update(part.move.span.start, data)
+        return own
 
     def compare(self, part: StoredPart, data: memoryview, expected: LeafHasher) -> None:
         """Hash a part that was read, and compare its leaves with those of the source.
@@ -301,20 +314,13 @@ class ReadBack:
         Raises:
             MismatchError: they differ; tensor and leaf are named.
         """
-        source, span = part.move.source, part.move.span
-        with self._lock:
-            own = self._hasher(expected.spec, source, expected.algorithms[0])
-            crc = self._crc(part)
-            self._read.setdefault(source, []).append(part)
-        part.hash_into(own, data)
-        if crc is not None:
-            crc.update(span.start, data)
+        own = self.hash(part, data)
         for leaf in part.leaves:
             found, wanted = own.leaves[leaf], expected.leaves[leaf]
             if found is None:
                 continue
             if part.boxes and wanted is None:  # when it was written, a box did not count
-                self._left.add(source)
+                self._left.add(part.move.source)
             elif found != (wanted or b"")[:HASH_BYTES]:
                 raise self._differs(part, f"first difference in leaf {leaf}")
 
@@ -332,7 +338,7 @@ class ReadBack:
         Args:
             written: the finished target, opened.
         """
-        changed = self.before.changed()
+        changed = self.evidence.changed()
         return {
             self.targets[source].path
             for source, hasher in self._hashers.items()
@@ -349,27 +355,39 @@ class ReadBack:
             one.location.path in paths for part in self._read[source] for one in part.extents
         )
 
-    def _hasher(self, spec: TensorSpec, source: KeyPath, algorithm: str) -> LeafHasher:
+    def moves_read(self) -> Iterator[tuple[DurableMove, LeafValues | None]]:
+        """The moves that were hashed with all of their leaves; of boxes, with what was hashed of the tensor."""
+        for source, parts in self._read.items():
+            hasher, crc = self._hashers[source], self._crcs.get(source)
+            values = hasher.values() if any(part.boxes for part in parts) else None
+            for part in parts:
+                span = part.move.span
+                if part.boxes:
+                    yield DurableMove(source, span, {}), values
+                elif (leaves := hasher.known(*span)) is not None:
+                    yield DurableMove(source, span, leaves, tuple(crc.known(*span) if crc else ())), None
+
+    def _hasher(self, source: KeyPath) -> LeafHasher:
         """The hasher of a tensor, with the leaves that were read before; the caller has the lock."""
         known = self._hashers.get(source)
         if known is None:
-            known = self._hashers[source] = LeafHasher(spec, (algorithm,))
-            for leaf, digest in self.before.leaves.get(source, {}).items():
+            known = self._hashers[source] = LeafHasher(self.targets[source], self.algorithms[:1])
+            for leaf, digest in self.evidence.leaves.get(source, {}).items():
                 known.preset(leaf, digest)
-            for leaf, values in self.before.values.get(source, ()):
+            for leaf, values in self.evidence.values.get(source, ()):
                 known.take_values(leaf, values)
         return known
 
     def _crc(self, part: StoredPart) -> PieceCrc | None:
-        """The checksum of what was read of a tensor, if the writer was told one; the caller has the lock."""
+        """The checksum of what was read of a tensor, if the writer was given one; the caller has the lock."""
         source = part.move.source
-        if source in self.told and source not in self._crcs:
+        if source in self.with_checksums and source not in self._crcs:
             self._crcs[source] = crc_of(self.writer.extents, part.target)
         return self._crcs.get(source)
 
     def _same_blocks(self, source: KeyPath) -> bool:
         """Whether the blocks that were written again still hold what was compared."""
-        block, [algorithm] = memoryview(bytearray(BLOCK)), self._hashers[source].algorithms
+        block, algorithm = memoryview(bytearray(BLOCK)), self.algorithms[0]
         for extent, digest in self._shared.get(source, ()):
             held = block[: extent.length]
             read_span((extent,), Span(0, extent.length), held, self.targets[source])
@@ -429,13 +447,20 @@ class ReadBack:
     def _same_bytes(self, source: KeyPath, written: Checkpoint) -> bool:
         spec = written.manifest.tensors[self.targets[source].path]
         parts = sorted(self._read[source], key=lambda part: part.move.span.start)
-        if any(part.boxes for part in parts):
-            return all(_same_boxes(part, spec, written) for part in parts)
+        access = written.reader.access(spec)
+        if any(part.boxes for part in parts) and not isinstance(access, Stored):
+            return all(_same_boxes(part, spec, access) for part in parts)
         if chunks := [chunk for part in parts for chunk in part.chunks]:
-            return _chunk_ranges(chunks) == _chunk_ranges(written.reader.encoded(spec) or ())
-        raw = written.reader.access(spec).raw
+            return _are_decoded(chunks, spec, access)
         ours = [extent for part in parts for extent in part.extents]
-        return raw is not None and _ranges(raw) == _ranges(ours) and self._same_checksums(source, raw)
+        return (
+            isinstance(access, Stored)
+            and all(
+                begins_at(spec, box, region_span(spec, box).start) for part in parts for box in part.boxes
+            )
+            and _ranges(access.extents) == _ranges(ours)
+            and self._same_checksums(source, access.extents)
+        )
 
     def _same_checksums(self, source: KeyPath, raw: tuple[Extent, ...]) -> bool:
         """Whether the CRCs that the container records are those of the written bytes."""
@@ -447,10 +472,23 @@ class ReadBack:
         return recorded == [extent.crc32 for extent in whole or ()]
 
 
-def _same_boxes(part: StoredPart, spec: TensorSpec, written: Checkpoint) -> bool:
-    """Whether the reader of the finished target reads the chunks of a box from where they were read back."""
-    found = [written.reader.chunk(spec, box) for box in part.boxes]
-    return None not in found and _ranges(filter(None, found)) == _ranges(part.extents)
+def _same_boxes(part: StoredPart, spec: TensorSpec, access: Access) -> bool:
+    """Whether the chunks of a box of the finished target are where they were read back, as they are."""
+    if not isinstance(access, Chunked) or access.decoder is not None:
+        return False
+    found = [(access.place(box), region_bytes(spec, box)) for box in part.boxes]
+    known = [extent._replace(length=nbytes) for extent, nbytes in found if extent is not None]
+    return len(known) == len(found) and _ranges(known) == _ranges(part.extents)
+
+
+def _are_decoded(chunks: Sequence[EncodedChunk], spec: TensorSpec, access: Access) -> bool:
+    """Whether chunks are all those of a tensor of the finished target, and decoded alike."""
+    if not isinstance(access, Chunked) or access.decoder is None:
+        return False
+    found = [access.place(cell) for cell in cells(spec.whole, access.grid)]
+    known = [extent for extent in found if extent is not None]
+    keys = {access.decoder.key, *(chunk.codec for chunk in chunks)}
+    return len(keys) == 1 and _places(known) == _places(chunk.extent for chunk in chunks)
 
 
 def crc_of(where: ExtentsFunction, target: TensorSpec) -> PieceCrc:
@@ -518,12 +556,9 @@ def _writes(data: memoryview, start: int) -> Callable[[memoryview, int], None]:
     return write
 
 
-def _chunk_ranges(chunks: Iterable[EncodedChunk]) -> list[tuple[str, int, int, Hashable]]:
-    """The byte ranges of chunks, and how they are decoded."""
-    return [
-        (chunk.extent.location.path, chunk.extent.offset, chunk.extent.length, chunk.codec)
-        for chunk in chunks
-    ]
+def _places(extents: Iterable[Extent]) -> list[tuple[str, int, int]]:
+    """Extents as (path, offset, length), each by itself."""
+    return [(one.location.path, one.offset, one.length) for one in extents]
 
 
 def _ranges(extents: Iterable[Extent]) -> list[tuple[str, int, int]]:

@@ -29,7 +29,7 @@ from wherry.storage.stores import LocalStore
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
 
-    from wherry.formats.reader import Extent
+    from wherry.formats.contents import Extent
     from wherry.storage.location import Location
 
     # Fills memory from an offset in a tensor's canonical bytes.

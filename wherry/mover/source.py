@@ -1,7 +1,7 @@
 """Source: reads the bytes of a checkpoint's tensors, part by part, in bounded memory, by any access of their reader.
 
-Raw bytes are read directly from their files. Encoded chunks up to a quarter of the budget are decoded whole by the
-reader. Larger chunks are decoded piece by piece into spill files of exact canonical bytes, which are then read like raw
+Raw bytes are read directly from their files. Encoded chunks up to a quarter of the budget are decoded whole.
+Larger chunks are decoded piece by piece into spill files of exact canonical bytes, which are then read like raw
 bytes. A tensor that is one such chunk needs no file: its bytes come in order, and one worker carries them as they are
 decoded. One spill file holds one **band**: the fewest whole chunks that are contiguous in the tensor. It is created
 when the first move needs it, by all workers that wait for it together (each decodes one chunk at a time), and is
@@ -13,18 +13,19 @@ from __future__ import annotations
 import math
 import threading
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from wherry.core import dtypes
 from wherry.core.units import show_size
 from wherry.errors import UsageError
-from wherry.formats.reader import Access, Block, Extent
+from wherry.formats.contents import Block, Extent, Stored
 from wherry.mover.checksums import ContainerChecksums
 from wherry.mover.move import DECODE_FACTOR, SMALL, Way, Ways, cells, common_grid, on_grid
-from wherry.mover.output import as_bytes
 from wherry.mover.parts import drop_free_parts
-from wherry.mover.regions import RawBytes, band_at, file_offset, fill_region, place, read_span
+from wherry.mover.read import blocks_of_cell, fill, memory_for
+from wherry.mover.regions import band_at, file_offset, place, read_span
 from wherry.mover.spill import Spill
 from wherry.runtime.memory import return_freed_memory
 from wherry.storage.stores import locate
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, Span, TensorSpec
-    from wherry.formats.reader import Reader
+    from wherry.formats.contents import Access, Chunked, Computed, Contents
     from wherry.mover.move import Move
     from wherry.mover.pool import Pool
     from wherry.mover.spill import SpillFile
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 _SHARE = 4  # data decoded in memory is at most the budget divided by this,
 _LEAST = 8 << 20  # or this many bytes if the budget is very small; see AT_ONCE of the zarr container, too
 _MIB = 1 << 20
+_RECENT = 64  # tensors that are not raw of which it is kept how they are read: some are large answers
 _LARGE = 32 << 20  # bytes of buffers of a pass; after less there is little to return
 
 
@@ -62,7 +64,7 @@ class Source:
 
     def __init__(
         self,
-        reader: Reader,
+        reader: Contents,
         pool: Pool,
         folder: Path | None = None,
         *,
@@ -88,8 +90,9 @@ class Source:
         self._limit = max(pool.budget // _SHARE, _LEAST)
         self._spill = Spill(folder, self.stopped)
         self._ways = {} if ways is None else dict(ways.kept)
-        self._accesses: dict[KeyPath, Access] = {}  # of tensors whose way is not known
+        self._stored: dict[KeyPath, Stored] = {}  # raw tensors that have several extents
         self._extents: dict[KeyPath, Extent] = {}  # of raw tensors that have one: all that is kept of them
+        self._recent: dict[KeyPath, Chunked | Computed] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -103,18 +106,21 @@ class Source:
             return_freed_memory()
 
     def access(self, spec: TensorSpec) -> Access:
-        """How a tensor's bytes can be read; its reader is asked once."""
+        """How a tensor's bytes are read; its reader is asked once, but for tensors that others came between."""
         extent = self._extents.get(spec.path)
         if extent is not None:
-            return Access("raw", (extent,), gridded=False)
-        way = self._ways.get(spec.path)
-        access = self._accesses.get(spec.path) if way is None else way.access
+            return Stored((extent,))
+        access = self._stored.get(spec.path) or self._recent.get(spec.path)
         if access is None:
             access = self.reader.access(spec)
-            if access.kind == "raw" and len(access.extents) == 1 and not access.computes:
+            if not isinstance(access, Stored):
+                if len(self._recent) >= _RECENT:
+                    self._recent.clear()
+                self._recent[spec.path] = access
+            elif len(access.extents) == 1:
                 self._extents[spec.path] = access.extents[0]
             else:
-                self._accesses[spec.path] = access
+                self._stored[spec.path] = access
         return access
 
     def take_extent(self, spec: TensorSpec) -> Extent | None:
@@ -134,11 +140,12 @@ class Source:
         way = self._ways.get(spec.path)
         if way is None:
             access = self.access(spec)
+            way = Way.of(access)
             if spec.path in self._extents:
-                return Way(access)
-            band = self._band(spec)
+                return way
+            band = self._band(spec, way, access)
             flows = band is not None and spec.chunks == spec.shape and self._only_block(spec) is not None
-            way = self._ways[spec.path] = Way(access, band, flows)
+            way = self._ways[spec.path] = replace(way, band=band, flows=flows)
         return way
 
     @contextmanager
@@ -159,7 +166,7 @@ class Source:
             if move.box:
                 assert move.region is not None
                 buffer = self._buffer(spec, move.region, move.span, 0, stack)
-                self.fill(spec, move.region, buffer)
+                fill(self.access(spec), spec, move.region, buffer)
                 yield buffer
                 return
             extents = stack.enter_context(self.at(spec, move.span))
@@ -184,19 +191,12 @@ class Source:
 
         Raises: what `part` does.
         """
-        largest, held = max(span.nbytes for span in spans), self._held_bytes(spec, spec.whole) or 0
+        largest = max(span.nbytes for span in spans)
+        held = self._held_bytes(spec, self.access(spec), spec.whole) or 0
         first = self._only_block(spec)
         assert first is not None
         with self.pool.buffer(largest, held, offset) as buffer:
             yield spans_of(self._until_stopped(first.pieces), spans, buffer)
-
-    def fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
-        """Fill a buffer with a region, which need not be one run of the tensor's bytes."""
-        extents = self.access(spec).raw
-        if extents is None:
-            self.reader.fill(spec, region, buffer)
-        else:
-            fill_region(spec, region, RawBytes(extents, spec), buffer)
 
     @contextmanager
     def at(self, spec: TensorSpec, span: Span) -> Generator[tuple[Extent, ...] | None]:
@@ -206,7 +206,7 @@ class Source:
         """
         way = self.way(spec)
         if way.band is None:
-            yield way.access.raw
+            yield way.extents
             return
         with ExitStack() as stack:
             files = list(self._files(spec, way.band, span, stack))
@@ -221,64 +221,40 @@ class Source:
             self._spill.read((spec.path, file.span.start), nbytes)
 
     def _decoded(self, spec: TensorSpec, move: Move, offset: int, stack: ExitStack) -> memoryview:
-        """Decode a move, into a reused buffer if possible, otherwise into memory that the reader allocates."""
-        region = spec.whole if move.region is None else move.region
-        if not dtypes.opaque(spec.dtype):
-            if self.access(spec).kind == "regions":
-                buffer = self._buffer(spec, region, move.span, offset, stack)
-                self.reader.fill(spec, region, buffer)
-                return buffer
-            if self._streams(spec, region):
-                held = max(self.reader.held(spec, cell) or 0 for cell in cells(region, spec.chunks or ()))
-                buffer = stack.enter_context(self.pool.buffer(move.span.nbytes, held, offset))
-                self._stream(spec, region, move.span, buffer)
-                return buffer
-        stack.enter_context(self.pool.reserved(move.span.nbytes * DECODE_FACTOR))
-        if dtypes.opaque(spec.dtype):
-            return memoryview(self.reader.read_bytes(spec))
-        return as_bytes(self.reader.read(spec, region))
+        """Decode a move into a reused buffer."""
+        region, access = spec.whole if move.region is None else move.region, self.access(spec)
+        held = _piecewise(access, spec, region)
+        if held is None:
+            buffer = self._buffer(spec, region, move.span, offset, stack)
+            fill(access, spec, region, buffer)
+            return buffer
+        buffer = stack.enter_context(self.pool.buffer(move.span.nbytes, held, offset))
+        _decode_cells(access, spec, region, move.span, buffer)
+        return buffer
 
     def _buffer(
         self, spec: TensorSpec, region: Region, span: Span, offset: int, stack: ExitStack
     ) -> memoryview:
-        """A buffer for a region; the memory that its reader needs besides is reserved too."""
-        beside = self.reader.overhead(spec, region) if self.access(spec).kind == "regions" else 0
-        return stack.enter_context(self.pool.buffer(span.nbytes, beside, offset))
+        """A buffer for a region; the memory that filling it takes besides is reserved too."""
+        extra = memory_for(self.access(spec), spec, region)
+        return stack.enter_context(self.pool.buffer(span.nbytes, extra, offset))
 
-    def _streams(self, spec: TensorSpec, region: Region) -> bool:
-        """Whether a region consists of whole chunks that are all decoded piece by piece."""
-        if self.access(spec).kind != "stream" or not spec.chunks:
-            return False
-        if not on_grid(region, spec.chunks, spec.shape):
-            return False
-        return all(self.reader.held(spec, cell) is not None for cell in cells(region, spec.chunks))
-
-    def _stream(self, spec: TensorSpec, region: Region, span: Span, buffer: memoryview) -> None:
-        def write(data: memoryview, at: int) -> None:
-            buffer[at - span.start : at - span.start + len(data)] = data
-
-        for cell in cells(region, spec.chunks or ()):
-            for block in self.reader.stream(spec, cell):
-                place(spec, block.region, block.pieces, write)
-
-    def _band(self, spec: TensorSpec) -> tuple[int, ...] | None:
+    def _band(self, spec: TensorSpec, way: Way, access: Access) -> tuple[int, ...] | None:
         """Extents of one band, if the tensor must be spilled; None otherwise."""
-        if spec.chunks is None or spec.nbytes == 0 or dtypes.opaque(spec.dtype):
-            return None
-        if not self.access(spec).gridded:
+        if not way.gridded or spec.chunks is None or spec.nbytes == 0 or dtypes.opaque(spec.dtype):
             return None
         cut = common_grid(spec.shape, [spec.chunks])
         if dtypes.canonical_size(spec.dtype, math.prod(cut)) <= self._limit:
             return None
-        self._held_bytes(spec, next(cells(spec.whole, spec.chunks)))
+        self._held_bytes(spec, access, next(cells(spec.whole, spec.chunks)))
         return cut
 
-    def _held_bytes(self, spec: TensorSpec, cell: Region) -> int | None:
+    def _held_bytes(self, spec: TensorSpec, access: Access, cell: Region) -> int | None:
         """Memory for decoding a chunk piece by piece, in bytes; None if it is small enough to be decoded whole."""
         chunk = _chunk_bytes(spec)
         if chunk <= self._limit:
             return None
-        held = self.reader.held(spec, cell) if self.access(spec).kind in ("stream", "regions") else None
+        held = None if access.decoder is None else access.decoder.memory(cell)
         if held is None or held > self._limit:
             way = "it cannot be decoded in pieces" if held is None else f"its codec needs {show_size(held)}"
             raise UsageError(
@@ -290,9 +266,10 @@ class Source:
 
     def _only_block(self, spec: TensorSpec) -> Block | None:
         """The block of a tensor's only chunk, if it is decoded as one block; nothing is decoded yet."""
-        if self.access(spec).kind != "stream":
+        decoder = self.access(spec).decoder
+        if decoder is None or decoder.memory(spec.whole) is None:
             return None
-        block = next(iter(self.reader.stream(spec, spec.whole)), None)
+        block = next(iter(decoder.decode(spec.whole)), None)
         return block if block is not None and block.region == spec.whole else None
 
     def _files(
@@ -307,16 +284,12 @@ class Source:
             start = held.stop
 
     def _spill_cell(self, spec: TensorSpec, file: SpillFile, cell: Region) -> None:
-        held = self._held_bytes(spec, cell)
+        access = self.access(spec)
+        held = self._held_bytes(spec, access, cell)
         nbytes = DECODE_FACTOR * _chunk_bytes(spec) if held is None else held
         with self.pool.reserved(nbytes), self._spill.writing(file) as write:
-            for block in self._blocks(spec, cell, streamed=held is not None):
+            for block in blocks_of_cell(access, spec, cell, in_pieces=held is not None):
                 place(spec, block.region, block.pieces, lambda data, at: write(data, at - file.span.start))
-
-    def _blocks(self, spec: TensorSpec, cell: Region, *, streamed: bool) -> Iterator[Block]:
-        if streamed:
-            return self.reader.stream(spec, cell)
-        return iter([Block(cell, iter([as_bytes(self.reader.read(spec, cell))]))])
 
     def _until_stopped(self, pieces: Iterator[memoryview]) -> Iterator[memoryview]:
         for piece in pieces:
@@ -334,8 +307,29 @@ def ways_of(source: Source, specs: Mapping[KeyPath, TensorSpec], paths: Collecti
 
     Raises: what `Source.way` does.
     """
-    coded = [path for path in paths if source.reader.access(specs[path]).kind != "raw"]
+    coded = [path for path in paths if source.reader.access(specs[path]).extents is None]
     return Ways(source.reader, specs, paths, {path: source.way(specs[path]) for path in coded})
+
+
+def _piecewise(access: Access, spec: TensorSpec, region: Region) -> int | None:
+    """Memory for decoding a region piece by piece; None unless it consists of whole chunks that all allow that."""
+    decoder = access.decoder
+    if decoder is None or not spec.chunks or not on_grid(region, spec.chunks, spec.shape):
+        return None
+    held = [decoder.memory(cell) for cell in cells(region, spec.chunks)]
+    known = [nbytes for nbytes in held if nbytes is not None]
+    return max(known) if len(known) == len(held) else None
+
+
+def _decode_cells(access: Access, spec: TensorSpec, region: Region, span: Span, buffer: memoryview) -> None:
+    """Decode the chunks of a region, each in pieces."""
+
+    def write(data: memoryview, at: int) -> None:
+        buffer[at - span.start : at - span.start + len(data)] = data
+
+    for cell in cells(region, spec.chunks or ()):
+        for block in blocks_of_cell(access, spec, cell, in_pieces=True):
+            place(spec, block.region, block.pieces, write)
 
 
 def _chunk_bytes(spec: TensorSpec) -> int:

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from wherry.errors import storage_error
 from wherry.runtime.threads import StoppedError
-from wherry.staging.janitor import forget, note
 from wherry.storage.direct import writing
 from wherry.storage.folders import PREFIX
+from wherry.target.janitor import forget, note
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterator

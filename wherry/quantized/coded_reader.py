@@ -7,7 +7,6 @@ are from the values is measured on the way; codes for scales that were kept must
 from __future__ import annotations
 
 import math
-import threading
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,9 +14,10 @@ from wherry.core import dtypes
 from wherry.core.tensorspec import Region, TensorSpec, region_shape
 from wherry.errors import MismatchError
 from wherry.mover.parts import Parts
+from wherry.mover.read import memory_for, read_array
 from wherry.quantized.codes import code_table, scale_values
-from wherry.quantized.computed_reader import ComputedReader
 from wherry.quantized.encode import block_scales, encode, largest_error, pack_codes
+from wherry.quantized.measured_view import MeasuringReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.formats.checkpoint import Checkpoint
-    from wherry.formats.reader import Reader
+    from wherry.formats.contents import Contents
     from wherry.quantized.tensors import QuantizedTensor
 
 _BAND = 1 << 18  # elements that are encoded at a time, or one block
@@ -40,25 +40,12 @@ class Role(NamedTuple):
     tensor: QuantizedTensor
 
 
-class QuantisationError:
-    """How far codes are from the values: the largest error, and that as a share of the bound; several threads add."""
-
-    def __init__(self) -> None:
-        self.error = self.share = 0.0
-        self._lock = threading.Lock()
-
-    def add(self, error: float, share: float) -> None:
-        """Record what was measured of some values."""
-        with self._lock:
-            self.error, self.share = max(self.error, error), max(self.share, share)
-
-
-class CodedReader(ComputedReader):
+class CodedReader(MeasuringReader):
     """A reader of codes and scales over plain tensors; used from several threads."""
 
     def __init__(
         self,
-        reader: Reader,
+        reader: Contents,
         plain: Mapping[KeyPath, TensorSpec],
         roles: Mapping[KeyPath, Role],
         files: Mapping[str, bytes],
@@ -76,9 +63,7 @@ class CodedReader(ComputedReader):
         super().__init__(reader, plain, files)
         self._roles = roles
         self._kept = kept
-        self._parts = Parts(reader, plain)
         self._scales = Parts(kept.reader, kept.manifest.tensors) if kept else None
-        self.measured = QuantisationError()
 
     def is_computed(self, spec: TensorSpec) -> bool:
         """Whether the tensor has codes, scales or a shape."""
@@ -95,7 +80,7 @@ class CodedReader(ComputedReader):
             out[...] = role.tensor.shape[region[0]]
             return
         if role.name == "scales" and self._kept is not None:
-            out[...] = self._kept.reader.read(spec, region)
+            out[...] = read_array(self._kept.reader, spec, region)
             return
         try:
             (self._make_codes if role.name == "codes" else self._make_scales)(role, region, out)
@@ -104,22 +89,20 @@ class CodedReader(ComputedReader):
             if self._scales is not None:
                 self._scales.release()
 
-    def overhead(self, spec: TensorSpec, region: Region) -> int:
-        """Memory for one band of whole blocks, and for what the plain tensor's reader takes to read it."""
-        role = self._roles.get(spec.path)
-        if role is None:
-            return super().overhead(spec, region)
+    def memory(self, spec: TensorSpec, region: Region) -> int:
+        """Memory for one band of whole blocks, and for what reading the plain tensor takes."""
+        role = self._roles[spec.path]
         if role.name == "shape":
             return 0
         if role.name == "scales" and self._kept is not None:
-            return self._kept.reader.overhead(spec, region) + spec.nbytes
+            return memory_for(self._kept.reader.access(spec), spec, region) + spec.nbytes
         tensor = role.tensor
         elements = _wide(tensor, _elements(role, region))
         columns = elements[-1].stop - elements[-1].start
         band = min(max(_BAND, tensor.block[-2] * columns), math.prod(region_shape(elements)))
         first = next(_bands(tensor, elements), elements)
         plain = self._stored[tensor.plain.path]
-        return _WORKING * band + self._reader.overhead(plain, _of_plain(tensor, first))
+        return _WORKING * band + memory_for(self.base.access(plain), plain, _of_plain(tensor, first))
 
     def close(self) -> None:
         """Close the readers below."""

@@ -18,9 +18,9 @@ from wherry.core.request import QUANTIZE, SCALES, SourceRequest
 from wherry.core.units import plural
 from wherry.errors import UsageError
 from wherry.formats.checkpoint import Checkpoint, open_source
-from wherry.formats.format import Opened
 from wherry.quantized.coded_reader import CodedReader, Role
 from wherry.quantized.encode import largest_error
+from wherry.quantized.measured_view import MeasuredView
 from wherry.quantized.rules import (
     config_of_codes,
     laid_down,
@@ -36,18 +36,15 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from wherry.core.keypath import KeyPath
-    from wherry.formats.reader import Reader
-    from wherry.quantized.coded_reader import QuantisationError
+    from wherry.formats.contents import Contents
     from wherry.quantized.tensors import QuantizedTensor
 
 RECORD = "quantized"  # in a manifest's origin
 _CONFIG = "config.json"
 
 
-class CodedView(Checkpoint):
+class CodedView(MeasuredView):
     """A checkpoint whose weights are quantised; its source must stay open while the view is used."""
-
-    is_view = True
 
     def __init__(
         self,
@@ -66,7 +63,7 @@ class CodedView(Checkpoint):
             record: what the manifest records.
             kept: the checkpoint that has the scales.
         """
-        self._source, self._kept = source, kept
+        self._kept = kept
         self._roles = {
             spec.path: Role(name, one)
             for one in found.values()
@@ -82,38 +79,17 @@ class CodedView(Checkpoint):
         )
         origin = {**source.manifest.origin, RECORD: dict(record)}
         manifest = replace(source.manifest, tensors=specs, companions=companions, origin=origin)
-        super().__init__(Opened(source.detection, manifest, self._over(source.reader), source.ignored))
-        self.laid_out, self.snippet, self.parts = source.laid_out, source.snippet, source.parts
-        self.uses, self.uses_in_files = source.uses | {QUANTIZE, SCALES}, source.uses_in_files
+        super().__init__(source, manifest)
+        self.uses = source.uses | {QUANTIZE, SCALES}
         self.bounds = source.bounds if kept else _losses(source, found)
         self.notes = (*source.notes, _note(found, record))
-
-    @property
-    def original(self) -> Checkpoint:
-        """The stored checkpoint."""
-        return self._source.original
-
-    @property
-    def parameters(self) -> int:
-        """The number of elements of the source's tensors."""
-        return self._source.parameters
 
     def made_of(self, path: KeyPath) -> Collection[KeyPath]:
         """The stored tensors that a tensor is made of; codes and scales are made of the same."""
         role = self._roles.get(path)
         return self._source.made_of(role.tensor.plain.path if role else path)
 
-    @property
-    def measured(self) -> QuantisationError:
-        """How far the codes that were read are from the values."""
-        assert isinstance(self.reader, CodedReader)
-        return self.reader.measured
-
-    def reader_over(self, reader: Reader) -> Reader:
-        """A reader of the view over one of the stored checkpoint."""
-        return self._over(self._source.reader_over(reader))
-
-    def _over(self, reader: Reader) -> Reader:
+    def _over(self, reader: Contents) -> CodedReader:
         return CodedReader(reader, self._source.manifest.tensors, self._roles, self._new_files, self._kept)
 
 

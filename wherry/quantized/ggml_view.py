@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from wherry.formats.reader import Reader
+    from wherry.formats.contents import Contents
 
 RECORD = "dequantized"  # in a manifest's origin
 _PREFIX = "ggml:"
@@ -39,10 +39,8 @@ class BlockReader(ComputedReader):
         """Whether the tensor is stored in blocks."""
         return self._stored[spec.path].dtype in KINDS
 
-    def overhead(self, spec: TensorSpec, region: Region) -> int:
+    def memory(self, spec: TensorSpec, region: Region) -> int:  # noqa: ARG002  as much for all
         """Memory for one band of rows."""
-        if not self.is_computed(spec):
-            return super().overhead(spec, region)
         return _WORKING * min(max(_BAND, spec.shape[-1]), spec.size)
 
     def compute(self, spec: TensorSpec, region: Region, out: np.ndarray) -> None:
@@ -50,7 +48,7 @@ class BlockReader(ComputedReader):
         import numpy as np
 
         stored = self._stored[spec.path]
-        extents = self._reader.extents(stored)
+        extents = self.base.access(stored).extents
         assert extents is not None
         elements = dtypes.block_elements(stored.dtype)
         size = dtypes.canonical_size(stored.dtype, elements)
@@ -122,7 +120,7 @@ class BlockView(Checkpoint):
         """The stored file."""
         return self._source
 
-    def reader_over(self, reader: Reader) -> Reader:
+    def reader_over(self, reader: Contents) -> Contents:
         """A reader of the view over one of the stored file."""
         return BlockReader(reader, self._source.manifest.tensors)
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from wherry.core.keypath import KeyPath
-    from wherry.formats.reader import Absent, Reader
+    from wherry.formats.contents import Absent, Contents
     from wherry.quantized.tensors import QuantizedTensor
 
 _BAND = 1 << 18  # elements that are made at a time; with their scales they fit in the second-level cache
@@ -51,7 +51,7 @@ class DequantizedReader(ComputedReader):
 
     def __init__(
         self,
-        reader: Reader,
+        reader: Contents,
         stored: Mapping[KeyPath, TensorSpec],
         quantized: Mapping[KeyPath, QuantizedTensor],
         files: Mapping[str, bytes],
@@ -92,11 +92,9 @@ class DequantizedReader(ComputedReader):
         self.compute(spec, region, out)
         return True
 
-    def overhead(self, spec: TensorSpec, region: Region) -> int:
+    def memory(self, spec: TensorSpec, region: Region) -> int:
         """Memory for one band, and for the scales of the region."""
-        found = self._quantized.get(spec.path)
-        if found is None:
-            return super().overhead(spec, region)
+        found = self._quantized[spec.path]
         scales = math.prod(region_shape(_grid_region(found, _of_codes(found, region))))
         columns = region_shape(_of_codes(found, region))[-1]
         elements = min(max(_BAND, columns), math.prod(region_shape(region)))
@@ -105,7 +103,7 @@ class DequantizedReader(ComputedReader):
     def absent(self) -> Iterable[Absent]:
         """Missing chunks, of a tensor that is dequantised under its own key path."""
         owners = {path: one.plain.path for one in self._quantized.values() for path in one.made_of}
-        return (replace(one, path=owners.get(one.path, one.path)) for one in self._reader.absent())
+        return (replace(one, path=owners.get(one.path, one.path)) for one in self.base.absent())
 
     def _make_bands(self, tensor: QuantizedTensor, region: Region, out: np.ndarray) -> None:
         import numpy as np

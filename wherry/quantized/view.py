@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from wherry.core.account import Bound
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
-    from wherry.formats.reader import Reader
+    from wherry.formats.contents import Contents
 
 HELP = "element type to which quantised weights are dequantised: bfloat16, float32 or float16"
 RECORD = "dequantized"  # in a manifest's origin
@@ -69,7 +69,7 @@ class DequantizedView(Checkpoint):
         """
         self._source = source
         self._contents = contents
-        self._files = files
+        self._new_files = files
         reader = self.reader_over(DecodedReader(source.reader))
         super().__init__(Opened(source.detection, manifest, reader, (*source.ignored, *contents.ignored)))
 
@@ -83,10 +83,10 @@ class DequantizedView(Checkpoint):
         found = self._contents.quantized.get(path)
         return found.made_of if found else (path,)
 
-    def reader_over(self, reader: Reader) -> Reader:
+    def reader_over(self, reader: Contents) -> Contents:
         """A reader of the view over one of the stored checkpoint."""
         stored = self._source.manifest.tensors
-        return DequantizedReader(reader, stored, self._contents.quantized, self._files)
+        return DequantizedReader(reader, stored, self._contents.quantized, self._new_files)
 
 
 def dequantized_view(

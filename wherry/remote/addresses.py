@@ -175,6 +175,32 @@ def checking_resolver() -> Any:
     return Resolver()
 
 
+@cache
+def redirect_guard() -> Any:
+    """A trace of aiohttp that refuses redirects from elsewhere to this machine, or to one that answers about it."""
+    from aiohttp import TraceConfig
+
+    trace = TraceConfig()
+    trace.on_request_redirect.append(_require_elsewhere)
+    return trace
+
+
+async def _require_elsewhere(_session: Any, _context: Any, parameters: Any) -> None:
+    origin = parameters.response.url
+    target = origin.join(type(origin)(parameters.response.headers.get("Location", "")))
+    host = target.host or ""
+    kind = kind_of_host(host)
+    if target.scheme not in ("http", "https"):
+        what = f"a {target.scheme} address"
+    elif kind == METADATA:
+        what = f"the metadata address of this machine: {host}"
+    elif kind == LOCAL and kind_of_host(origin.host or "") != LOCAL:
+        what = f"an address of this machine: {host}"
+    else:
+        return
+    raise AddressError(f"the server redirects to {what}", cure="do not use this server")
+
+
 def refusal_in(error: BaseException) -> AddressError | None:
     """The refusal of an address that a library has replaced by an exception of its own; None if there is none."""
     found: BaseException | None = error

@@ -12,8 +12,6 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from wherry.remote.azure import PROTOCOLS
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -34,10 +32,11 @@ NO_CREDENTIALS, EXPIRED, THROTTLED, SERVER, QUOTA = (
 REFUSED, REGION, CLOCK, BROKEN, OFFLINE = "refused", "region", "clock", "broken", "offline"
 EXISTS, INVALID, BEYOND = "exists", "invalid", "beyond"
 
+AZURE = ("az", "abfs", "abfss")  # protocols
 _GOOGLE = "run: gcloud auth application-default login"
 _AZURE = "set AZURE_STORAGE_CONNECTION_STRING; or set AZURE_STORAGE_ACCOUNT_NAME and run: az login"
 _LOG_IN = {
-    **dict.fromkeys(PROTOCOLS, _AZURE),
+    **dict.fromkeys(AZURE, _AZURE),
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run: aws configure",
     "gs": _GOOGLE,
     "gcs": _GOOGLE,
@@ -48,7 +47,7 @@ _GRANT_AZURE = (
     "grant this login the role Storage Blob Data Contributor on the container, or use another: az login"
 )
 _GRANT = {
-    **dict.fromkeys(PROTOCOLS, _GRANT_AZURE),
+    **dict.fromkeys(AZURE, _GRANT_AZURE),
     "s3": "grant these credentials s3:ListBucket, s3:GetObject and s3:PutObject, or use others: aws configure",
     "gs": _GRANT_GOOGLE,
     "gcs": _GRANT_GOOGLE,

@@ -226,7 +226,7 @@ def _of_place(route: Route, rule: TargetRule, where: str) -> Iterator[Problem]:
 
 def _require_writer(name: str) -> None:
     row = find_format(name)
-    if row.create is None:
+    if not row.is_written:
         raise UsageError(
             f"format {row.name} cannot be written", cure="run `wherry formats` to list the formats that can"
         )

@@ -14,7 +14,6 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from wherry.carriers.convert_on import convert_on
 from wherry.core.progress import logger
 from wherry.core.units import parse_size
 from wherry.errors import (
@@ -36,13 +35,14 @@ from wherry.routes.report import Came, NightPlan, NightReport, WorkOutcome
 from wherry.routes.survey import Omission, survey
 from wherry.runtime import threads
 from wherry.runtime.child import NoAnswerError
-from wherry.staging.janitor import end_runs
-from wherry.staging.janitor import tidy as tidy_left_behind
-from wherry.staging.lease import Lease
 from wherry.storage.home import ensure_home
 from wherry.storage.stores import is_live, locate
+from wherry.target.janitor import end_runs
+from wherry.target.janitor import tidy as tidy_left_behind
+from wherry.target.lease import Lease, LeaseFile
 from wherry.verifier.workflow import comparison, verify_and_record
 from wherry.version import __version__
+from wherry.workers.convert_on import convert_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -153,7 +153,8 @@ def holding(route: Route) -> Generator[bool]:
     with ExitStack() as stack:
         free = True
         try:
-            stack.enter_context(Lease(ensure_home() / f"night-{route.name}.lease", f"route {route.name}"))
+            lease = LeaseFile(ensure_home() / f"night-{route.name}.lease")
+            stack.enter_context(Lease(lease, f"route {route.name}"))
         except TargetInUseError:
             free = False
         yield free

@@ -30,10 +30,10 @@ from wherry.formats.checkpoint import open_checkpoint, present_fingerprint
 from wherry.ledger.append import stored_time
 from wherry.ledger.resolve import DIGEST_TAG
 from wherry.routes.removal import removing, strangers
-from wherry.staging.clean import CleanReport, clean
-from wherry.staging.in_use import uris_in_use
 from wherry.storage.home import sqlite_file, user_name, without_secrets
 from wherry.storage.stores import locate
+from wherry.target.clean import clean
+from wherry.target.in_use import uris_in_use
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from wherry.ledger.nodes import LineageNode
     from wherry.ledger.record import Ledger
     from wherry.ledger.replay import ConversionRecord, ProductNote
+    from wherry.target.leftovers import CleanReport
 
 
 @dataclass(frozen=True, slots=True)

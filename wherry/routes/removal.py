@@ -7,7 +7,6 @@ removal. On an object store the commit member is deleted first. Sidecar and sign
 
 from __future__ import annotations
 
-import os
 import secrets
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,13 +16,12 @@ from wherry.core.steps import step_number
 from wherry.errors import NotFoundError, TargetInUseError, UnsupportedError, storage_error, storage_errors
 from wherry.formats.checkpoint import open_checkpoint
 from wherry.formats.registry import find_format
-from wherry.staging.in_use import is_in_use
-from wherry.staging.staging import lease_of
-from wherry.storage.folders import is_staging, remove, staging_stem, sync_folder
-from wherry.storage.fsspec_store import FsspecStore
+from wherry.storage.folders import is_staging, is_there, remove, staging_stem, sync_folder
 from wherry.storage.renames import rename_without_replacing
 from wherry.storage.sidecar import OWN_NAMES, sidecar_name, signature_name
 from wherry.storage.stores import locate
+from wherry.target.in_use import is_in_use
+from wherry.target.lease import lease_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -89,7 +87,7 @@ def _foreign(place: Location, format: str) -> list[str]:
 @contextmanager
 def _hide(path: Path, checkpoint: str) -> Generator[None]:
     """Rename a local checkpoint to a staging name; delete it after the block, or restore it where the block fails."""
-    with storage_errors(str(path)), lease_of(path.parent, locate(path)) as held:
+    with storage_errors(str(path)), lease_of(locate(path)) as held:
         hidden = path.with_name(f"{staging_stem(path.name)}.{secrets.token_hex(4)}")
         beside = {} if path.is_dir() else _beside(path, hidden)
         moved = {path: hidden, **beside}
@@ -116,7 +114,7 @@ def _put_back(moved: Mapping[Path, Path]) -> None:
     failed: StorageError | None = None
     for source, target in moved.items():
         try:
-            if os.path.lexists(target):  # it was moved
+            if is_there(target):  # it was moved
                 rename_without_replacing(target, source)
                 sync_folder(source.parent)
         except OSError as error:
@@ -144,13 +142,13 @@ def _beside(path: Path, hidden: Path) -> dict[Path, Path]:
 def _objects(uri: str, format: str) -> Generator[None]:
     """A checkpoint on an object store: it cannot be hidden there, so it is deleted after the block."""
     place = locate(uri)
-    if not isinstance(place.store, FsspecStore) or not place.store.capabilities.create_only_put:
+    store = place.store
+    if store.capabilities.local or not store.capabilities.create_only_put:
         raise UnsupportedError(
-            f"deleting is not supported on {place.store.protocol}://",
+            f"deleting is not supported on {store.protocol}://",
             uri=uri,
             cure="remove it with the store's tools",
         )
-    store = place.store
     yield
     try:
         for name in find_format(format).commit_members:

@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from wherry.errors import NotFoundError, UnsupportedError, storage_error
-from wherry.storage.fsspec_store import FsspecStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from wherry.storage.location import Entry, Location
+    from wherry.storage.location import Location
+    from wherry.store.store import Entry
 
 _NANOSECONDS = 1e9
 
@@ -37,11 +37,9 @@ def modified_time(place: Location, members: Iterable[Entry]) -> datetime:
     if place.store.capabilities.local:
         newest = max((int(member.mark) for member in members if member.mark), default=0)
         return datetime.fromtimestamp(newest / _NANOSECONDS, UTC)
-    store = place.store
-    assert isinstance(store, FsspecStore)
     paths = [place.path if member.name == place.name else f"{place.path}/{member.name}" for member in members]
     try:
-        return max(store.call(path, "modified", path) for path in paths).astimezone(UTC)
+        return max(map(place.store.modified, paths)).astimezone(UTC)
     except FileNotFoundError as error:
         raise NotFoundError("file not found", uri=place.uri, cure="check the path") from error
     except OSError as error:

@@ -1,6 +1,6 @@
 """Creates, syncs and removes folders, and defines the names of staging areas.
 
-Only `wherry.staging.takeover` creates the folder of a staging area. When a run's area was taken over, its path no
+Only `wherry.target.area` creates the folder of a staging area. When a run's area was taken over, its path no
 longer exists, and that run must never create the folder again.
 """
 
@@ -105,8 +105,17 @@ def _makes(folder: Path) -> bool:
 def sync_tree(path: Path) -> None:
     """Make the names in a folder tree durable; the writers have synced the contents of the files."""
     if path.is_dir():
-        for folder, _names, _files in os.walk(path):
+        for folder, _names, _files in os.walk(path, onerror=raise_walk_error):
             sync_folder(Path(folder))
+
+
+def raise_walk_error(error: OSError) -> None:
+    """Let a walk fail at a folder that cannot be listed: without this, what is below it is left out.
+
+    Raises:
+        OSError: always.
+    """
+    raise error
 
 
 def sync_folder(folder: Path) -> None:
@@ -116,6 +125,19 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def is_there(path: str | Path) -> bool:
+    """Whether a path exists, a link too; `os.path.lexists` says no where the storage failed.
+
+    Raises:
+        OSError: the storage failed.
+    """
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def remove(path: Path) -> None:

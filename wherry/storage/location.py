@@ -1,16 +1,11 @@
-"""Location: a path in a store, and the interface of stores.
-
-The capabilities of a store are declared, not guessed (as restic's `Properties`): whether a rename can refuse to
-overwrite, whether a put can be create-only, whether byte ranges can be read and written. `wherry.storage.stores` and
-`wherry.storage.fsspec_store` have the stores, `wherry.storage.protocols` what each can do.
-"""
+"""Location: a path in a store: the form of a URI that the functions of wherry take."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
 
 from wherry.errors import HostileError, NotFoundError, StorageError, storage_error
@@ -20,98 +15,15 @@ from wherry.text.json_scan import file_pieces
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from wherry.store.store import Entry, Store
+
 _T = TypeVar("_T")
 
 MOST_CONFIG = 64 << 20  # size limit of a config file, in bytes
 MOST_COMPANION = 32 << 30  # size limit of a companion file, in bytes; a sparse file would fill the disk
 _PIECE = 8 << 20
-NAMED_STATES = ("generation", "etag")  # versions that the store gives, and that a read can name
-
 _DEEPEST = 64  # limit of nested folders in a walk
 _MOST_VISITS = 16  # limit of visits of one folder through different links, in one walk
-
-
-@dataclass(frozen=True, slots=True)
-class Capabilities:
-    """What a store can do.
-
-    Attributes:
-        atomic_rename: a folder appears under its final name in one step that cannot overwrite.
-        create_only_put: an object can be created on the condition that it does not exist yet.
-        ranged_writes: bytes can be written at any offset of a file.
-        local: paths are paths of this machine's file system.
-        create_only_large: the same holds for an object that is uploaded in parts.
-        range_copy: the store copies a range of an object into another one, without moving a byte over the network.
-        object_copy: the same for a whole object.
-        checksums: algorithms whose checksums the store computes of whole objects or of parts, and wherry compares.
-        consistent_listing: a listing shows every object whose put has returned.
-        one_commit: all files of a target appear in one step that cannot overwrite, without a rename.
-        version: what identifies the state of an object: `generation`, `etag`, `blob` or `time`; empty if nothing does.
-        fills: `readinto` holds the bytes nowhere but in its buffer; elsewhere a library holds them twice besides.
-    """
-
-    atomic_rename: bool
-    create_only_put: bool
-    ranged_writes: bool
-    local: bool
-    create_only_large: bool = False
-    range_copy: bool = False
-    object_copy: bool = False
-    checksums: tuple[str, ...] = ()
-    consistent_listing: bool = False
-    one_commit: bool = False
-    version: str = ""
-    fills: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One file or folder.
-
-    Attributes:
-        name: its name in the parent folder, or its relative path.
-        size: bytes; -1 for a broken link and for a file that must not be opened.
-        is_dir: whether it is a folder.
-        mark: time of the last modification (local files), ETag or generation; part of fingerprints.
-        inode: device and inode of a local file; distinguishes two files of the same name and mark.
-        changed: ctime in nanoseconds, which no program can set; 0 if the store has none.
-        barred: why it must not be opened (`a FIFO`, `symbolic link points outside the checkpoint: /etc/passwd`); empty
-            if it may be opened.
-    """
-
-    name: str
-    size: int
-    is_dir: bool
-    mark: str = ""
-    inode: str = ""
-    changed: int = 0
-    barred: str = ""
-
-
-class Store(Protocol):
-    """The operations that the rest of wherry may rely on; paths are absolute within the store."""
-
-    protocol: str
-    capabilities: Capabilities
-
-    def stat(self, path: str) -> Entry | None:
-        """The entry at a path, following links, or None."""
-        ...
-
-    def entries(self, path: str) -> list[Entry]:
-        """Children of a folder, sorted by name."""
-        ...
-
-    def read(self, path: str, start: int, stop: int) -> bytes:
-        """Bytes [start, stop) of a file; fewer where the file ends earlier."""
-        ...
-
-    def readinto(self, path: str, start: int, buffer: memoryview) -> int:
-        """Fill a buffer from an offset; returns the number of bytes read."""
-        ...
-
-    def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:
-        """Write a small file; with `create_only`, raise FileExistsError if it exists."""
 
 
 def path_uri(path: str) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from wherry.storage.links import Root
-    from wherry.storage.location import Entry
+    from wherry.store.store import Entry
 
 CHANGED_CURE = "convert it again once nothing writes to it"
 

@@ -1,4 +1,4 @@
-"""The store of local files, and the parsing of URIs; `wherry.storage.fsspec_store` has the remote stores.
+"""The store of local files, and the parsing of URIs; `wherry.store` has the interface, and the remote stores.
 
 Local paths never import fsspec: they are the fast path, and `os.pread` is faster. Credentials come only from each
 library's own chain; a URI never carries them, and they are never printed.
@@ -22,7 +22,7 @@ from wherry.errors import CrowdedFolderError, HostileError, UsageError, storage_
 from wherry.storage.folders import make_folders, sync_folder
 from wherry.storage.links import root_at
 from wherry.storage.local_paths import local_path
-from wherry.storage.location import Entry, Location
+from wherry.storage.location import Location
 from wherry.storage.open_file import (
     loop_refusal,
     open_regular,
@@ -33,7 +33,8 @@ from wherry.storage.open_file import (
     special,
     status_of,
 )
-from wherry.storage.protocols import LOCAL, READ_ONLY
+from wherry.store.protocols import LOCAL, READ_ONLY
+from wherry.store.store import Entry, Store
 from wherry.text.limits import MOST_ENTRIES, exceeds, scale_limit
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ _ABSOLUTE = re.compile(r"(?:/(?!\.(?:/|\Z))[^/]+)+")  # a local path that needs 
 
 
 @dataclass(frozen=True)
-class LocalStore:
+class LocalStore(Store):
     """Files of this machine, opened by the rules of `wherry.storage.open_file`.
 
     Attributes:
@@ -103,7 +104,7 @@ class LocalStore:
         """See Store."""
         return read_regular(path, start, stop, self.root)
 
-    def readinto(self, path: str, start: int, buffer: memoryview) -> int:
+    def readinto(self, path: str, start: int, buffer: memoryview, mark: str = "") -> int:  # noqa: ARG002  for objects
         """See Store."""
         with self.descriptor(path) as descriptor:
             return os.preadv(descriptor, [buffer], start)
@@ -169,31 +170,11 @@ def _why_not_followed(error: OSError) -> str:
     return f"symbolic link cannot be followed: {error.strerror}"
 
 
-class LiveStore:
+class LiveStore(Store):
     """The store of training states in the memory of a process: names without files."""
 
     protocol = "live"
     capabilities = READ_ONLY
-
-    def stat(self, path: str) -> Entry | None:  # noqa: ARG002  of the protocol
-        """See Store: always None."""
-        return None
-
-    def entries(self, path: str) -> list[Entry]:
-        """See Store."""
-        raise FileNotFoundError(path)
-
-    def read(self, path: str, start: int, stop: int) -> bytes:  # noqa: ARG002  of the protocol
-        """See Store."""
-        raise FileNotFoundError(path)
-
-    def readinto(self, path: str, start: int, buffer: memoryview) -> int:  # noqa: ARG002  of the protocol
-        """See Store."""
-        raise FileNotFoundError(path)
-
-    def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:  # noqa: ARG002
-        """See Store."""
-        raise PermissionError(errno.EROFS, "cannot write to a live state", path)
 
 
 def is_live(uri: str) -> bool:
@@ -351,7 +332,7 @@ def _locate(text: str) -> Location:
         from wherry.remote.addresses import require_host
 
         require_host(text)
-    from wherry.storage.fsspec_store import remote_store  # local runs do not pay for it
+    from wherry.store.remote_store import remote_store  # local runs do not pay for it
 
     return Location(remote_store(protocol), rest.rstrip("/"))
 

@@ -228,7 +228,7 @@ def _surround(order: Order, stack: ExitStack) -> None:
     """Set up the environment of an order."""
     stack.enter_context(small_steps(order.workers))
     if order.expiry is not None:
-        stack.enter_context(replace_value("wherry.staging.lease_watch:EXPIRY_SECONDS", order.expiry))
+        stack.enter_context(replace_value("wherry.target.lease_watch:EXPIRY_SECONDS", order.expiry))
     if not order.locks:
         stack.enter_context(replace_value("fcntl:flock", failing(errno.ENOLCK)))
     if order.ahead:

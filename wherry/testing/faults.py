@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PLACES: tuple[str, ...] = (
     *(f"os:{name}" for name in ("pwrite", "write", "fsync", "fdatasync", "posix_fallocate", "ftruncate")),
     *(f"os:{name}" for name in ("mkdir", "rename", "replace", "link", "unlink", "rmdir")),
-    "wherry.staging.staging:rename_without_replacing",
+    "wherry.target.file_staging:rename_without_replacing",
 )
 WRITES = ("os:pwrite", "os:write")
 

@@ -115,7 +115,7 @@ def _make_sample(row: Format, shapes: list[TensorSpec], options: Mapping[str, An
         replace(spec, path=path, shape=_MATRIX if path in row.holds.names else spec.shape)
         for spec, path in zip(shapes, _paths(row.holds), strict=False)
     ]
-    companions = {**_COMPANIONS, **row.holds.needs} if row.holds.companions else {}
+    companions = {**(_COMPANIONS if row.holds.companions else {}), **row.holds.needs}
     manifest = Manifest(
         tensors={spec.path: spec for spec in specs},
         values=_VALUES if row.holds.values else {},
@@ -168,6 +168,11 @@ def random_bytes(spec: TensorSpec, generator: random.Random) -> bytes:
     return raw.translate(bytes((byte % most - offset) & 0xFF for byte in range(256)))
 
 
+def _bits(dtype: str) -> int:
+    """Bits of an element, or of a block of them."""
+    return _BYTE * dtypes.canonical_size(dtype, 1) if dtypes.block_elements(dtype) > 1 else dtypes.bits(dtype)
+
+
 def _narrow_bits(dtype: str) -> int | None:
     """Bits of an element that canonical bytes widen to a byte; None for all other dtypes."""
     names = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "float4_e2m1fn": 4}
@@ -176,11 +181,11 @@ def _narrow_bits(dtype: str) -> int | None:
 
 def _specs(row: Format, of: Collection[str]) -> Iterator[TensorSpec]:
     names = sorted(of)
-    shapes = cycle(SHAPES)
+    shapes = cycle(shape for shape in SHAPES if row.holds.rank is None or len(shape) <= row.holds.rank)
     for name in names:
-        packed = dtypes.opaque(name) or _narrow_bits(name) is not None
+        packed, elements = dtypes.opaque(name) or _narrow_bits(name) is not None, dtypes.block_elements(name)
         for shape in _EVEN_SHAPES if packed else islice(shapes, _SHAPES_A_DTYPE):
-            yield TensorSpec((), shape, name)
+            yield TensorSpec((), (*shape[:-1], shape[-1] * elements) if packed else shape, name)
     if row.holds.zero_size:
         yield from (TensorSpec((), shape, names[-1]) for shape in _EMPTY_SHAPES)
 
@@ -194,7 +199,7 @@ def _large(row: Format) -> tuple[TensorSpec, ...]:
 
 def _narrowest(row: Format) -> str:
     # one byte per element, or more if the format has no such dtype
-    return min(sorted(row.holds.dtypes), key=lambda name: (dtypes.bits(name) < _BYTE, dtypes.bits(name)))
+    return min(sorted(row.holds.dtypes), key=lambda name: (_bits(name) < _BYTE, _bits(name)))
 
 
 def _paths(holds: Holds) -> Iterator[KeyPath]:
@@ -221,7 +226,7 @@ def _cut(spec: TensorSpec, data: bytes, generator: random.Random) -> Iterator[Pi
         for region in cells(spec.whole, spec.chunks):
             yield Piece(spec.path, region, _region_bytes(spec, data, region))
         return
-    grain = math.lcm(dtypes.bits(spec.dtype), 2 * _BYTE) // _BYTE * (1 if spec.nbytes > _BYTE else 0)
+    grain = math.lcm(_bits(spec.dtype), 2 * _BYTE) // _BYTE * (1 if spec.nbytes > _BYTE else 0)
     inner = {generator.randrange(0, spec.nbytes, grain) for _ in range(4)} if grain else set[int]()
     places = sorted({0, spec.nbytes, *inner})
     for start, stop in pairwise(places):

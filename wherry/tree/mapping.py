@@ -268,8 +268,11 @@ def _apply_rules(
     if COMPANIONS in rules or not row.holds.companions:
         cannot = f"{row.name} is one file and cannot hold companion files"
         reason = "ignored by rule" if COMPANIONS in rules else cannot
-        ignored += [ignored_companion(companion.name, reason) for companion in manifest.companions]
-        manifest = replace(manifest, companions=())
+        stated = frozenset[str]() if COMPANIONS in rules else row.holds.stated
+        kept = tuple(companion for companion in manifest.companions if companion.name in stated)
+        left = [companion.name for companion in manifest.companions if companion.name not in stated]
+        ignored += [ignored_companion(name, reason) for name in left]
+        manifest = replace(manifest, companions=kept)
     if not row.holds.types and isinstance(pickled := manifest.custom.get(_PICKLED), dict):
         ignored += _plain(pickled, row)
     return manifest, tuple(ignored)
@@ -315,6 +318,8 @@ def _faults(manifest: Manifest, row: Format) -> Iterator[str]:
             yield f"a key path of {len(spec.path)} parts (tensor {spec.name})"
         if holds.depth is not None and not spec.path:
             yield "a tensor without a name"
+        if holds.rank is not None and len(spec.shape) > holds.rank:
+            yield f"a tensor of {len(spec.shape)} dimensions (tensor {spec.name})"
         if not holds.zero_size and spec.size == 0:
             yield f"a tensor without elements (tensor {spec.name})"
     if not holds.values:

@@ -16,7 +16,8 @@ from wherry.upload.uploaded_file import PART_BYTES, part_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from wherry.storage.location import Entry, Location
+    from wherry.storage.location import Location
+    from wherry.store.store import Entry
     from wherry.upload.run import UploadRun
 
 CopiedFile: TypeAlias = "tuple[Location, Location, Entry]"

@@ -9,12 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wherry.objects.checksums import checksum_of, is_same
+from wherry.store.checksums import checksum_of, is_same
+from wherry.upload.uploaded_file import SentBefore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from wherry.upload.uploaded_file import SentBefore
 
 
 def agreeing(before: SentBefore, data: Sequence[memoryview], part: int) -> SentBefore:
@@ -29,7 +28,7 @@ def agreeing(before: SentBefore, data: Sequence[memoryview], part: int) -> SentB
         same = before.found.checksums and is_same(
             before.found, before.found.run, sum(map(len, data)), checksum_of(data)
         )
-        return before if same else replace(before, found=None)
+        return before if same else SentBefore()  # the parts of which it was made are gone
     total = sum(map(len, data))
     checksums = [checksum_of(_range(data, start, start + part)) for start in range(0, total, part)]
     parts = {

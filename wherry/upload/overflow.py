@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from wherry.errors import StorageError
-from wherry.objects.body import Body
-from wherry.objects.checksums import PartBytes
+from wherry.store.body import Body
+from wherry.store.checksums import PartBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wherry.objects.uploads import ObjectStore, StoredObject
+    from wherry.store.store import Store, StoredObject
 
 PREFIX = "overflow-"
 
@@ -31,9 +31,7 @@ class StoredBytes:
         nbytes: number of them.
     """
 
-    def __init__(
-        self, path: str, store: ObjectStore, run: str, read: Callable[[str, int, int], bytes]
-    ) -> None:
+    def __init__(self, path: str, store: Store, run: str, read: Callable[[str, int, int], bytes]) -> None:
         """No bytes yet.
 
         Args:
@@ -146,7 +144,7 @@ class Overflow:
     """
 
     folder: str
-    store: ObjectStore
+    store: Store
     run: str
     read: Callable[[str, int, int], bytes]
     made: list[StoredBytes] = field(default_factory=list["StoredBytes"])

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import MismatchError, StorageError
-from wherry.objects.checksums import CRC32C
-from wherry.objects.listing_view import objects_below
 from wherry.storage.folders import is_staging
+from wherry.storage.listing_view import objects_below
 from wherry.storage.location import Location
 from wherry.storage.ranges import read_ranges
 from wherry.storage.sidecar import FOLDER_NAME
+from wherry.store.checksums import CRC32C
 from wherry.upload.growing_file import GrowingFile, without_gaps
 from wherry.upload.known_bytes import agreeing
 from wherry.upload.overflow import Overflow
@@ -29,7 +29,7 @@ from wherry.upload.uploaded_file import PART_BYTES, SentBefore, UploadedFile, pa
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from wherry.objects.uploads import StoredObject
+    from wherry.store.store import StoredObject
     from wherry.upload.uploaded_file import UploadContext
 
 
@@ -207,8 +207,8 @@ class UploadRun:
         if found is not None and found.nbytes == kept:
             self._small[path] = (found, "")
             return kept
-        self.guard()
         if found is not None:
+            self.guard()
             self.using.store.remove_object(place, found.mark)
         self._small[path] = (self._copy(source, mark, place, path), "")
         return 0
@@ -304,15 +304,17 @@ class UploadRun:
         rank = {name: -number for number, name in enumerate(last)}
         held = filter(self._is_held_back, self.paths())
         for path in sorted(held, key=lambda path: rank.get(self._name(path), -len(last))):
-            self.guard()
             self._publish(path)
         for file in self._files.values():
             if file.waits and file.stored is None:
                 self.guard()
                 file.assemble()
 
-    def abort(self) -> None:
+    def abort(self, *, committed: bool = False) -> None:
         """Remove every object and every upload of this run and of those that it continues.
+
+        Args:
+            committed: whether one of those has committed the target meanwhile, so that its objects are the target's.
 
         Raises:
             StorageError: the storage failed.
@@ -327,7 +329,7 @@ class UploadRun:
         made |= {path: before.found for path, before in self.before.items() if not made.get(path)}
         made |= {self.place(path): found for path, (found, _digest) in self._small.items()} | self._published
         for path, found in made.items():
-            if found is not None:
+            if found is not None and not (committed and self._is_of_target(path)):
                 self.using.store.remove_object(path, found.mark)
 
     def drop_overflow(self) -> None:
@@ -368,13 +370,14 @@ class UploadRun:
     def _publish(self, path: str) -> None:
         before = self.before.get(path)  # of a run that was killed in its commit
         if before and before.found:
+            self.guard()
             self.using.store.remove_object(path, before.found.mark)
         self._published[path] = self._copy(self.place(path), self._stored_object(path).mark, path, path)
 
     def _copy(self, source: str, mark: str, place: str, path: str) -> StoredObject:
         """Let the store copy an object to a place, where it is not visible yet or is the file at a path."""
         try:
-            return self.using.store.copy_object(source, mark, place, self.using.run)
+            return self.using.store.copy_object(source, mark, place, self.using.run, self.guard)
         except FileExistsError as error:
             raise self.using.occupied(path) from error
         except FileNotFoundError as error:
@@ -390,11 +393,16 @@ class UploadRun:
         return found
 
     def _require_own(self) -> None:
-        """Refuse to commit a folder in which somebody else has put objects meanwhile."""
-        own = set(self.paths())
+        """Refuse to commit a folder in which somebody else has put objects meanwhile, or which is committed.
+
+        A run that was stopped in its commit may have gone on, after this run has taken the target over.
+        """
+        own = {path for path in self.paths() if path in self.before or not self._is_held_back(path)}
         for entry in objects_below(self.target):
             path = self.target.join(entry.name).path
-            if path not in own and not is_inner(entry.name):
+            if path in own or is_inner(entry.name):
+                continue
+            if entry.name in self.members or not self.using.drop_stale(path):
                 raise self.using.occupied(path)
 
     def _put(self, path: str, data: bytes, mark: str) -> StoredObject:
@@ -402,7 +410,9 @@ class UploadRun:
         try:
             return self.using.store.put_object(path, data, self.using.run, replaces=mark)
         except FileExistsError as error:
-            raise self.using.occupied(path) from error
+            if not self.using.drop_stale(path):
+                raise self.using.occupied(path) from error
+            return self._put(path, data, "")
 
     def _name_in_folders(self, path: str) -> None:
         """Note a path in each folder above it; the caller has the lock."""
@@ -419,6 +429,9 @@ class UploadRun:
         if not name:
             return not self.direct
         return name in self.members or name.rpartition("/")[2] == FOLDER_NAME
+
+    def _is_of_target(self, path: str) -> bool:
+        return f"{path}/".startswith(f"{self.target.path}/")
 
     def _is_direct(self, path: str) -> bool:
         return self.direct and not self._name(path)

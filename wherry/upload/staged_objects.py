@@ -11,12 +11,13 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wherry.storage.location import Entry, Location
+from wherry.store.store import Entry, StoreOver
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from wherry.storage.location import Capabilities, Store
+    from wherry.storage.location import Location
+    from wherry.store.store import Store
     from wherry.upload.run import UploadRun
     from wherry.upload.uploaded_file import UploadedFile
 
@@ -25,20 +26,16 @@ _BLOCK = 16 << 10  # bytes: the end of one item of a DCP file, and the beginning
 _MOST_BLOCKS = 64
 
 
-class StagedObjects:
+class StagedObjects(StoreOver):
     """The store of the target of one run; see Store.
 
     Attributes:
-        protocol: that of the target's store.
-        capabilities: those of the target's store.
         run: the objects of the run.
     """
 
     def __init__(self, base: Store, run: UploadRun) -> None:
-        self.protocol: str = base.protocol
-        self.capabilities: Capabilities = base.capabilities
+        super().__init__(base)
         self.run = run
-        self._base = base
         self._blocks: OrderedDict[tuple[str, int], bytes] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -46,7 +43,7 @@ class StagedObjects:
         """See Store."""
         name = path.rpartition("/")[2]
         self.run.settle(path)
-        found = self._base.stat(self.run.place(path))
+        found = self.inner.stat(self.run.place(path))
         if found is None and self.run.names_in(path):
             return Entry(name, 0, is_dir=True)
         return found and replace(found, name=name)
@@ -54,7 +51,7 @@ class StagedObjects:
     def entries(self, path: str) -> list[Entry]:
         """See Store."""
         try:
-            found = {entry.name: entry for entry in self._base.entries(path)}
+            found = {entry.name: entry for entry in self.inner.entries(path)}
         except FileNotFoundError:
             found = {}
         for name in self.run.names_in(path) - found.keys():
@@ -70,15 +67,15 @@ class StagedObjects:
         self.run.settle(path)
         size = self.run.complete_size(path)
         if size is None or stop - start > _BLOCK:
-            return self._base.read(self.run.place(path), start, stop)
+            return self.inner.read(self.run.place(path), start, stop)
         first, stop = start // _BLOCK * _BLOCK, min(stop, size)
         blocks = [self._block(path, at, min(at + _BLOCK, size)) for at in range(first, stop, _BLOCK)]
         return b"".join(blocks)[start - first : max(stop - first, 0)]
 
-    def readinto(self, path: str, start: int, buffer: memoryview) -> int:
+    def readinto(self, path: str, start: int, buffer: memoryview, mark: str = "") -> int:
         """See Store."""
         self.run.settle(path)
-        return self._base.readinto(self.run.place(path), start, buffer)
+        return self.inner.readinto(self.run.place(path), start, buffer, mark)
 
     def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:  # noqa: ARG002  always is
         """See Store."""
@@ -89,7 +86,7 @@ class StagedObjects:
             held = self._blocks.pop((path, start), None)
         if held is None:
             memory = memoryview(bytearray(stop - start))  # `readinto` goes past the client of the library
-            held = bytes(memory[: self._base.readinto(self.run.place(path), start, memory)])
+            held = bytes(memory[: self.inner.readinto(self.run.place(path), start, memory)])
         with self._lock:
             self._blocks[path, start] = held
             while len(self._blocks) > _MOST_BLOCKS:
@@ -116,7 +113,7 @@ class UploadedFiles:
         """Begin or continue one more file."""
         self._files[name] = self._run.file(self._folder.join(name).path, size)
 
-    def write(self, name: str, offset: int, data: memoryview | bytes) -> None:
+    def write(self, name: str, offset: int, data: memoryview | bytes | bytearray) -> None:
         """Write bytes at an offset of a file.
 
         Raises:
@@ -154,8 +151,9 @@ class UploadedFiles:
 
 def run_of(folder: Location) -> UploadRun:
     """The run whose staged objects a location lies in."""
-    assert isinstance(folder.store, StagedObjects), "the caller has asked `is_staged`"
-    return folder.store.run
+    found = _staged_in(folder.store)
+    assert found is not None, "the caller has asked `is_staged`"
+    return found.run
 
 
 def is_readable(location: Location) -> bool:
@@ -165,4 +163,10 @@ def is_readable(location: Location) -> bool:
 
 def is_staged(location: Location) -> bool:
     """Whether a location lies in the staged objects of a run, whose files are uploaded as they are written."""
-    return isinstance(location.store, StagedObjects)
+    return _staged_in(location.store) is not None
+
+
+def _staged_in(store: Store) -> StagedObjects | None:
+    while isinstance(store, StoreOver) and not isinstance(store, StagedObjects):
+        store = store.inner
+    return store if isinstance(store, StagedObjects) else None

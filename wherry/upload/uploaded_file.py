@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from wherry.errors import CorruptError, StorageError, TargetExistsError
-from wherry.objects.checksums import CRC32C, PartBytes, agrees, joined_checksum
-from wherry.objects.uploads import Part
+from wherry.store.checksums import CRC32C, PartBytes, agrees, joined_checksum
+from wherry.store.store import Part
 from wherry.upload.pieces import PartPieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wherry.objects.uploads import ObjectStore, PartLimits, StoredObject, Upload
+    from wherry.store.store import PartLimits, Store, StoredObject, Upload
     from wherry.upload.overflow import StoredBytes
     from wherry.upload.sender import Sender
 
@@ -66,13 +66,39 @@ class UploadContext:
         sender: sends the parts.
         log: learns of each part.
         protocol: of the store, for errors.
+        former: ids of runs that had the target before this one.
+        owned: raises if this run has lost the target; it may ask the store.
+        fresh: the same, before each act; it seldom asks.
     """
 
-    store: ObjectStore
+    store: Store
     run: str
     sender: Sender
     log: UploadLog
     protocol: str
+    former: frozenset[str] = frozenset()
+    owned: Callable[[], None] = lambda: None
+    fresh: Callable[[], None] = lambda: None
+
+    def drop_stale(self, path: str) -> bool:
+        """Remove an object where this run creates its own, if a former run put it there after it had lost the target.
+
+        1. A run stops for longer than its lease lasts. 2. This run takes the target over. 3. The other one goes on, and
+        its next object appears. The object is seen before the lease is asked for, and removed in the state in which
+        it was seen.
+
+        Returns:
+            Whether it was removed.
+
+        Raises:
+            TargetInUseError: another run has taken over the target.
+            StorageError: the storage failed.
+        """
+        found = self.store.head(path) if self.former else None
+        if found is None or found.run not in self.former:
+            return False
+        self.owned()
+        return self.store.remove_object(path, found.mark)
 
     def occupied(self, path: str) -> TargetExistsError:
         """The error for an object that another run created meanwhile."""
@@ -232,10 +258,13 @@ class UploadedFile:
         """
         using, upload = self._using, self._begin_upload()
         parts = [self._parts[number] for number in sorted(self._parts)]
+        using.fresh()
         try:
-            self.stored = using.store.assemble(upload, parts, create_only=True)
+            self.stored = using.store.assemble(upload, parts)
         except FileExistsError as error:
-            raise using.occupied(self.path) from error
+            if self.waits or not using.drop_stale(self.path):
+                raise using.occupied(self.path) from error
+            self.assemble()
         except FileNotFoundError as error:
             raise using.lost(self.path) from error
 
@@ -283,8 +312,9 @@ class UploadedFile:
             act(number, PartBytes(part.views))
         part.leave()
 
-    def _put_whole(self, _number: int, views: PartBytes) -> None:
+    def _put_whole(self, number: int, views: PartBytes) -> None:
         using = self._using
+        using.fresh()
         try:
             found = using.store.put_object(self.path, views, using.run)
             reported = ((name, f"{name}:{digest}") for name, digest in found.checksums.items())
@@ -294,9 +324,12 @@ class UploadedFile:
                 using.log.whole(self.path, Part(0, self.size, found.mark, checksum))
             self.stored = found
         except FileExistsError as error:
-            raise using.occupied(self.path) from error
+            if not using.drop_stale(self.path):
+                raise using.occupied(self.path) from error
+            self._put_whole(number, views)
 
     def _put_part(self, number: int, views: PartBytes) -> None:
+        self._using.fresh()
         upload = self._begin_upload()
         try:
             sent = self._using.store.put_part(upload, number, views)

@@ -10,8 +10,6 @@ import shlex
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from wherry.carriers import THREADS
-from wherry.carriers.hash_on import ReadOrder, hash_on, source_of
 from wherry.config.digests import digest_choice
 from wherry.converter.references import reference
 from wherry.core.digest import checkpoint_digest, weights_digest
@@ -20,14 +18,14 @@ from wherry.errors import NotFoundError
 from wherry.formats.checkpoint import open_source, present_fingerprint
 from wherry.formats.companions import digest_companion
 from wherry.formats.pin import object_pin, state_read
-from wherry.formats.registry import system_of
+from wherry.formats.registry import checked_options, find_format, system_of
 from wherry.ledger.open import resolve_named
 from wherry.mover.hashing import Failure, Hashes, MeasuredError, compare, hash_checkpoint
 from wherry.quantized.coded_view import RECORD as QUANTIZED
+from wherry.quantized.ggml_types import RECORD as VALUES
 from wherry.quantized.view import as_recorded
 from wherry.tree.mapping import parameters_of
 from wherry.tree.spelling import renaming_of
-from wherry.units.cut import UNIT_BYTES
 from wherry.verifier.records import (
     LedgerEntry,
     altered_fields,
@@ -36,6 +34,9 @@ from wherry.verifier.records import (
     receipt_difference,
     replacement,
 )
+from wherry.workers import THREADS
+from wherry.workers.hash_on import ReadOrder, hash_on, source_of
+from wherry.workers.unit import UNIT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -60,7 +61,7 @@ class ReadOptions:
     Attributes:
         memory: the budget in bytes, of each worker.
         progress: called a few times a second.
-        on: the carrier whose workers read it; see `wherry.carriers.carrier`.
+        on: the carrier whose workers read it; see `wherry.workers.engines`.
         unit_bytes: what one worker reads at a time.
         source: the checkpoint, as workers open it; needed if `on` is not `threads`.
     """
@@ -223,7 +224,7 @@ def _with_another(
     checkpoint: Checkpoint, found: Hashes, sidecar: Sidecar | None, against: Other, how: ReadOptions
 ) -> Iterator[Failure]:
     """The differences from another checkpoint, through the layout or the renaming that the sidecar records."""
-    if sidecar is not None and QUANTIZED in sidecar.manifest.origin:
+    if sidecar is not None and {QUANTIZED, VALUES} & sidecar.manifest.origin.keys():
         return _quantised_again(found, sidecar, against, how)
     if sidecar is not None and sidecar.manifest.origin.get("layout"):
         return _came_back(checkpoint, sidecar, against, how)
@@ -310,7 +311,8 @@ def _is_where_it_began(other: Checkpoint, checkpoint: Checkpoint, layout: Mappin
 
 def _quantised_again(found: Hashes, sidecar: Sidecar, against: Other, how: ReadOptions) -> Iterator[Failure]:
     """The differences from what the recorded rule makes of the source, and how far that is from the source."""
-    from wherry.quantized.coded_view import as_quantised
+    from wherry.quantized.coded_view import CodedView, as_quantised
+    from wherry.quantized.ggml_types import TypedView
     from wherry.view.inverse import as_laid_out
 
     origin = sidecar.manifest.origin
@@ -318,9 +320,15 @@ def _quantised_again(found: Hashes, sidecar: Sidecar, against: Other, how: ReadO
         seen = as_recorded(other, sidecar.manifest)
         if layout := origin.get("layout"):
             seen = as_laid_out(seen, {**layout, "family_file": against.family_file})
-        coded = as_quantised(seen, origin)
+        if QUANTIZED in origin:
+            coded = as_quantised(seen, origin)
+        else:
+            row = find_format(sidecar.checkpoint.format)
+            coded = row.values(seen, checked_options(row, origin[VALUES]))
         theirs = hash_checkpoint(coded, found.algorithm, memory=how.memory, progress=how.progress)
     yield from _differences(found, theirs.digests, theirs.leaves)
+    if not isinstance(coded, CodedView | TypedView):
+        return  # no value of this source changes
     error = coded.measured
     if error.error > against.measured.error:
         against.measured.tensors += len(coded.lossy)

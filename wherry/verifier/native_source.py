@@ -19,9 +19,9 @@ from wherry.core.services import service
 from wherry.core.units import parse_size, show_size
 from wherry.errors import StorageError, UnsupportedError
 from wherry.formats.pin import take_pin
-from wherry.staging.janitor import temporary_folder
 from wherry.storage.copy import copy_files
 from wherry.storage.stores import local_location, locate
+from wherry.target.janitor import temporary_folder
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -94,8 +94,8 @@ def files_of(checkpoint: Checkpoint) -> tuple[str, ...]:
     """
     pin = take_pin(checkpoint)
     place = locate(checkpoint.uri).path
-    folder = Path(place).resolve()
-    real = {Path(pin.base.join(name).path).resolve() for name in pin.members}
+    folder = os.path.realpath(place)  # unlike `resolve`, it takes a link that leads to itself for a path
+    real = {Path(os.path.realpath(pin.base.join(name).path)) for name in pin.members}
     return (place, *sorted(str(path) for path in real if not path.is_relative_to(folder)))
 
 

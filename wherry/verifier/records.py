@@ -47,16 +47,16 @@ _TABLES = ("location", "checkpoint", "tombstone")
 _PLACE = f"""
     SELECT {", ".join(f"node.{name}" for name in _NODE)}, place.uri, place.fingerprint, place.seen,
         CASE WHEN stone.statement >= place.statement THEN 1 ELSE 0 END
-    FROM {{schema}}location AS place
-    JOIN {{schema}}checkpoint AS node ON node.checkpoint_digest = place.checkpoint_digest
-    LEFT JOIN {{schema}}tombstone AS stone
+    FROM location AS place
+    JOIN checkpoint AS node ON node.checkpoint_digest = place.checkpoint_digest
+    LEFT JOIN tombstone AS stone
         ON stone.checkpoint_digest = place.checkpoint_digest AND stone.uri = place.uri
     WHERE place.uri = :uri ORDER BY place.statement DESC, place.seen DESC LIMIT 1
 """  # noqa: S608  names of columns
 
 _CONVERSIONS = ("conversion", "statement")
 _MADE = """
-    SELECT told.body FROM {schema}conversion AS done JOIN {schema}statement AS told ON told.seq = done.statement
+    SELECT told.body FROM conversion AS done JOIN statement AS told ON told.seq = done.statement
     WHERE done.target = :digest AND done.target_uri = :uri ORDER BY done.statement
 """
 _PASSING = ("already", "lineage", "schema")  # fields of a receipt that do not describe the conversion
@@ -106,12 +106,12 @@ def entry_at(uri: str) -> LedgerEntry:
 
 
 def _from_sqlite(file: Path, uri: str) -> LedgerEntry:
-    """The same of a SQLite ledger, without SQLAlchemy, whose import takes as long as reading 500 MB."""
+    """The same of a SQLite ledger, which is not created."""
     if not file.exists():
         return LedgerEntry()
     try:
         with ledger_to_read(file, _TABLES) as connection:
-            return _entry(connection.execute(_PLACE.format(schema=""), {"uri": uri}).fetchone())
+            return _entry(connection.execute(_PLACE, {"uri": uri}).fetchone())
     except sqlite3.Error:  # of another schema, in use, or no ledger at all: opening it tells
         return _from_nodes(uri)
 
@@ -167,7 +167,7 @@ def _made_at(sidecar: Sidecar, uri: str) -> list[str]:
         return []
     if file is not None:
         with suppress(sqlite3.Error), ledger_to_read(file, _CONVERSIONS) as connection:
-            return [body for (body,) in connection.execute(_MADE.format(schema=""), values)]
+            return [body for (body,) in connection.execute(_MADE, values)]
     from wherry.ledger.nodes import all_rows
     from wherry.ledger.record import open_ledger
 

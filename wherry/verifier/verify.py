@@ -39,7 +39,6 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from wherry.carriers import THREADS
 from wherry.core.keypath import render
 from wherry.core.request import SourceRequest
 from wherry.core.units import DEFAULT_MEMORY, DEFAULT_UNIT, parse_budget, parse_size, plural
@@ -64,6 +63,7 @@ from wherry.verifier.full_read import (
     read_all,
 )
 from wherry.verifier.records import INCOMPLETE, added_rows, file_rows, known_node, record_differences
+from wherry.workers import THREADS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -212,7 +212,7 @@ def verify(
         format, step, item: which checkpoint of `uri`.
         family_file: the file that declared the family through whose layouts it was made of `against`.
         record: whether the ledger records the outcome and, where it does not know the checkpoint yet, its digests.
-        on: what reads the bytes at level `digest`; see `wherry.carriers.carrier`.
+        on: what reads the bytes at level `digest`; see `wherry.workers.engines`.
         unit: what one worker reads at a time, for example `1GiB`.
 
     Raises:
@@ -286,9 +286,9 @@ def _require_sensible(source: SourceRequest, level: str, against: object) -> Non
 
 def _require_one_reading(level: str, against: object, on: str) -> None:
     """Refuse an engine where it would have nothing to do, or only half of the reading."""
-    from wherry.carriers.carrier import carrier_of
+    from wherry.workers.engines import engine_of
 
-    carrier_of(on)
+    engine_of(on)
     if level != "digest" or against is not None:
         raise UsageError(
             "an engine reads one checkpoint at level digest",

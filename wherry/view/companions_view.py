@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from wherry.core.request import LayoutRequest
-    from wherry.formats.reader import Reader
+    from wherry.formats.contents import Contents
 
 _NO_CONFIG = "no config.json: transformers cannot load the folder; pass the model's with --config"
 _NOT_PROVED = "no family: the names of the tensors are kept, and were not compared with those of the model"
@@ -62,7 +62,7 @@ class CompanionsView(Checkpoint):
         """The stored checkpoint."""
         return self._source.original
 
-    def reader_over(self, reader: Reader) -> Reader:
+    def reader_over(self, reader: Contents) -> Contents:
         """A reader of the view over one of the stored checkpoint."""
         return CompanionsReader(self._source.reader_over(reader), self._files_by_name)
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from wherry.core.progress import OnProgress
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.checkpoint import Checkpoint
-    from wherry.formats.reader import Reader
+    from wherry.formats.contents import Contents
     from wherry.mover.move import JointMoves
     from wherry.runtime.threads import Task
 
@@ -242,7 +242,7 @@ class ViewPass:
 
     def _hash_on_the_way(self, moves: JointMoves) -> None:
         """Find the source's tensors that are hashed while the view's are carried."""
-        straight = [path for path in self._needs if moves.ways[path].access.raw is not None]
+        straight = [path for path in self._needs if moves.ways[path].extents is not None]
         same = {self._view.same_bytes(path): path for path in straight} if self._view else {}
         wanted = self._hashed.union(*self._needs.values()) if self._shared else self._hashed
         self._equal = {path: target for path, target in same.items() if path in wanted}
@@ -283,7 +283,7 @@ class ViewPass:
                 yield from (path for path in needs if path not in taken and self._decoded.gathers(path))
 
     @contextmanager
-    def _hashing(self, reader: Reader, view: Source, meter: Meter) -> Generator[Carrier]:
+    def _hashing(self, reader: Contents, view: Source, meter: Meter) -> Generator[Carrier]:
         """A carrier that hashes the source itself, with the same memory budget and stop event."""
         with Source(reader, view.pool, stopped=view.stopped) as read:
             carrier = Carrier(read, dict(self._specs), meter, self._algorithms)

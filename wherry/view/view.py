@@ -10,24 +10,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
-from wherry.core import dtypes
 from wherry.core.account import Bound, IgnoredEntry
 from wherry.core.manifest import Companion, Manifest
 from wherry.core.tensorspec import GRID, Region, TensorSpec, region_shape
 from wherry.families import Projection, target_manifest
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.companions import MemoryFiles, ignored_companion
+from wherry.formats.contents import Absent, Access, Computed, ContentsOver, Extent, Stored
 from wherry.formats.format import Opened
-from wherry.formats.reader import Absent, Access, Extent, Reader
 from wherry.layout.copies import copies, part_bytes, taken_by
 from wherry.layout.copy_parts import cut_copy
 from wherry.layout.cuts import cut_multiples, dimension_to_cut, rows_of_long_runs, stacked_grid
 from wherry.layout.runs import cut, runs
 from wherry.mover.decode import DecodedReader
+from wherry.mover.output import as_array
 from wherry.mover.parts import Parts
+from wherry.mover.read import memory_for, read_array
 from wherry.quantized.computed_reader import ComputedReader
 from wherry.storage.location import Location
 
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.families.companions import Outfit
+    from wherry.formats.contents import Contents
     from wherry.layout.copies import Copy, Pieces, StoredTensor
-    from wherry.storage.location import Entry
     from wherry.tree.tree_reading import ModelTree
 
 _OTHER_SYSTEM = "the file belongs to the source's system; the target's does not use it"
@@ -118,7 +119,7 @@ class View(Checkpoint):
             return {taken}
         return set(taken_by(self.projected.targets[path], self.projected.pieces))
 
-    def reader_over(self, reader: Reader) -> Reader:
+    def reader_over(self, reader: Contents) -> Contents:
         """A reader of the view over one of the stored checkpoint."""
         return ViewReader(self._source, self._source.reader_over(reader), self.projected, self._new_files)
 
@@ -204,57 +205,46 @@ def view_manifest(source: Checkpoint, projected: Projection) -> Manifest:
     return replace(manifest, tensors=specs)
 
 
-class ViewReader(Reader):
+class ViewReader(ContentsOver):
     """Reads target tensors from a source."""
 
     def __init__(
-        self, source: Checkpoint, reader: Reader, projected: Projection, files: Mapping[str, bytes]
+        self, source: Checkpoint, reader: Contents, projected: Projection, files: Mapping[str, bytes]
     ) -> None:
         """Create a reader; nothing is read yet.
 
         Args:
             source: the source of the view.
-            reader: reads the source; it is closed together with this reader.
+            reader: the source's contents, decoded where they must be; closed together with this reader.
             projected: the projection of the source in the target's layout.
             files: new companion files, by name.
         """
         self._source = source
-        self._reader = reader
+        self.base = reader
         self._projected = projected
         self._new_files = files
         self._parts = Parts(reader, source.manifest.tensors)
 
     def access(self, spec: TensorSpec) -> Access:
-        """Raw if the source's bytes are in the same order as the target's, otherwise by region."""
-        extents = self.extents(spec)
+        """Stored if the source's bytes are in the same order as the target's, otherwise gathered by region."""
+        extents = self._extents(spec)
         if extents is None:
-            return Access("regions", computes=True)
-        return Access("raw", extents, gridded=False, computes=True)
+            return Computed(partial(self._fill, spec), partial(self._memory, spec), gridded=True)
+        return Stored(extents)
 
-    def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
-        """The elements of a region, gathered from the source."""
+    def _fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
+        """Gather a region into a buffer."""
+        out = as_array(buffer, spec.dtype, region_shape(region))
         taken = self._projected.scalars.get(spec.path)
         if taken is not None:
-            return self._reader.read(self._source.spec(taken), region)
-        try:
-            return self._projected.gather(spec.path, region, self._parts.read, cut=self._cut)
-        finally:
-            self._parts.release()
-
-    def fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
-        """Gather a region into a buffer."""
-        import numpy as np
-
-        out = np.frombuffer(buffer, dtypes.numpy_dtype(spec.dtype)).reshape(region_shape(region))
-        if spec.path in self._projected.scalars:
-            out[...] = self.read(spec, region)
+            out[...] = read_array(self.base, self._source.spec(taken), region)
             return
         try:
             self._projected.gather(spec.path, region, self._parts.read, out, self._cut, self._compute)
         finally:
             self._parts.release()
 
-    def overhead(self, spec: TensorSpec, region: Region) -> int:
+    def _memory(self, spec: TensorSpec, region: Region) -> int:
         """Memory for the largest part of the source that is read for a region, and for its cast."""
         found = self.parts(spec, region)
         if not found:
@@ -272,31 +262,32 @@ class ViewReader(Reader):
         """What the reader of the source needs for the part that needs most; stored tensors are read without."""
         if not self._source.is_view:
             return 0
-        return max((self._reader.overhead(one.source, one.region) for one in found), default=0)
+        accesses = ((self.base.access(one.source), one) for one in found)
+        return max((memory_for(access, one.source, one.region) for access, one in accesses), default=0)
 
     def _compute(self, path: KeyPath, region: Region, out: np.ndarray) -> bool:
         """Compute a region of a source tensor in its place; False if it is read."""
-        reader = self._reader
+        reader = self.base
         return isinstance(reader, ComputedReader) and reader.compute_at(self._source.spec(path), region, out)
 
     def _cut(self, copy: Copy) -> Iterable[Copy]:
         """The parts in which a copy is made: small ones where the source can be read by any region."""
-        if copy.nbytes <= _BAND or self._reader.access(copy.source).kind not in ("raw", "regions"):
+        if copy.nbytes <= _BAND or self.base.access(copy.source).decoder is not None:
             return (copy,)
         return cut_copy(copy, _BAND)
 
-    def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
+    def _extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
         """The extents of a tensor if the source's bytes are in the same order as the target's; None otherwise."""
         taken = self._projected.scalars.get(spec.path)
         if taken is not None:
-            return self._reader.extents(self._source.spec(taken))
+            return self.base.access(self._source.spec(taken)).extents
         stored = self._projected.targets[spec.path]
         spans = runs(stored, self._projected.pieces)
         if spans is None:
             return None
         found: list[Extent] = []
         for source, span in spans:
-            extents = self._reader.extents(source)
+            extents = self.base.access(source).extents
             if extents is None:
                 return None
             found += cut(extents, span)
@@ -308,23 +299,11 @@ class ViewReader(Reader):
         used |= set(self._projected.scalars.values())
         return (piece for piece in self._source.reader.absent() if piece.path in used)
 
-    def shortfall(self) -> str | None:
-        """What is missing in the source, if its reader can tell."""
-        return self._source.reader.shortfall()
-
     def companion(self, name: str) -> Location:
         """The location of a companion: in memory, or in the source."""
         if name in self._new_files:
             return Location(MemoryFiles(files=self._new_files), name)
-        return self._source.reader.companion(name)
-
-    def members(self) -> Iterable[Entry]:
-        """The source's files."""
-        return self._source.reader.members()
-
-    def close(self) -> None:
-        """Remove decoded data; the owner of the source closes it."""
-        self._reader.close()
+        return super().companion(name)
 
 
 def _with_bands(path: KeyPath, spec: TensorSpec, projected: Projection) -> TensorSpec:

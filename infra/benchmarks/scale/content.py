@@ -89,11 +89,15 @@ def checkpoint(size: int, seed: int = 0, layers: int = 64, files: int = _FILES) 
     block = block_of(seed)
     found: dict[str, GeneratedFile] = {}
     for number, (name, group) in enumerate(plan.files.items()):
-        head, slots = header.build(group, {"format": "pt"}, "double")
-        nbytes = max(slot.stop for slot in slots.values())
+        head = header.build(header.in_order(group), {"format": "pt"})
+        nbytes = len(head) + sum(map(header.stored_bytes, group))
         found[name] = GeneratedFile(head, nbytes, number * _PHASE % BLOCK, block)
     assert plan.index is not None, "there are several files"
-    for name, text in (plan.index, ("config.json", json.dumps({"architectures": ["Generated"]}).encode())):
+    index, contents = plan.index
+    for name, text in (
+        (index, contents()),
+        ("config.json", json.dumps({"architectures": ["Generated"]}).encode()),
+    ):
         found[name] = GeneratedFile(text, len(text), 0, block)
     return found
 

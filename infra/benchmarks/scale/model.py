@@ -3,7 +3,7 @@
 A unit takes the time of its bytes at the worker's rate, first those that are read before anything can be sent, and a
 fixed time beyond. It is not done before the store has answered its requests, of which the store takes so many a second
 from all workers. Before each unit come the requests of a claim: a listing, the looks at claims of others that
-`wherry.units.work` takes, and the claim; or, under Dask, a listing and the claim.
+`wherry.workers.work` takes, and the claim; or, under Dask, a listing and the claim.
 
 With read-back, workers then read units that others have made, with the requests for a receipt and the state of a file.
 Units that only their makers could read are left to the commit, which also asks for all records and states.
@@ -20,7 +20,7 @@ from itertools import count
 from statistics import median
 from typing import TYPE_CHECKING
 
-from wherry.units.work import LOOKED_AT, LOOKED_AT_LAST
+from wherry.workers.work import LOOKED_AT, LOOKED_AT_LAST
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -43,9 +43,9 @@ from infra.spikes.filemap.transform import bands, batches
 from wherry.core import dtypes
 from wherry.core.digest import weights_digest
 from wherry.core.tensorspec import Region, Span, region_shape, region_within
-from wherry.objects.crc import KINDS, combine
-from wherry.objects.uploads import Upload
 from wherry.storage.direct import BLOCK
+from wherry.store.crc import KINDS, combine
+from wherry.store.store import Upload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from wherry.objects.uploads import ObjectStore
+    from wherry.store.store import Store
 
 _FIRST = bytes(32)
 
@@ -57,7 +57,7 @@ class FileLog:
 class ObjectLog:
     """Numbered objects, each created once."""
 
-    def __init__(self, store: ObjectStore, path: str, run: str, read: Callable[[str], bytes | None]) -> None:
+    def __init__(self, store: Store, path: str, run: str, read: Callable[[str], bytes | None]) -> None:
         self._store, self._path, self._run, self._read = store, path, run, read
         self._count = 0
 

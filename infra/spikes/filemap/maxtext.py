@@ -91,7 +91,7 @@ class _Database:
     def __init__(self, grids: Grids, packs: Sequence[Pack], scene: Scene) -> None:
         self._grids, self._packs, self._scene = grids, packs, scene
         self.needs = tuple(Sizes(number, len(pack.chunks)) for number, pack in enumerate(packs))
-        # The same keys, and so the same name, as `wherry.integrations.containers.zarr.places.encoded_database`.
+        # The same keys, and so the same name, as `wherry.integrations.containers.zarr.layout`.
         self._id = sha256_of("ocdbt", sorted([*self._metadata(), *self._keys()]))[:32]
         self.nodes = f"d/{self._id}"
 

@@ -24,9 +24,8 @@ from infra.spikes.filemap.log import FileLog, ObjectLog, SignedLog
 from infra.spikes.filemap.nouns import Pack, Scene, Segments, slices
 from infra.spikes.filemap.sinks import DiskSink, PartsSink
 from infra.spikes.filemap.transform import from_checkpoint
-from wherry.objects.stores import object_store
-from wherry.objects.uploads import Upload
 from wherry.storage.stores import locate
+from wherry.store.store import Upload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,8 +92,8 @@ def opened(job: JobFile) -> Iterator[tuple[Job, FromCheckpoint]]:
 
 def sink_of(job: JobFile, file_map: FileMap) -> Sink:
     """Where the target's bytes go."""
-    names, store = [file.name for file in file_map.files], object_store(job.place.store)
-    if store is None:
+    names, store = [file.name for file in file_map.files], job.place.store
+    if not store.capabilities.parts:
         return DiskSink(Path(job.folder.path), Path(job.place.path), names)
     sizes = {
         at: file.body.nbytes for at, file in enumerate(file_map.files) if isinstance(file.body, Segments)
@@ -107,8 +106,8 @@ def sink_of(job: JobFile, file_map: FileMap) -> Sink:
 def log_of(job: JobFile, name: str, digest: str) -> SignedLog:
     """A log of the job; a codec of another build begins none that goes on with this one's bytes."""
     header = {"plan": digest, "codec": maxtext.zstd().build, "log": name, "workers": job.workers}
-    place, store = job.folder.join(f"log-{name}"), object_store(job.place.store)
-    if store is None:
+    place, store = job.folder.join(f"log-{name}"), job.place.store
+    if not store.capabilities.parts:
         Path(job.folder.path).mkdir(parents=True, exist_ok=True)
         return SignedLog(FileLog(Path(place.path)), _KEY, header)
 
@@ -157,7 +156,7 @@ def main(path: str, role: str, moment: str = "0") -> dict[str, Any]:
             found = {"source": outcome.source, "target": outcome.target, "again": outcome.again}
             found |= {"swept": outcome.swept}
         else:
-            grain = _GRAIN if object_store(job_file.place.store) is None else STEP
+            grain = _GRAIN if not job_file.place.store.capabilities.parts else STEP
             work(job, slices(job.file_map, job_file.workers, grain)[int(role)], sink, own)
         return found | {
             "cpu": time.process_time() - cpu,

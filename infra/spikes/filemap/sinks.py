@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from wherry.objects.uploads import ObjectStore, Upload
     from wherry.storage.location import Location
+    from wherry.store.store import Store, Upload
 
 
 class Sink(Protocol):
@@ -171,7 +171,7 @@ class PartsSink:
         room: bytes of parts that wait.
     """
 
-    store: ObjectStore
+    store: Store
     target: Location
     staging: Location
     names: Sequence[str]
@@ -231,7 +231,7 @@ class PartsSink:
 
     def complete(self, sizes: Sequence[int]) -> None:
         """See Sink."""
-        from wherry.objects import uploads
+        from wherry.store import store as uploads
 
         for file, size in enumerate(sizes):
             parts = self.sent.get(file, {})

@@ -215,7 +215,7 @@ class FromCheckpoint:
 
     def read_source(self, path: KeyPath, span: Span, out: memoryview) -> None:
         spec = self.sources[path]
-        extents = self.checkpoint.reader.access(spec).raw
+        extents = self.checkpoint.reader.access(spec).extents
         assert extents is not None, "the spike's sources are stored as they are"
         self.taken[0] += span.nbytes
         self.taken[1] += 1

@@ -1,7 +1,6 @@
-"""Reads regions of tensors that are stored raw in files, with as few bytes as possible.
+"""Four-bit floats, the one type that flat containers pack.
 
-Shared by every container that gives `Extent`s (safetensors, contiguous tensors of torch archives). Four-bit
-floats are the one packed type: two per byte on disk, the even element in the low nibble (the order of the
+There are two per byte on disk, the even element in the low nibble (the order of the
 safetensors specification and of torch's float4_e2m1fn_x2), one byte per element in canonical form.
 """
 
@@ -9,18 +8,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from wherry.core import dtypes
-from wherry.core.tensorspec import Span, TensorSpec, region_shape
+from wherry.core.tensorspec import Span
 from wherry.errors import UnrepresentableError
-from wherry.mover.regions import RawBytes, fill_region, read_span
+from wherry.formats.contents import Computed
+from wherry.mover.read import region_bytes
+from wherry.mover.regions import fill_region, read_span
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy as np
 
-    from wherry.core.tensorspec import Region
-    from wherry.formats.reader import Extent
+    from wherry.core.tensorspec import Region, TensorSpec
+    from wherry.formats.contents import Extent
 
 PACKED = "float4_e2m1fn"
 _NIBBLE = 0x0F
@@ -31,34 +31,19 @@ def stored_size(spec: TensorSpec) -> int:
     return (spec.size + 1) // 2 if spec.dtype == PACKED else spec.nbytes
 
 
-def read_region(spec: TensorSpec, region: Region, extents: tuple[Extent, ...]) -> np.ndarray:
-    """Read a region of a tensor that is stored raw.
+def packed_access(spec: TensorSpec, extents: tuple[Extent, ...]) -> Computed:
+    """How a tensor of packed elements is read.
 
     Args:
         spec: the tensor.
-        region: slices with explicit bounds.
         extents: the extents of its stored bytes, in order.
-
-    Returns:
-        A new C-order array of the region's shape.
-
-    Raises:
-        CorruptError: a file is shorter than its metadata says.
-        StorageError: the storage failed.
     """
-    import numpy as np
+    read = _unpacker(spec, extents)
 
-    result = np.empty(region_shape(region), dtypes.numpy_dtype(spec.dtype))
-    read = _unpacker(spec, extents) if spec.dtype == PACKED else RawBytes(extents, spec)
-    fill_region(spec, region, read, result.reshape(-1).view("u1").data)
-    return result
+    def fill(region: Region, out: memoryview) -> None:
+        fill_region(spec, region, read, out)
 
-
-def read_stored(spec: TensorSpec, extents: tuple[Extent, ...]) -> bytes:
-    """The stored bytes of a whole tensor, for types that numpy cannot hold."""
-    buffer = bytearray(stored_size(spec))
-    read_span(extents, Span(0, len(buffer)), memoryview(buffer), spec)
-    return bytes(buffer)
+    return Computed(fill, lambda region: 2 * region_bytes(spec, region))
 
 
 def _unpacker(spec: TensorSpec, extents: tuple[Extent, ...]) -> Callable[[int, memoryview], None]:

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from wherry.formats.reader import Extent
+from wherry.formats.contents import Extent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

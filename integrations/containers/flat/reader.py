@@ -10,21 +10,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wherry.errors import NotFoundError
-from wherry.formats.reader import Extent, Reader
-from wherry.integrations.containers.flat.pack import PACKED, read_region, read_stored, unpack_nibbles
+from wherry.formats.contents import Contents, Stored
+from wherry.integrations.containers.flat.pack import PACKED, packed_access
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    import numpy as np
-
     from wherry.core.keypath import KeyPath
-    from wherry.core.tensorspec import Region, TensorSpec
-    from wherry.formats.reader import Extent
-    from wherry.storage.location import Entry, Location
+    from wherry.core.tensorspec import TensorSpec
+    from wherry.formats.contents import Access, Extent
+    from wherry.storage.location import Location
+    from wherry.store.store import Entry
 
 
-class FilesReader(Reader):
+class FilesReader(Contents):
     """A reader of the files of one folder, which opening found complete; no descriptor is kept open between calls.
 
     Attributes:
@@ -64,18 +63,10 @@ class FlatReader(FilesReader):
     files: tuple[Entry, ...]
     companions: frozenset[str] = frozenset()
 
-    def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
-        """The elements of a region, read with as few bytes as possible."""
-        return read_region(spec, region, self.places[spec.path])
-
-    def read_bytes(self, spec: TensorSpec) -> bytes:
-        """The stored bytes; four-bit floats unpacked."""
-        stored = read_stored(spec, self.places[spec.path])
-        return unpack_nibbles(stored)[: spec.size].tobytes() if spec.dtype == PACKED else stored
-
-    def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
-        """The extents of the stored bytes; None for packed four-bit floats, which must be decoded."""
-        return None if spec.dtype == PACKED else self.places[spec.path]
+    def access(self, spec: TensorSpec) -> Access:
+        """Stored, but for four-bit floats, which are unpacked."""
+        places = self.places[spec.path]
+        return packed_access(spec, places) if spec.dtype == PACKED else Stored(places)
 
 
 def companion_location(location: Location, name: str, companions: frozenset[str]) -> Location:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -16,8 +17,7 @@ from wherry.core import dtypes
 from wherry.core.keypath import KeyPath, render
 from wherry.core.tensorspec import Region, TensorSpec
 from wherry.errors import CorruptError, HostileError
-from wherry.formats.reader import Extent, RangeChecksum
-from wherry.integrations.containers.flat.pack import read_region, read_stored
+from wherry.formats.contents import ChunkDecoder, Chunked, Extent, RangeChecksum, Stored
 from wherry.integrations.containers.flat.reader import FilesReader
 from wherry.storage.stores import LocalStore
 
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from wherry.storage.location import Entry, Location
+    from wherry.formats.contents import Access
+    from wherry.storage.location import Location
+    from wherry.store.store import Entry
 
 _PIECE = 1 << 20
 _SLAB = 16 << 20  # bytes of a file that are held in memory for one part of a tensor
@@ -102,33 +104,21 @@ class StridedReader(FilesReader):
     companions: frozenset[str] = frozenset()
     sound: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
 
-    def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
-        """The elements of a region, raw or through strides."""
-        extents = self.extents(spec)
-        if extents is not None:
-            return read_region(spec, region, extents)
-        self._require_crc(self.placed[spec.path], spec)
-        words = _words(self.placed[spec.path], region, spec)
-        return words.view(dtypes.numpy_dtype(spec.dtype)).reshape(words.shape[:-1])
-
-    def read_bytes(self, spec: TensorSpec) -> bytes:
-        """Canonical bytes, raw or through strides."""
-        extents = self.extents(spec)
-        if extents is not None:
-            return read_stored(spec, extents)
-        self._require_crc(self.placed[spec.path], spec)
-        return _words(self.placed[spec.path], spec.whole, spec).tobytes()
-
-    def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
-        """The one extent of a raw tensor, with the CRC of its storage, which it may share with other tensors."""
+    def access(self, spec: TensorSpec) -> Access:
+        """Stored with the CRC of its storage, which it may share with other tensors; else one chunk of other order."""
         tensor = self.placed[spec.path]
         if not tensor.raw:
-            return None
+            return Chunked(spec.shape, ChunkDecoder(partial(self._fill, spec)))
         start = tensor.start + tensor.offset * (dtypes.bits(tensor.dtype) // 8)
         if tensor.crc and not tensor.whole:
             storage = RangeChecksum(tensor.start, tensor.length, tensor.crc)
-            return (Extent(tensor.file, start, spec.nbytes, within=storage),)
-        return (Extent(tensor.file, start, spec.nbytes, tensor.crc or None),)
+            return Stored((Extent(tensor.file, start, spec.nbytes, within=storage),))
+        return Stored((Extent(tensor.file, start, spec.nbytes, tensor.crc or None),))
+
+    def _fill(self, spec: TensorSpec, region: Region, out: memoryview) -> None:
+        """Fill a buffer with a region, through strides."""
+        self._require_crc(self.placed[spec.path], spec)
+        _fill_words(self.placed[spec.path], region, spec, out)
 
     def _require_crc(self, tensor: PlacedTensor, spec: TensorSpec) -> None:
         """Verify the CRC of a storage at the first read of a tensor that has no extent."""
@@ -148,7 +138,7 @@ class StridedReader(FilesReader):
         self.sound.add(key)
 
 
-def _words(tensor: PlacedTensor, region: Region, spec: TensorSpec) -> np.ndarray:
+def _fill_words(tensor: PlacedTensor, region: Region, spec: TensorSpec, out: memoryview) -> None:
     """A region as little-endian unsigned words, C order; complex numbers are two words on the last axis."""
     import numpy as np
 
@@ -156,12 +146,9 @@ def _words(tensor: PlacedTensor, region: Region, spec: TensorSpec) -> np.ndarray
     width = dtypes.bits(tensor.dtype) // 8
     word = np.dtype(f"{'>' if tensor.big_endian else '<'}u{width // parts}")
     shape = tuple(part.stop - part.start for part in region)
-    if 0 in shape:
-        return np.empty((*shape, parts), word.newbyteorder("<"))
-    result = np.empty((*shape, parts), word.newbyteorder("<"))
+    result = np.frombuffer(out, word.newbyteorder("<")).reshape(*shape, parts)
     for inner, slab in _slabs(tensor, region, width):
         _gather(tensor, slab, word, result[inner], spec)
-    return result
 
 
 def _slabs(tensor: PlacedTensor, region: Region, width: int) -> Iterator[tuple[Region, Region]]:

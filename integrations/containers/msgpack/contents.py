@@ -15,11 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from wherry.core import dtypes
 from wherry.core.keypath import KeyPath
 from wherry.core.tensorspec import TensorSpec
-from wherry.formats.reader import Extent
-from wherry.integrations.containers.flat.pack import PACKED, read_region
+from wherry.formats.contents import Computed, Extent, Stored
 from wherry.integrations.containers.flat.reader import FilesReader
 from wherry.integrations.containers.msgpack.heads import EMPTY_MARKS
 from wherry.integrations.containers.msgpack.index import Array, Blob, Node, Scalar, Sequence, Table, canonical
@@ -28,11 +26,11 @@ from wherry.integrations.containers.msgpack.tree import SCALAR
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import numpy as np
-
     from wherry.core.manifest import Value
     from wherry.core.tensorspec import Region
-    from wherry.storage.location import Entry, Location
+    from wherry.formats.contents import Access
+    from wherry.storage.location import Location
+    from wherry.store.store import Entry
 
 Place: TypeAlias = "tuple[Extent, ...] | bytes"
 ROOT_MARKS = {5: "dict", 3: "list"}
@@ -133,20 +131,13 @@ class PlacedReader(FilesReader):
     files: tuple[Entry, ...]
     companions: frozenset[str] = frozenset()
 
-    def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
-        """The elements of a region, from the file or from memory."""
-        import numpy as np
-
-        place, wanted = self.places[spec.path], dtypes.numpy_dtype(spec.dtype)
-        if isinstance(place, bytes):
-            return np.frombuffer(bytearray(place), wanted).reshape(spec.shape)
-        if spec.dtype != PACKED:
-            return read_region(spec, region, place)
-        # Here four-bit floats take a byte each, unlike in the containers that `flat/pack.py` serves.
-        bytewise = TensorSpec(spec.path, spec.shape, "uint8")
-        return read_region(bytewise, region, place).view(wanted)
-
-    def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
-        """The extents of the bytes; None for numbers that msgpack encodes itself."""
+    def access(self, spec: TensorSpec) -> Access:
+        """Stored, but for numbers that msgpack encodes itself. Four-bit floats take a byte each here."""
         place = self.places[spec.path]
-        return None if isinstance(place, bytes) else place
+        if not isinstance(place, bytes):
+            return Stored(place)
+
+        def fill(_whole: Region, out: memoryview) -> None:
+            out[:] = place
+
+        return Computed(fill)

@@ -8,8 +8,9 @@ than necessary, which readers ignore; `contents.py` documents these marks.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
 from wherry.core.keypath import KeyPath, render
@@ -28,11 +29,13 @@ from wherry.integrations.containers.msgpack.heads import (
 )
 from wherry.integrations.containers.msgpack.index import CHUNKED, DEEPEST
 from wherry.integrations.containers.msgpack.tree import NDARRAY, SCALAR
+from wherry.target.file_map import File, FileMap, Literal, Segments, TensorSegments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from wherry.core.manifest import Manifest
+    from wherry.target.file_map import Segment
 
 CHUNK_LIMIT = 1 << 30
 # flax looks up a dtype by name in numpy and ml_dtypes; four-bit types take a byte per element, as in digests.
@@ -40,29 +43,6 @@ WRITABLE = dtypes.NUMPY
 _LONGEST_KEY = 0xFFFF
 _ROOTS = {kind: width for width, kind in ROOT_MARKS.items()}
 _INTS = range(-(1 << 63), 1 << 64)
-
-
-class DataSlot(NamedTuple):
-    """The offset of bytes [start, stop) of a tensor in the file."""
-
-    offset: int
-    start: int
-    stop: int
-
-
-@dataclass(slots=True)
-class FilePlan:
-    """A file that will be written.
-
-    Attributes:
-        runs: the bytes around the tensors, by offset.
-        slots: the positions of each tensor's bytes, in order.
-        size: bytes of the file.
-    """
-
-    runs: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
-    slots: dict[KeyPath, list[DataSlot]] = field(default_factory=dict[KeyPath, list[DataSlot]])
-    size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,101 +59,118 @@ class _TreeNode:
     children: dict[str, _TreeNode | _ValueLeaf | TensorSpec] = field(default_factory=dict[str, Any])
 
 
-def lay_out(manifest: Manifest, uri: str = "", encoded: Mapping[KeyPath, bytes] | None = None) -> FilePlan:
-    """Assign an offset to every byte.
+def lay_out(
+    files: Mapping[str, Manifest],
+    index: tuple[str, Callable[[], bytes]] | None = None,
+    encoded: Mapping[KeyPath, bytes] | None = None,
+) -> FileMap:
+    """Assign a place to every byte.
 
     Args:
-        manifest: the tree.
-        uri: the file, for errors.
-        encoded: further leaves, as msgpack; they come first.
+        files: name → the tree in a file.
+        index: name and contents of the index, which names the other files.
+        encoded: further leaves of each file, as msgpack; they come first.
 
     Raises:
         UnrepresentableError: a leaf is below another leaf, or msgpack or flax cannot hold a key or value.
     """
-    layout = _Layout(manifest, uri)
-    layout.node(_tree(manifest, uri, encoded or {}), ())
-    return layout.finished()
+    bodies: list[Segments] = []
+    tensors = TensorSegments(bodies)
+    for number, manifest in enumerate(files.values()):
+        layout = _Layout(manifest.lists, number, tensors)
+        bodies.append(layout.body)
+        layout.node(_tree(manifest, encoded or {}), ())
+        layout.end_run()
+    found = [File(name, body) for name, body in zip(files, bodies, strict=True)]
+    if index is not None:
+        found.append(File(*index))
+    return FileMap(found, tensors.places)
 
 
-def _tree(
-    manifest: Manifest, uri: str, encoded: Mapping[KeyPath, bytes]
-) -> _TreeNode | _ValueLeaf | TensorSpec:
+def _tree(manifest: Manifest, encoded: Mapping[KeyPath, bytes]) -> _TreeNode | _ValueLeaf | TensorSpec:
     rows: list[tuple[KeyPath, _ValueLeaf | TensorSpec]] = [
         (path, _ValueLeaf(None, data=data)) for path, data in encoded.items()
     ]
     rows += manifest.tensors.items()
-    rows += [(path, _value(value, path, uri)) for path, value in manifest.values.items()]
+    rows += [(path, _value(value, path)) for path, value in manifest.values.items()]
     rows += [(path, _ValueLeaf(None, empty)) for path, empty in manifest.empties.items()]
     if len(rows) == 1 and rows[0][0] == ():
         return rows[0][1]
     root = _TreeNode()
     for path, leaf in rows:
-        _require_keys(path, uri)
-        _insert(root, path, leaf, uri)
+        _require_keys(path)
+        _insert(root, path, leaf)
     return root
 
 
-def _insert(root: _TreeNode, path: KeyPath, leaf: _ValueLeaf | TensorSpec, uri: str) -> None:
+def _insert(root: _TreeNode, path: KeyPath, leaf: _ValueLeaf | TensorSpec) -> None:
     node = root
     for part in path[:-1]:
         child = node.children.setdefault(part, _TreeNode())
         if not isinstance(child, _TreeNode):
-            raise _refusal("it is below another leaf", path, uri)
+            raise _refusal("it is below another leaf", path)
         node = child
     if not path or path[-1] in node.children:
-        raise _refusal("other leaves are below it", path, uri)
+        raise _refusal("other leaves are below it", path)
     node.children[path[-1]] = leaf
 
 
-def _require_keys(path: KeyPath, uri: str) -> None:
+def _require_keys(path: KeyPath) -> None:
     if len(path) > DEEPEST:
-        raise _refusal(f"its key path exceeds the limit of {DEEPEST} parts", path, uri)
+        raise _refusal(f"its key path exceeds the limit of {DEEPEST} parts", path)
     if CHUNKED in path:
-        raise _refusal(f"flax reserves the key {CHUNKED!r} for chunked arrays", path, uri)
+        raise _refusal(f"flax reserves the key {CHUNKED!r} for chunked arrays", path)
     for part in path:
         try:
             length = len(part.encode())
         except UnicodeEncodeError:
-            raise _refusal("its name cannot be encoded as UTF-8", path, uri) from None
+            raise _refusal("its name cannot be encoded as UTF-8", path) from None
         if length > _LONGEST_KEY:
             raise _refusal(
-                f"a part of its name has {length} bytes, more than the limit of {_LONGEST_KEY}", path, uri
+                f"a part of its name has {length} bytes, more than the limit of {_LONGEST_KEY}", path
             )
 
 
-def _value(value: object, path: KeyPath, uri: str) -> _ValueLeaf:
+def _value(value: object, path: KeyPath) -> _ValueLeaf:
     if value is None:
         return _ValueLeaf(None, "none")
     if isinstance(value, int) and value not in _INTS:
-        raise _refusal(f"{value} exceeds 64 bits", path, uri)
+        raise _refusal(f"{value} exceeds 64 bits", path)
     if not path and not isinstance(value, str):
-        raise _refusal("a single number cannot be distinguished from a tensor", path, uri)
+        raise _refusal("a single number cannot be distinguished from a tensor", path)
     if isinstance(value, str):
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise _refusal("its text cannot be encoded as UTF-8", path, uri) from None
+            raise _refusal("its text cannot be encoded as UTF-8", path) from None
     return _ValueLeaf(value)
 
 
-def _refusal(why: str, path: KeyPath, uri: str) -> UnrepresentableError:
+def _refusal(why: str, path: KeyPath) -> UnrepresentableError:
     return UnrepresentableError(
         f"flax msgpack cannot hold this leaf: {why}",
-        uri=uri or None,
         path=render(path),
         cure="rename it with --rename, or leave out values with --ignore values",
     )
 
 
 class _Layout:
-    """Writes heads in order and reserves the bytes of tensors."""
+    """Lays out one file: runs of heads, and the bytes of tensors between them.
 
-    def __init__(self, manifest: Manifest, uri: str) -> None:
-        self._lists = manifest.lists
-        self._uri = uri
-        self._plan = FilePlan()
+    Attributes:
+        body: the segments of the file.
+    """
+
+    def __init__(self, lists: Collection[KeyPath], file: int, tensors: TensorSegments) -> None:
+        self._lists, self._file, self._tensors = lists, file, tensors
+        self.body = Segments(self._segment)
+        self._runs, self._ends = bytearray(), array("q", [0])  # all runs; where that of each segment ends
         self._run = bytearray()
-        self._at = 0
+
+    def _segment(self, number: int) -> Segment:
+        if self.body.tensors[number]:
+            return self._tensors.raw(self._file, number)
+        return Literal(bytes(self._runs[self._ends[number] : self._ends[number + 1]]))
 
     def node(self, node: _TreeNode | _ValueLeaf | TensorSpec, path: KeyPath) -> None:
         """One object with everything in it."""
@@ -191,19 +188,12 @@ class _Layout:
                 self.node(child, (*path, key))
                 width = 0
 
-    def finished(self) -> FilePlan:
-        """The plan, complete."""
-        self._flush(0)
-        self._plan.size = self._at
-        return self._plan
-
     def _mark(self, path: KeyPath) -> int:
         if not path:
             return _ROOTS["list" if path in self._lists else "dict"]
         return LIST_MARK if path in self._lists else 0
 
     def _tensor(self, spec: TensorSpec) -> None:
-        self._plan.slots[spec.path] = []
         if spec.nbytes > CHUNK_LIMIT:
             self._add_chunks(spec)
             return
@@ -229,12 +219,16 @@ class _Layout:
             b"\x93" + array_head(len(extents)) + b"".join(extents) + text(spec.dtype) + bin_head(stop - start)
         )
         self._run += ext_head(code, len(inner) + stop - start) + inner
-        self._flush(stop - start)
-        self._plan.slots[spec.path].append(DataSlot(self._at - (stop - start), start, stop))
+        self.end_run()
+        if start < stop:
+            self._tensors.add(spec, self._file, len(self.body), start)
+            self.body.add(stop - start, tensor=True)
+            self._ends.append(len(self._runs))
 
-    def _flush(self, room: int) -> None:
-        """End a run and reserve the bytes after it."""
+    def end_run(self) -> None:
+        """End a run of heads."""
         if self._run:
-            self._plan.runs.append((self._at, bytes(self._run)))
-        self._at += len(self._run) + room
-        self._run = bytearray()
+            self._runs += self._run
+            self._ends.append(len(self._runs))
+            self.body.add(len(self._run))
+            self._run = bytearray()

@@ -7,18 +7,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from wherry.core import dtypes
 from wherry.core.tensorspec import Region, TensorSpec, region_shape, region_within, shared_region
 from wherry.errors import CorruptError, HostileError, UnsupportedError
-from wherry.formats.reader import Access, Block, Reader
+from wherry.formats.contents import Block, ChunkDecoder, Chunked
 from wherry.integrations.containers.flat.reader import FilesReader
 from wherry.integrations.containers.flat.strides import PlacedTensor, StridedReader
 from wherry.integrations.containers.npz.inflate import HELD, DeflatedMember, beginning, checked_sizes
+from wherry.integrations.containers.npz.layout import SUFFIX, leaves_folder
 from wherry.integrations.containers.npz.npy import NpyHeader, read_header, text_of
-from wherry.integrations.containers.npz.writer import SUFFIX, leaves_folder
 from wherry.integrations.containers.zip.read import DEFLATED, STORED, data_offset, read_directory
-from wherry.mover.output import as_bytes
-from wherry.objects.crc import combine
+from wherry.mover.output import as_array, as_bytes
+from wherry.store.crc import combine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,9 +26,10 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Value
-    from wherry.formats.reader import Extent
+    from wherry.formats.contents import Access
     from wherry.integrations.containers.zip.read import Member
-    from wherry.storage.location import Entry, Location
+    from wherry.storage.location import Location
+    from wherry.store.store import Entry
 
 _LONGEST_TEXT = 1 << 20
 
@@ -164,57 +164,27 @@ class NpzReader(FilesReader):
     files: tuple[Entry, ...]
     sound: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
 
-    def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
-        """A region. The CRC of a stored member is verified when it is read whole, that of a deflated one always."""
-        import numpy as np
+    def access(self, spec: TensorSpec) -> Access:
+        """Deflated members are one chunk that is decoded in bands, stored ones are read raw or through strides.
 
+        The CRC of a stored member is that of its extent; the CRC of a deflated one is always compared.
+        """
         member = self.contents.deflated.get(spec.path)
         if member is None:
-            data = self._raw.read(spec, region)
-            if region == spec.whole:
-                self._check(spec, data)
-            return data
-        result = np.empty(region_shape(region), dtypes.numpy_dtype(spec.dtype))
-        for box, elements in member.bands(spec):
-            _copy_shared(result, region, elements, box)
-        return result
-
-    def access(self, spec: TensorSpec) -> Access:
-        """Deflated members are streamed in bands, stored ones are read raw or through strides."""
-        return Access("stream") if spec.path in self.contents.deflated else Reader.access(self, spec)
-
-    def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
-        """The extents of a stored member, with its CRC."""
-        if spec.path not in self.contents.placed:
-            return None
-        crc = self.contents.placed[spec.path].crc or None
-        extents = self._raw.extents(spec)
-        return extents and tuple(extent._replace(crc32=crc) for extent in extents)
-
-    def held(self, spec: TensorSpec, cell: Region) -> int | None:
-        """Bytes of memory that inflating takes."""
-        del cell
-        return HELD if spec.path in self.contents.deflated else None
-
-    def stream(self, spec: TensorSpec, cell: Region) -> Iterator[Block]:
-        """The bands of a deflated member; its only cell is the whole tensor."""
-        del cell
-        for region, elements in self.contents.deflated[spec.path].bands(spec):
-            yield Block(region, iter([as_bytes(elements)]))
-
-    @property
-    def _raw(self) -> StridedReader:
-        return StridedReader(self.location, self.contents.placed, self.files, sound=self.sound)
-
-    def _check(self, spec: TensorSpec, data: np.ndarray) -> None:
-        placed = self.contents.placed[spec.path]
-        if placed.raw and placed.crc and (crc := crc32(as_bytes(data))) != placed.crc:
-            raise CorruptError(
-                f"checksum mismatch in the zip member: expected CRC-32 {placed.crc:#010x}, got {crc:#010x}",
-                uri=self.location.uri,
-                path=spec.name,
-                cure="restore the file from a backup or download it again",
+            return StridedReader(self.location, self.contents.placed, self.files, sound=self.sound).access(
+                spec
             )
+
+        def decode(_whole: Region) -> Iterator[Block]:
+            for region, elements in member.bands(spec):
+                yield Block(region, iter([as_bytes(elements)]))
+
+        def fill(region: Region, out: memoryview) -> None:
+            result = as_array(out, spec.dtype, region_shape(region))
+            for box, elements in member.bands(spec):
+                _copy_shared(result, region, elements, box)
+
+        return Chunked(spec.shape, ChunkDecoder(fill, "deflate", lambda _whole: HELD, decode))
 
 
 def _copy_shared(result: np.ndarray, region: Region, elements: np.ndarray, box: Region) -> None:

@@ -21,6 +21,7 @@ from wherry.integrations.containers.orbax import aggregate, layout, marks, parti
 from wherry.integrations.containers.orbax.commit import missing_commit
 from wherry.integrations.containers.zarr.arrays import Arrays, open_arrays
 from wherry.integrations.containers.zarr.reader import ArrayReader, StoredArray
+from wherry.mover.read import read_array
 from wherry.runtime.threads import without_collection
 from wherry.tree.tree_reading import read_tree
 
@@ -298,7 +299,7 @@ def _own_scalars(
                 uri=reader.location.uri,
                 path=spec.name,
             )
-        values[path] = reader.read(spec, ()).item()
+        values[path] = read_array(reader, spec, ()).item()
     tensors = {path: spec for path, spec in manifest.tensors.items() if path not in paths}
     arrays = {path: array for path, array in reader.arrays.items() if path not in paths}
     return replace(manifest, tensors=tensors, values=values), arrays

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from wherry.core.keypath import KeyPath
-    from wherry.storage.location import Entry, Location
+    from wherry.storage.location import Location
+    from wherry.store.store import Entry
 
 _MARKERS = frozenset({layout.CHECKPOINT, layout.COMMITTED, layout.V1_MARKER, *OWN_NAMES})
 _NOT_READ = "one item of a step is converted"

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from wherry.core import dtypes
-from wherry.core.tensorspec import region_shape
+from wherry.core.tensorspec import region_shape, region_within
 from wherry.integrations.containers.zarr.listing import Listing, list_ocdbt
 from wherry.integrations.containers.zarr.reader import ArrayReader
 from wherry.mover.move import cells
+from wherry.mover.output import as_array
+from wherry.mover.read import read_array, read_region
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    import numpy as np
-
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, TensorSpec
-    from wherry.formats.reader import Block
+    from wherry.formats.contents import Block
     from wherry.integrations.containers.msgpack.contents import PlacedReader
     from wherry.integrations.containers.zarr.reader import StoredArray
     from wherry.storage.location import Location
@@ -63,33 +62,25 @@ class UnmergedReader(ArrayReader):
             for name, listing in reversed(list(listings.items()))
         ]
 
-    def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
-        """The elements of a region, each chunk from the database that has it."""
-        import numpy  # noqa: ICN001  as in ArrayReader
-
-        if self.inline is not None and spec.path in self.inline.places:
-            return self.inline.read(spec, region)
-        part = self._part(spec, region)
-        chunks = self.arrays[spec.path].zarr.chunks
+    def _fill(self, array: StoredArray, spec: TensorSpec, region: Region, out: memoryview) -> None:
+        """Fill a buffer with a region, each chunk from the database that has it."""
+        part = self._part(array, region)
+        chunks = array.zarr.chunks
         if part is not None or not chunks:
-            return (part or self._parts[0]).read(spec, region)
-        result = numpy.empty(region_shape(region), dtypes.numpy_dtype(spec.dtype))
+            read_region(part or self._parts[0], spec, region, out)
+            return
+        result = as_array(out, spec.dtype, region_shape(region))
         for cell in cells(region, chunks):
-            inside = tuple(
-                slice(one.start - whole.start, one.stop - whole.start)
-                for one, whole in zip(cell, region, strict=True)
-            )
-            result[inside] = (self._part(spec, cell) or self._parts[0]).read(spec, cell)
-        return result
+            reader = self._part(array, cell) or self._parts[0]
+            result[region_within(cell, region)] = read_array(reader, spec, cell)
 
-    def held(self, spec: TensorSpec, cell: Region) -> int | None:
-        """The same, from the database that has the chunk."""
-        part = self._part(spec, cell) if spec.path in self.arrays else None
-        return part and part.held(spec, cell)
+    def _held(self, array: StoredArray, spec: TensorSpec, cell: Region) -> int | None:
+        part = self._part(array, cell)
+        return part and part._held(array, spec, cell)  # noqa: SLF001  of the same class
 
-    def stream(self, spec: TensorSpec, cell: Region) -> Iterator[Block]:
-        """The chunk, from the database that has it."""
-        return (self._part(spec, cell) or self._parts[0]).stream(spec, cell)
+    def _decode(self, array: StoredArray, spec: TensorSpec, cell: Region) -> Iterator[Block]:
+        part = self._part(array, cell) or self._parts[0]
+        return part._decode(array, spec, cell)  # noqa: SLF001  of the same class
 
     def close(self) -> None:
         """Close the open arrays of all databases."""
@@ -97,9 +88,9 @@ class UnmergedReader(ArrayReader):
         for part in self._parts:
             part.close()
 
-    def _part(self, spec: TensorSpec, region: Region) -> ArrayReader | None:
+    def _part(self, array: StoredArray, region: Region) -> ArrayReader | None:
         """The database that has every chunk of a region; None if no single one has."""
-        keys = list(self.arrays[spec.path].chunk_keys(region))
+        keys = list(array.chunk_keys(region))
         return next(
             (part for part in self._parts if part.listing and part.listing.values.keys() >= set(keys)), None
         )

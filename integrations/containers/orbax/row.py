@@ -1,4 +1,4 @@
-"""The shared parts of formats that store an Orbax item: options, detection, chunk grids, the writer, the step."""
+"""The shared parts of formats that store an Orbax item: options, detection, chunk grids, the layout, the step."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from wherry.integrations.containers.zarr.new import IN_STORE
 if TYPE_CHECKING:
     from wherry.core.detection import Detection
     from wherry.core.manifest import Manifest
-    from wherry.formats.format import Glimpse, Options, Writer
+    from wherry.formats.format import Glimpse, Options
     from wherry.storage.location import Location
+    from wherry.target.file_map import FileMap, Scene
 
 STEP_ITEM = "default"
 CHUNK_HELP = "chunk size: auto (4 to 8 MiB), store (up to 32 MiB), whole, or a number of MiB"
@@ -40,11 +41,11 @@ def detect(glimpse: Glimpse) -> Detection | None:
     return found and found.detection
 
 
-def create(staging: Location, manifest: Manifest, options: Options) -> Writer:
-    """See Format; the writing is in `writer`."""
-    from wherry.integrations.containers.orbax.writer import OrbaxWriter  # tensorstore
+def lay_out(manifest: Manifest, options: Options, scene: Scene) -> FileMap:
+    """See Format; the layout is in `item_map`."""
+    from wherry.integrations.containers.orbax.item_map import lay_out as lay_out_item  # zstandard
 
-    return OrbaxWriter(staging, manifest, options)
+    return lay_out_item(manifest, options, scene)
 
 
 def prepare(manifest: Manifest, options: Options) -> Manifest:

@@ -7,8 +7,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from wherry.integrations.containers.orbax import layout
-from wherry.integrations.containers.orbax.step import put_files
 from wherry.integrations.containers.orbax.tree import PRNG, stored_name
+from wherry.mover.chunk_files import put_in_order
+from wherry.target.file_map import File
 from wherry.version import __version__
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 HANDLER = "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler"
 WRITTEN = b"Written by wherry.\n"
+MARKER = File(layout.COMMITTED, lambda: WRITTEN)  # of a save that is complete
 
 
 def notes(manifest: Manifest, scalars: Iterable[KeyPath]) -> dict[str, Any]:
@@ -43,24 +45,23 @@ def notes(manifest: Manifest, scalars: Iterable[KeyPath]) -> dict[str, Any]:
     return {key: value for key, value in noted.items() if value}
 
 
-def checkpoint_json(handlers: str | dict[str, str], started: int, manifest: Manifest) -> str:
-    """`_CHECKPOINT_METADATA`, committed now.
+def checkpoint_file(handlers: str | dict[str, str], created_ns: int, manifest: Manifest) -> File:
+    """`_CHECKPOINT_METADATA`.
 
     Args:
         handlers: the class that restores the item, or each item of a step.
-        started: when writing began, in nanoseconds of the Unix epoch.
+        created_ns: when writing began, in nanoseconds of the Unix epoch.
         manifest: the manifest of the target.
     """
-    return json.dumps(
-        {
-            "item_handlers": handlers,
-            "metrics": {},
-            "performance_metrics": {},
-            "init_timestamp_nsecs": started,
-            layout.COMMIT_TIME: time.time_ns(),
-            "custom_metadata": dict(manifest.custom.get("checkpoint") or {}),
-        }
-    )
+    metadata = {
+        "item_handlers": handlers,
+        "metrics": {},
+        "performance_metrics": {},
+        "init_timestamp_nsecs": created_ns,
+        layout.COMMIT_TIME: created_ns,
+        "custom_metadata": dict(manifest.custom.get("checkpoint") or {}),
+    }
+    return File(layout.CHECKPOINT, lambda: json.dumps(metadata).encode())
 
 
 def finish_step(folder: Location, manifest: Manifest, item: str) -> None:
@@ -69,5 +70,4 @@ def finish_step(folder: Location, manifest: Manifest, item: str) -> None:
     Raises:
         StorageError: the storage failed.
     """
-    text = checkpoint_json({item: HANDLER}, time.time_ns(), manifest)
-    put_files(folder, [(layout.CHECKPOINT, text.encode()), (layout.COMMITTED, WRITTEN)])
+    put_in_order(folder, [checkpoint_file({item: HANDLER}, time.time_ns(), manifest), MARKER])

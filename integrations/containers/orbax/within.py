@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wherry.formats.reader import ReaderOver
+from wherry.formats.contents import ContentsOver
 from wherry.integrations.containers.zarr.shortfall import shortfall
 
 if TYPE_CHECKING:
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Sharding, TensorSpec
-    from wherry.formats.reader import Absent, Access, Extent
+    from wherry.formats.contents import Access
     from wherry.integrations.containers.zarr.reader import ArrayReader
-    from wherry.storage.location import Entry, Location
+    from wherry.storage.location import Location
+    from wherry.store.store import Entry
 
 
-class WithinReader(ReaderOver):
+class WithinReader(ContentsOver):
     """Reads one item within a checkpoint."""
 
     def __init__(
@@ -43,41 +44,21 @@ class WithinReader(ReaderOver):
             beside: files of the checkpoint outside the item, relative to `home`; missing ones are ignored.
             padded: the stored specs of arrays that are larger on disk than the tensors.
         """
-        self._inner = inner
+        self.base = self._inner = inner
         self._home = home
         self._shardings = shardings
         self._beside = tuple(beside)
         self._padded = padded or {}
         self._prefix = inner.location.path[len(home.path.rstrip("/")) :].strip("/")
 
-    def inner(self, spec: TensorSpec) -> tuple[ArrayReader, TensorSpec]:
-        """The item's reader; bytes beyond the edge of a padded tensor are padding."""
-        return self._inner, self._padded.get(spec.path, spec)
-
     def access(self, spec: TensorSpec) -> Access:
         """As in the item's reader, except that the bytes of a padded array are not those of the tensor."""
-        reader, stored = self.inner(spec)
-        return reader.access_in_chunks(stored) if spec.path in self._padded else reader.access(stored)
-
-    def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
-        """As in the item's reader, except that the bytes of a padded array are not those of the tensor."""
-        return None if spec.path in self._padded else self._inner.extents(spec)
-
-    def read_bytes(self, spec: TensorSpec) -> bytes:
-        """Canonical bytes without the padding."""
-        return self.read(spec, spec.whole).tobytes()
-
-    def absent(self) -> Iterable[Absent]:
-        """Missing chunks of the item."""
-        return self._inner.absent()
+        stored = self._padded.get(spec.path)
+        return self._inner.access(spec) if stored is None else self._inner.access_in_chunks(stored)
 
     def shortfall(self) -> str | None:
         """A description of what is missing from the item."""
         return shortfall(self._inner, self._shardings)
-
-    def companion(self, name: str) -> Location:
-        """The location of a companion of the item."""
-        return self._inner.companion(name)
 
     def members(self) -> Iterator[Entry]:
         """The item's files, and those beside it."""
@@ -88,7 +69,3 @@ class WithinReader(ReaderOver):
             entry = self._home.join(name).stat()
             if entry is not None and not entry.is_dir:
                 yield replace(entry, name=name)
-
-    def close(self) -> None:
-        """Close the item's reader."""
-        self._inner.close()

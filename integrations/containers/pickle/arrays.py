@@ -14,12 +14,13 @@ from wherry.errors import CorruptError
 from wherry.integrations.containers.flat.strides import PlacedTensor
 from wherry.integrations.containers.pickle.source import PAGE
 from wherry.integrations.containers.pickle.values import Far
-from wherry.storage.location import Capabilities, Entry, Location
+from wherry.storage.location import Location
+from wherry.store.protocols import READ_ONLY
+from wherry.store.store import Entry, Store
 
 if TYPE_CHECKING:
     from wherry.integrations.containers.pickle.numpy_objects import PickledArray
 
-_CAPABILITIES = Capabilities(atomic_rename=False, create_only_put=False, ranged_writes=False, local=False)
 _CONTINUED, _MASK = 0x80, 0xC0
 
 
@@ -88,11 +89,11 @@ class Latin:
             ) from error
 
 
-class _MemoryStore:
+class _MemoryStore(Store):
     """A store of one file: bytes in memory, or bytes that are decoded on demand."""
 
     protocol = "pickle"
-    capabilities = _CAPABILITIES
+    capabilities = READ_ONLY
 
     def __init__(self, data: bytes | Latin) -> None:
         self._data = data
@@ -109,14 +110,3 @@ class _MemoryStore:
         """See Store."""
         del path
         return self._data[slice(start, stop)]
-
-    def readinto(self, path: str, start: int, buffer: memoryview) -> int:
-        """See Store."""
-        data = self.read(path, start, start + len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:
-        """See Store; nothing can be written here."""
-        del data, create_only
-        raise PermissionError(path)

@@ -77,6 +77,11 @@ def load(data: PickleSource, rules: Rules, uri: str, start: int = 0) -> tuple[An
         ) from error
 
 
+def is_opcode(first: bytes) -> bool:
+    """Whether a byte is an opcode; a pickle that begins with another one cannot be read at all."""
+    return bool(first) and first[0] in _OPCODES
+
+
 def _text(form: struct.Struct) -> Callable[[Machine], None]:
     return lambda m: m.string(form, text=True)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.errors import NotFoundError, WherryError
 from wherry.formats.registry import formats
-from wherry.integrations.containers.pickle.opcodes import load
+from wherry.integrations.containers.pickle.opcodes import is_opcode, load
 from wherry.integrations.containers.pickle.source import open_for_walk
 from wherry.integrations.containers.pickle.values import CallRecord, Global, Rules
 from wherry.integrations.containers.zip.read import LOCAL_MAGIC, data_place, local_member, read_directory
@@ -202,12 +202,17 @@ def _member(location: Location, member: Member, name: str) -> Iterator[Stream]:
 
 
 def _inflate(location: Location, member: Member) -> bytes:
+    """A member that can hold pickles; of one that begins with no opcode, where every reading ends, the first bytes."""
     start = data_place(location, member)
-    raw = location.read(start, start + min(member.size, _LARGEST_MEMBER))
-    looks = raw[:1] == b"\x80" or raw.startswith(_NPY) or member.name.endswith(_PICKLE_ENDINGS)
-    if member.method == _DEFLATED:
-        return zlib.decompressobj(-15).decompress(raw, _LARGEST_MEMBER)
-    return raw if looks else b""
+    head = _read_member(location, member, start, _HEADER)
+    named = member.name.endswith(_PICKLE_ENDINGS) and is_opcode(head[:1])
+    looks = named or head[:1] == b"\x80" or head.startswith(_NPY)
+    return _read_member(location, member, start, _LARGEST_MEMBER) if looks else head
+
+
+def _read_member(location: Location, member: Member, start: int, most: int) -> bytes:
+    raw = location.read(start, start + min(member.size, most))
+    return zlib.decompressobj(-15).decompress(raw, most) if member.method == _DEFLATED else raw
 
 
 def _object_array(location: Location, name: str, head: bytes) -> Iterator[Stream]:

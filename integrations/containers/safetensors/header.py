@@ -259,80 +259,75 @@ def _corrupt(what: str, uri: str, name: str | None = None) -> CorruptError:
     return CorruptError(what, uri=uri, path=path, cure=_CURE)
 
 
-def build(
-    tensors: Iterable[TensorSpec], metadata: Mapping[str, str], uri: str
-) -> tuple[bytes, dict[str, HeaderEntry]]:
-    """Lay out a file.
-
-    Args:
-        tensors: tensors with one-part key paths.
-        metadata: the `__metadata__`; left out if empty.
-        uri: the target, for errors.
-
-    Returns:
-        The bytes up to the first tensor, and the position of each tensor, by name.
+def in_order(tensors: Iterable[TensorSpec]) -> list[TensorSpec]:
+    """Tensors in the order of a file: those of the largest elements first, then by name.
 
     Raises:
         UnrepresentableError: the container cannot hold a dtype, key path or size.
     """
-    rows = sorted(
-        ((_stored_dtype(spec, uri), spec) for spec in tensors), key=lambda row: (-RANK[row[0]], row[1].path)
-    )
+    specs = sorted(tensors, key=lambda spec: (-RANK[_stored_dtype(spec)], spec.path))
+    for spec in specs:
+        stored_bytes(spec)
+    return specs
+
+
+def build(specs: Iterable[TensorSpec], metadata: Mapping[str, str]) -> bytes:
+    """The bytes of a file up to the first tensor.
+
+    Args:
+        specs: the tensors, `in_order`.
+        metadata: the `__metadata__`; left out if empty.
+
+    Raises:
+        UnrepresentableError: the header is too large, or has text that is not Unicode.
+    """
     header: dict[str, Any] = {METADATA: dict(sorted(metadata.items()))} if metadata else {}
-    slots: list[HeaderEntry] = []
     end = 0
-    for dtype, spec in rows:
-        slot = HeaderEntry(spec.path[0], dtype, spec.shape, end, end + _whole_bytes(spec, dtype, uri))
-        header[slot.name] = {
-            "dtype": dtype,
-            "shape": list(spec.shape),
-            "data_offsets": [slot.start, slot.stop],
-        }
-        slots.append(slot)
-        end = slot.stop
-    text = _encode(header, uri)
+    for spec in specs:
+        start, end = end, end + stored_bytes(spec)
+        dtype = _stored_dtype(spec)
+        header[spec.path[0]] = {"dtype": dtype, "shape": list(spec.shape), "data_offsets": [start, end]}
+    text = _encode(header)
     text += b" " * (-len(text) % _ALIGNMENT)
     if len(text) > MAX_HEADER:
         raise UnrepresentableError(
-            f"safetensors header of {len(text)} bytes exceeds the limit of {MAX_HEADER}", uri=uri
+            f"safetensors header of {len(text)} bytes exceeds the limit of {MAX_HEADER}"
         )
-    base = 8 + len(text)
-    placed = {name: HeaderEntry(name, dtype, shape, base + a, base + b) for name, dtype, shape, a, b in slots}
-    return struct.pack("<Q", len(text)) + text, placed
+    return struct.pack("<Q", len(text)) + text
 
 
-def _encode(header: dict[str, Any], uri: str) -> bytes:
+def _encode(header: dict[str, Any]) -> bytes:
     try:
         return json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError as error:
         raise UnrepresentableError(
             f"safetensors cannot hold text that is not valid Unicode: {error.object[error.start : error.end]!a}",
-            uri=uri,
             cure="rename it with --rename, or choose another format",
         ) from error
 
 
-def _stored_dtype(spec: TensorSpec, uri: str) -> str:
+def _stored_dtype(spec: TensorSpec) -> str:
     if len(spec.path) != 1 or spec.path[0] == METADATA:
         raise UnrepresentableError(
             f"safetensors requires key paths of one part, other than {METADATA}",
-            uri=uri,
             path=spec.name,
             cure="pass `--set join=.` to join the parts with a dot",
         )
     if spec.dtype not in TO_STORED:
-        raise UnrepresentableError(
-            f"safetensors does not support dtype {spec.dtype}", uri=uri, path=spec.name
-        )
+        raise UnrepresentableError(f"safetensors does not support dtype {spec.dtype}", path=spec.name)
     return TO_STORED[spec.dtype]
 
 
-def _whole_bytes(spec: TensorSpec, dtype: str, uri: str) -> int:
+def stored_bytes(spec: TensorSpec) -> int:
+    """Bytes of a tensor in a file.
+
+    Raises:
+        UnrepresentableError: they are not whole.
+    """
+    dtype = _stored_dtype(spec)
     bits = spec.size * BITS[dtype]
     if bits % 8:
-        raise UnrepresentableError(
-            f"{bits} bits of {dtype} are not a whole number of bytes", uri=uri, path=spec.name
-        )
+        raise UnrepresentableError(f"{bits} bits of {dtype} are not a whole number of bytes", path=spec.name)
     return bits // 8
 
 

@@ -20,8 +20,8 @@ from wherry.core.keypath import render
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import UnrepresentableError
 from wherry.integrations.containers.pickle.writer import PickleWriter
+from wherry.integrations.containers.torch.layout import emit_tensor
 from wherry.integrations.containers.torch.values import DTYPES
-from wherry.integrations.containers.torch.writer import emit_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -43,7 +43,7 @@ class TypedObject:
     value: Any
 
 
-def require_written(path: KeyPath, kind: str, value: Any, uri: str) -> None:
+def require_written(path: KeyPath, kind: str, value: Any) -> None:
     """Refuse a class that can be read but not written.
 
     Raises:
@@ -58,7 +58,6 @@ def require_written(path: KeyPath, kind: str, value: Any, uri: str) -> None:
         return
     raise UnrepresentableError(
         f"cannot write {render(path)!r}: unsupported class {value if kind == 'global' else kind}",
-        uri=uri,
         cure="pass --ignore values to leave out such objects",
     )
 
@@ -194,7 +193,7 @@ class _TensorLeaf:
     value: Any
 
 
-def build(manifest: Manifest, uri: str) -> Any:
+def build(manifest: Manifest) -> Any:
     """The object that holds a manifest's tensors, values and empties.
 
     Raises:
@@ -205,14 +204,14 @@ def build(manifest: Manifest, uri: str) -> Any:
     leaves |= {path: _TensorLeaf(value) for path, value in manifest.values.items()}
     leaves |= {path: _TensorLeaf(_EMPTIES[kind]) for path, kind in manifest.empties.items()}
     if () in leaves and len(leaves) == 1:
-        return _Finish(manifest, uri).node(leaves[()], ())
+        return _Finish(manifest).node(leaves[()], ())
     root: dict[str, Any] = {}
     for path, leaf in leaves.items():
-        _insert(root, path, leaf, uri)
-    return _Finish(manifest, uri).node(root, ())
+        _insert(root, path, leaf)
+    return _Finish(manifest).node(root, ())
 
 
-def _insert(root: dict[str, Any], path: KeyPath, leaf: _TensorLeaf, uri: str) -> None:
+def _insert(root: dict[str, Any], path: KeyPath, leaf: _TensorLeaf) -> None:
     node: Any = root
     for part in path[:-1]:
         node = node.setdefault(part, {})
@@ -221,7 +220,6 @@ def _insert(root: dict[str, Any], path: KeyPath, leaf: _TensorLeaf, uri: str) ->
     if not path or not isinstance(node, dict) or path[-1] in node:
         raise UnrepresentableError(
             f"{render(path)!r} is both a leaf and a node",
-            uri=uri,
             cure="rename it in the source",
         )
     node[path[-1]] = leaf
@@ -230,20 +228,19 @@ def _insert(root: dict[str, Any], path: KeyPath, leaf: _TensorLeaf, uri: str) ->
 class _Finish:
     """Turns the tree of key paths into the object."""
 
-    def __init__(self, manifest: Manifest, uri: str) -> None:
+    def __init__(self, manifest: Manifest) -> None:
         said: Any = manifest.custom.get("pickle")
         notes: dict[str, Any] = cast("dict[str, Any]", said) if isinstance(said, dict) else {}
         self._types: dict[str, Any] = notes.get("types") or {}
         self._keys: dict[str, Any] = notes.get("keys") or {}
         self._lists = manifest.lists
-        self._uri = uri
 
     def node(self, node: Any, path: KeyPath) -> Any:
         value = self._plain(node, path)
         kind = self._types.get(render(path)) if self._types else None
         if not isinstance(kind, str) or isinstance(value, TensorSpec):
             return value
-        require_written(path, kind, value, self._uri)
+        require_written(path, kind, value)
         return TypedObject(kind, value)
 
     def _plain(self, node: Any, path: KeyPath) -> Any:
@@ -254,7 +251,7 @@ class _Finish:
             return {self._key((*path, name)): child for name, child in children.items()}
         names = [str(index) for index in range(len(children))]
         if set(names) != set(children):
-            raise UnrepresentableError(f"list {render(path)!r} has gaps in its indices", uri=self._uri)
+            raise UnrepresentableError(f"list {render(path)!r} has gaps in its indices")
         return [children[name] for name in names]
 
     def _key(self, path: KeyPath) -> Any:

@@ -1,4 +1,4 @@
-"""Encodes chunks of zarr arrays as tensorstore would: whole chunks, padded at the edge, then compressed.
+"""Encodes chunks of zarr arrays as tensorstore would: whole chunks, padded at the edge, then compressed; and decodes.
 
 Output goes into a buffer that each thread reuses, because fresh memory costs more than the compression.
 """
@@ -7,14 +7,22 @@ from __future__ import annotations
 
 import mmap
 import threading
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from wherry.core import dtypes
 from wherry.core.tensorspec import region_shape
+from wherry.integrations.containers.zarr import new
+from wherry.integrations.containers.zarr.metadata import parse
+from wherry.integrations.containers.zarr.stream import StoredChunk, blocks, codec_of
 from wherry.mover.output import as_array, as_bytes
 
 if TYPE_CHECKING:
-    from wherry.core.tensorspec import Region
+    from collections.abc import Hashable, Iterator
+
+    from wherry.core.tensorspec import Region, TensorSpec
+    from wherry.formats.contents import Block
+    from wherry.integrations.containers.zarr.metadata import ZarrArray
     from wherry.integrations.containers.zarr.new import Compression
 
 _LEVEL = 1
@@ -29,7 +37,7 @@ class _Compress(Protocol):
 
 
 class ChunkEncoder:
-    """Encodes the chunks of one checkpoint; used from several threads."""
+    """Encodes the chunks of one checkpoint; see ChunkCodec."""
 
     def __init__(self, compression: Compression, version: int) -> None:
         """Set up.
@@ -40,26 +48,30 @@ class ChunkEncoder:
         """
         self.plain = compression == "none"
         self._compression: Compression = compression
-        self._checksum = version == 3  # noqa: PLR2004  zarr 3
+        self._version, self._checksum = version, version == 3  # noqa: PLR2004  zarr 3
         self._own = threading.local()
 
-    def unchanged(self, region: Region, chunks: tuple[int, ...]) -> bool:
-        """Whether a chunk is stored as its canonical bytes, with zeros after them at the edge of the tensor."""
-        return self.plain and _is_prefix(region_shape(region), chunks)
+    def unchanged(self, region: Region, spec: TensorSpec) -> bool:
+        """See ChunkCodec."""
+        return self.plain and _is_prefix(region_shape(region), spec.chunks or ())
 
-    def encode(self, data: memoryview, region: Region, chunks: tuple[int, ...], dtype: str) -> memoryview:
-        """The stored bytes of a chunk, valid until this thread encodes the next chunk; trailing zeros may be omitted.
-
-        Args:
-            data: canonical bytes of the chunk, without padding.
-            region: the region of the tensor that it holds.
-            chunks: extents of a whole chunk.
-            dtype: of the elements.
-        """
-        if self.unchanged(region, chunks):
+    def encode(self, data: memoryview, region: Region, spec: TensorSpec) -> memoryview:
+        """See ChunkCodec."""
+        if self.unchanged(region, spec):
             return data
-        whole = pad_chunk(data, region, chunks, dtype)
+        whole = pad_chunk(data, region, spec.chunks or (), spec.dtype)
         return whole if self.plain else self._compress(whole)
+
+    def decoding(self, spec: TensorSpec) -> Hashable:
+        """See ChunkCodec."""
+        return codec_of(self._array(spec))
+
+    def decode(self, data: memoryview, region: Region, spec: TensorSpec, name: str) -> Iterator[Block]:
+        """See ChunkCodec."""
+        return blocks(self._array(spec), region, StoredChunk(None, 0, len(data), name, bytes(data)))
+
+    def _array(self, spec: TensorSpec) -> ZarrArray:
+        return array_of(spec.dtype, spec.shape, spec.chunks or (), self._version, self._compression)
 
     def _compress(self, data: memoryview) -> memoryview:
         own = self._own
@@ -69,6 +81,14 @@ class ChunkEncoder:
         if len(own.buffer) < bound:
             own.buffer = memoryview(mmap.mmap(-1, bound))  # page-aligned, for direct I/O
         return own.compress(data, own.buffer)
+
+
+@lru_cache(1 << 12)
+def array_of(
+    dtype: str, shape: tuple[int, ...], chunks: tuple[int, ...], version: int, compression: Compression
+) -> ZarrArray:
+    """A new array, as its metadata describes it."""
+    return parse(new.text(dtype, shape, chunks, version, compression), version, "")
 
 
 def pad_chunk(data: memoryview, region: Region, chunks: tuple[int, ...], dtype: str) -> memoryview:

@@ -19,7 +19,8 @@ from wherry.integrations.containers.ocdbt.write import Reference
 from wherry.integrations.containers.zarr.metadata import METADATA_NAMES
 
 if TYPE_CHECKING:
-    from wherry.storage.location import Entry, Location
+    from wherry.storage.location import Location
+    from wherry.store.store import Entry
 
 _MOST_VALUE = 256 << 20  # bytes
 _METADATA_SUFFIXES = tuple(METADATA_NAMES.values())

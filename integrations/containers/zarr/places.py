@@ -2,47 +2,23 @@
 
 from __future__ import annotations
 
-import time
+import math
+import re
+from array import array
 from bisect import bisect_right
-from collections.abc import Mapping
 from functools import lru_cache
-from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
-from wherry.core.digest import sha256_of
-from wherry.integrations.containers.flat.blocks import BLOCK
-from wherry.integrations.containers.flat.files import SMALL
-from wherry.integrations.containers.ocdbt.write import Reference, encode_database
+from wherry.target.files import start_after
+from wherry.target.grids import ChunkPlace, chunk_bytes, counts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from wherry.integrations.containers.ocdbt.write import Value
-    from wherry.integrations.containers.zarr.metadata import ZarrArray
+    from wherry.core.tensorspec import TensorSpec
 
 DATA = "d"
-FILE_BYTES = 2 << 30
-
-
-class EncodedDatabase(NamedTuple):
-    """The tree and the manifest of a database.
-
-    Attributes:
-        nodes: name of the data file with the tree, relative to the database.
-        tree: its contents.
-        manifest: contents of the manifest.
-    """
-
-    nodes: str
-    tree: bytes
-    manifest: bytes
-
-
-def encoded_database(values: Mapping[str, Value]) -> EncodedDatabase:
-    """The tree over values whose data files exist; only the time of the commit differs between two runs."""
-    name = sha256_of("ocdbt", sorted(values))[:32]
-    nodes = f"{DATA}/{name}"
-    return EncodedDatabase(nodes, *encode_database(values, nodes, bytes.fromhex(name), time.time_ns()))
+_NUMBERED = re.compile(r"0{16}[0-9a-f]{16}")  # those with trees are digests
 
 
 class _ChunkRun(NamedTuple):
@@ -70,72 +46,48 @@ class _ChunkRun(NamedTuple):
         return self.start + (self.chunks - 1) * self.stride + self.size
 
 
-class ChunkPlaces(Mapping[str, Reference]):
-    """Key → place of each chunk of some arrays of which every chunk has the same size, one after another.
-
-    The places are computed, not kept: a giant has several 100,000 chunks, and a row of a dict for each is 100 MB.
+class ChunkPlaces:
+    """The places of chunks of some tensors, all of a tensor's of the same size, one after another; they are computed.
 
     Attributes:
-        arrays: what the keys of an array's chunks begin with → the array, in the order of the files.
         ends: the size of each data file, the first of which always exists.
     """
 
-    def __init__(self, arrays: Mapping[str, ZarrArray], file_bytes: int = FILE_BYTES) -> None:
+    def __init__(self, specs: Sequence[TensorSpec], file_bytes: int) -> None:
         """Place the chunks.
 
         Args:
-            arrays: what the keys of an array's chunks begin with → the array.
+            specs: the tensors.
             file_bytes: size of a data file; a larger chunk has a file of its own.
         """
-        self.arrays = arrays
-        firsts = list(accumulate([array.chunk_count for array in arrays.values()], initial=0))
-        self._count = firsts.pop()
-        self._firsts = dict(zip(arrays, firsts, strict=True))
-        self._runs = list(_runs(arrays.values(), file_bytes))
-        self._starts = [run.first for run in self._runs]
-        self.ends = {data_file(0): 0} | {data_file(run.file): run.end for run in self._runs}
+        self._firsts, self._fields = array("q"), array("q")  # of all runs: the first chunk, and everything
+        self.ends = {data_file(0): 0}
+        for run in _runs(specs, file_bytes):
+            self._firsts.append(run.first)
+            self._fields.extend(run)
+            self.ends[data_file(run.file)] = run.end
 
-    def __getitem__(self, key: str) -> Reference:
-        """The place of a chunk."""
-        return self._at(self._number(key))
+    def at(self, number: int) -> ChunkPlace:
+        """The place of a chunk, by its number."""
+        row = bisect_right(self._firsts, number) - 1
+        run = self._run(row)
+        file, offset = data_file(run.file), run.start + (number - run.first) * run.stride
+        if number + 1 < run.first + run.chunks:
+            stop = offset + run.stride
+        else:
+            after = self._run(row + 1) if row + 1 < len(self._firsts) else None
+            stop = after.start if after is not None and after.file == run.file else self.ends[file]
+        return ChunkPlace(file, offset, run.size, stop)
 
-    def __iter__(self) -> Iterator[str]:
-        """The keys, in the order of the files."""
-        for prefix, array in self.arrays.items():
-            yield from (prefix + key for key in array.keys())  # noqa: SIM118  of chunks, not of a mapping
-
-    def __len__(self) -> int:
-        """Number of chunks."""
-        return self._count
-
-    def stop(self, key: str) -> int:
-        """Where the bytes after a chunk end that nobody else writes: at the next chunk, or at the end of the file."""
-        number = self._number(key)
-        file = self._at(number).file
-        after = self._at(number + 1) if number + 1 < self._count else None
-        return self.ends[file] if after is None or after.file != file else after.offset
-
-    def _at(self, number: int) -> Reference:
-        run = self._runs[bisect_right(self._starts, number) - 1]
-        return Reference(data_file(run.file), run.start + (number - run.first) * run.stride, run.size)
-
-    def _number(self, key: str) -> int:
-        """The number of a chunk, counted over all arrays."""
-        end = len(key)
-        while end > 0:  # the name of an array may contain slashes, and so may the key of a chunk in it
-            end = key.rfind("/", 0, end) + 1
-            array = self.arrays.get(key[:end])
-            number = None if array is None else array.number(key[end:])
-            if number is not None:
-                return self._firsts[key[:end]] + number
-            end -= 1
-        raise KeyError(key)
+    def _run(self, row: int) -> _ChunkRun:
+        width = len(_ChunkRun._fields)
+        return _ChunkRun(*self._fields[row * width : (row + 1) * width])
 
 
-def _runs(arrays: Iterable[ZarrArray], file_bytes: int) -> Iterator[_ChunkRun]:
+def _runs(specs: Iterable[TensorSpec], file_bytes: int) -> Iterator[_ChunkRun]:
     number = file = end = 0
-    for array in arrays:
-        size, left = array.chunk_nbytes, array.chunk_count
+    for spec in specs:
+        size, left = chunk_bytes(spec), math.prod(counts_of(spec))
         stride = start_after(size, size)
         while left:
             start = start_after(end, size)
@@ -148,20 +100,13 @@ def _runs(arrays: Iterable[ZarrArray], file_bytes: int) -> Iterator[_ChunkRun]:
             number, left, end = number + run.chunks, left - run.chunks, run.end
 
 
-def start_after(end: int, nbytes: int) -> int:
-    """Offset of a chunk after others: a large chunk begins on a block, for direct I/O."""
-    return end if nbytes < SMALL else -(-end // BLOCK) * BLOCK
-
-
-def ends_of(places: Mapping[str, Reference]) -> dict[str, int]:
-    """The size of each data file, the first of which always exists."""
-    ends = {data_file(0): 0}
-    for place in places.values():
-        ends[place.file] = max(ends.get(place.file, 0), place.offset + place.length)
-    return ends
-
-
 @lru_cache(1 << 12)  # chunks share the name, of which a giant has a thousand
 def data_file(number: int) -> str:
     """A deterministic name: with random names, as in tensorstore, two conversions of a checkpoint would differ."""
     return f"{DATA}/{number:032x}"
+
+
+def number_of_data_file(name: str) -> int | None:
+    """The number of a data file with chunks, by its name; None of any other file, such as one with a tree."""
+    digits = name.removeprefix(f"{DATA}/")
+    return int(digits, 16) if _NUMBERED.fullmatch(digits) and name != digits else None

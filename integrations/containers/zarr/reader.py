@@ -6,10 +6,10 @@ for a region before every chunk of it is known to exist and to be large enough f
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -17,12 +17,12 @@ from wherry.core import dtypes
 from wherry.core.keypath import render
 from wherry.core.tensorspec import Region, TensorSpec, region_shape
 from wherry.errors import CorruptError, HostileError, IncompleteError
-from wherry.formats.reader import Absent, Access, Extent, Reader
-from wherry.integrations.containers.zarr import kvstore, raw
+from wherry.formats.contents import Absent, ChunkDecoder, Chunked, Contents, Extent, Stored
+from wherry.integrations.containers.zarr import kvstore
 from wherry.integrations.containers.zarr import stream as zarr_stream
 from wherry.integrations.containers.zarr.listing import ASSETS
 from wherry.integrations.containers.zarr.metadata import MAX_EXPANSION, ZarrArray
-from wherry.mover.move import cells
+from wherry.mover.output import as_array
 from wherry.storage.sidecar import FOLDER_NAME, SIGNATURE_NAME
 
 if TYPE_CHECKING:
@@ -32,11 +32,12 @@ if TYPE_CHECKING:
     import tensorstore as ts
 
     from wherry.core.keypath import KeyPath
-    from wherry.formats.reader import Block, EncodedChunk
+    from wherry.formats.contents import Access, Block
     from wherry.integrations.containers.msgpack.contents import PlacedReader
     from wherry.integrations.containers.zarr.listing import Listing
     from wherry.integrations.containers.zarr.metadata import JsonObject
-    from wherry.storage.location import Entry, Location
+    from wherry.storage.location import Location
+    from wherry.store.store import Entry
 
 _OPEN_ARRAYS = 64
 _NAMED_PER_TENSOR = 1000
@@ -64,7 +65,7 @@ class StoredArray:
         return (prefix + key for key in self.zarr.keys(region))
 
 
-class ArrayReader(Reader):
+class ArrayReader(Contents):
     """Reads one item.
 
     Attributes:
@@ -99,54 +100,27 @@ class ArrayReader(Reader):
         self._lock = threading.Lock()
         self._handles: OrderedDict[str, kvstore.Array] = OrderedDict()
 
-    def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
-        """The elements of a region.
-
-        Raises:
-            IncompleteError: a chunk of it is missing.
-            CorruptError: a chunk cannot be decoded.
-        """
-        import numpy  # noqa: ICN001  a third of the time of `wherry --help`
-
-        if self.inline is not None and spec.path in self.inline.places:
-            return self.inline.read(spec, region)
-        wanted = dtypes.numpy_dtype(spec.dtype)
-        shape = region_shape(region)
-        if 0 in shape:
-            return numpy.empty(shape, wanted)
-        array = self.arrays[spec.path]
-        self._require(array, region, spec)
-        if raw.readable(array, self.listing):
-            out = numpy.empty(shape, wanted)
-            self.fill(spec, region, out.reshape(-1).view("u1").data)
-            return out
-        found = self._small(array, spec)
-        if found is not None:
-            part = numpy.array(found[region], order="C")  # its own memory: the caller may write into it
-            return part if part.dtype == wanted else part.view(wanted)
-        handle = self._handle(array, spec)
-        try:
-            data = numpy.asarray(kvstore.read_whole(handle, region, self.location.uri), order="C")
-        except (ValueError, OSError) as error:
-            raise kvstore.translate_error(error, self.location.uri, spec.name) from error
-        return data if data.dtype == wanted else data.view(wanted)
-
     def access(self, spec: TensorSpec) -> Access:
-        """Raw if the chunks in order are the tensor's bytes, else as `access_in_chunks`."""
-        extents = self.extents(spec)
-        return self.access_in_chunks(spec) if extents is None else Access("raw", extents, gridded=False)
-
-    def access_in_chunks(self, spec: TensorSpec) -> Access:
-        """By region if the chunks are stored raw, else depending on the codec."""
-        array = self.arrays.get(spec.path)
-        if array is not None and raw.readable(array, self.listing):
-            return Access("regions", gridded=False)
-        return Access("stream" if array is not None and array.zarr.streams else "whole")
-
-    def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
-        """The extents of raw chunks that in order are the tensor's bytes, none of them inside a B+tree node."""
+        """Stored if the chunks in order are the tensor's bytes, else as `access_in_chunks`."""
         if self.inline is not None and spec.path in self.inline.places:
-            return self.inline.extents(spec)
+            return self.inline.access(spec)
+        extents = self._extents(spec)
+        return self.access_in_chunks(spec) if extents is None else Stored(extents)
+
+    def access_in_chunks(self, spec: TensorSpec) -> Chunked:
+        """How the chunks of an array are read, whose bytes beyond the edge of the spec are padding."""
+        array = self.arrays[spec.path]
+        zarr, place, require = array.zarr, partial(self._place, array), partial(self._require, array, spec)
+        if self._is_raw(array):
+            return Chunked(zarr.chunks, None, place, require)
+        decoder = ChunkDecoder(
+            partial(self._fill, array, spec), zarr_stream.codec_of(zarr),
+            partial(self._held, array, spec), partial(self._decode, array, spec),
+        )  # fmt: skip
+        return Chunked(zarr.chunks, decoder, place, require)
+
+    def _extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
+        """The extents of raw chunks that in order are the tensor's bytes, none of them inside a B+tree node."""
         array = self.arrays[spec.path]
         listing = self.listing
         chunks = None if listing is None else _raw_chunks(array.zarr, len(listing.values))
@@ -162,51 +136,59 @@ class ArrayReader(Reader):
             extents.append(Extent(listing.place(value.file), value.offset, length))
         return tuple(extents)
 
-    def chunk(self, spec: TensorSpec, cell: Region) -> Extent | None:
-        """The byte range of a raw chunk; None if it is not in a file as its metadata says."""
-        array, listing = self.arrays.get(spec.path), self.listing
-        if array is None or listing is None or not array.zarr.raw:
-            return None
+    def _is_raw(self, array: StoredArray) -> bool:
+        """Whether an array's chunks are raw in files: tensorstore would read whole chunks, even for one row."""
+        if not array.zarr.raw or self.listing is None or dtypes.opaque(array.zarr.dtype):
+            return False
+        first = self.listing.values.get(next(array.chunk_keys(), ""))
+        return first is not None and first.file is not None
+
+    def _place(self, array: StoredArray, cell: Region) -> Extent | None:
+        """The byte range of the stored chunk of a cell; None if it is not in a file as its metadata says."""
+        listing = self.listing
         (key,) = array.chunk_keys(cell)
-        value = listing.values.get(key)
-        if value is None or value.file is None or listing.lack(key):
+        value = None if listing is None else listing.values.get(key)
+        if listing is None or value is None or value.file is None or listing.lack(key):
             return None
-        nbytes = dtypes.canonical_size(spec.dtype, math.prod(region_shape(cell)))
-        return Extent(listing.place(value.file), value.offset, nbytes)
+        return Extent(listing.place(value.file), value.offset, value.length)
 
-    def fill(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
-        """Fill a buffer with a region; of raw chunks, only the requested bytes are read."""
-        array = self.arrays.get(spec.path)
-        if array is None or self.listing is None or not raw.readable(array, self.listing):
-            super().fill(spec, region, buffer)
-            return
-        self._require(array, region, spec)
-        raw.fill(array, self.listing, self.location, spec, region, buffer)
+    def _fill(self, array: StoredArray, spec: TensorSpec, region: Region, out: memoryview) -> None:
+        """Fill a buffer with a region of encoded chunks.
 
-    def held(self, spec: TensorSpec, cell: Region) -> int | None:
-        """Bytes of memory for decoding the one chunk of a cell."""
-        array = self.arrays.get(spec.path)
-        if array is None:
+        Raises:
+            CorruptError: a chunk cannot be decoded.
+        """
+        import numpy  # noqa: ICN001  a third of the time of `wherry --help`
+
+        into, small = as_array(out, spec.dtype, region_shape(region)), self._small(array, spec)
+        if small is not None:
+            found = small[region]
+        else:
+            handle = self._handle(array, spec)
+            try:
+                found = numpy.asarray(kvstore.read_whole(handle, region, self.location.uri), order="C")
+            except (ValueError, OSError) as error:
+                raise kvstore.translate_error(error, self.location.uri, spec.name) from error
+        into[...] = found if found.dtype == into.dtype else found.view(into.dtype)
+
+    def _held(self, array: StoredArray, spec: TensorSpec, cell: Region) -> int | None:
+        """Bytes of memory for decoding the one chunk of a cell in pieces; None if its codec is another one."""
+        if not array.zarr.streams:
             return None
-        return (
-            zarr_stream.held_bytes(array.zarr, self._stored_chunk(array, spec, cell))
-            if array.zarr.streams
-            else None
-        )
+        return zarr_stream.held_bytes(array.zarr, self._stored_chunk(array, spec, cell))
 
-    def stream(self, spec: TensorSpec, cell: Region) -> Iterator[Block]:
+    def _decode(self, array: StoredArray, spec: TensorSpec, cell: Region) -> Iterator[Block]:
         """Decode the one chunk of a cell piece by piece.
 
         Raises:
             IncompleteError: the chunk is missing.
             CorruptError: it does not decode to what its metadata promises.
         """
-        array = self.arrays[spec.path]
         return zarr_stream.blocks(array.zarr, cell, self._stored_chunk(array, spec, cell))
 
     def _stored_chunk(self, array: StoredArray, spec: TensorSpec, cell: Region) -> zarr_stream.StoredChunk:
         """The stored bytes of the one chunk of a cell."""
-        self._require(array, cell, spec)
+        self._require(array, spec, cell)
         assert self.listing is not None
         (key,) = array.chunk_keys(cell)
         value = self.listing.values[key]
@@ -218,28 +200,6 @@ class ArrayReader(Reader):
         uri = self.location.uri
         data = kvstore.read_value(kvstore.open_store(store, self._context(), uri), key, uri)
         return zarr_stream.StoredChunk(None, 0, len(data), key, data)
-
-    def encoded(self, spec: TensorSpec) -> tuple[EncodedChunk, ...] | None:
-        """The chunks in C order; None if one of them is missing, not in a file, or in no codec that is streamed."""
-        array, listing = self.arrays.get(spec.path), self.listing
-        if array is None or listing is None or not array.zarr.streams:
-            return None
-        found: list[EncodedChunk] = []
-        for key, cell in zip(array.chunk_keys(), cells(spec.whole, array.zarr.chunks), strict=True):
-            chunk = self._encoded_chunk(array, listing, key, cell)
-            if chunk is None:
-                return None
-            found.append(chunk)
-        return tuple(found)
-
-    def _encoded_chunk(
-        self, array: StoredArray, listing: Listing, key: str, cell: Region
-    ) -> EncodedChunk | None:
-        value = listing.values.get(key)
-        if value is None or value.file is None or listing.lack(key):
-            return None
-        stored = zarr_stream.StoredChunk(listing.place(value.file), value.offset, value.length, key)
-        return zarr_stream.encoded_chunk(array.zarr, cell, stored)
 
     def absent(self) -> Iterator[Absent]:
         """Missing chunks; of one tensor at most a thousand chunks are named, the rest is counted."""
@@ -296,7 +256,7 @@ class ArrayReader(Reader):
             return "not found; its writer stored every chunk, so the data is lost"
         return "not found; either zeros that its writer left out, or lost data"
 
-    def _require(self, array: StoredArray, region: Region, spec: TensorSpec) -> None:
+    def _require(self, array: StoredArray, spec: TensorSpec, region: Region) -> None:
         """Refuse a region with a missing chunk, or with a chunk that is too small or too large for its metadata."""
         for key in array.chunk_keys(region):
             reason = self._lack(key)

@@ -25,8 +25,8 @@ from isal import isal_zlib as zlib
 
 from wherry.core import dtypes
 from wherry.errors import CorruptError, IncompleteError
-from wherry.formats.reader import Block, EncodedChunk, Extent
-from wherry.objects.read_ahead import STEP, ReadAhead
+from wherry.formats.contents import Block, EncodedChunk, Extent
+from wherry.storage.read_ahead import STEP, ReadAhead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -136,10 +136,11 @@ def encoded_chunk(array: ZarrArray, region: Region, stored: StoredChunk) -> Enco
     )  # a client holds the pieces of a body and their sum
     extent = Extent(stored.place, stored.offset, stored.length)
     memory = copies * stored.length + array.chunk_nbytes
-    return EncodedChunk(extent, _codec_of(array), memory, decode)
+    return EncodedChunk(extent, codec_of(array), memory, decode)
 
 
-def _codec_of(array: ZarrArray) -> tuple[object, ...]:
+def codec_of(array: ZarrArray) -> tuple[object, ...]:
+    """Everything besides the stored bytes that the elements of an array's chunks depend on."""
     return array.codec, array.dtype, array.shape, array.chunks, array.inner
 
 

@@ -11,14 +11,13 @@ Source: caffe2/serialize/inline_container.cc of torch 2.13, observed; APPNOTE 6.
 from __future__ import annotations
 
 import struct
+from array import array
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from wherry.core.keypath import KeyPath
+    from collections.abc import Callable
 
 ALIGNMENT = 64
 _LOCAL = struct.Struct("<4s5H3I2H")
@@ -29,7 +28,7 @@ _LOCATOR = struct.Struct("<4sIQI")
 _FLAGS = 0x0808
 _FULL, _MANY = 0xFFFFFFFF, 0xFFFF
 _ZIP64, _PADDING = 0x0001, 0x4246
-_CRC, _CRC_IN_DESCRIPTOR, _CRC_IN_ENTRY = struct.Struct("<I"), 4, 16
+_CRC_IN_DESCRIPTOR, _CRC_IN_ENTRY = 4, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,56 +65,69 @@ class MemberSlot:
         return self.data + self.record.size
 
 
+class Frame(NamedTuple):
+    """Bytes between the tensors of an archive.
+
+    Attributes:
+        data: the bytes, with zeros for the checksums of tensors.
+        crcs: offset in them of a CRC-32, and the number of the tensor whose it is.
+    """
+
+    data: bytes
+    crcs: tuple[tuple[int, int], ...]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ArchiveForm:
     """The members of an archive with their offsets; archives that differ in the bytes of their tensors share it.
 
     Attributes:
-        slots: its members, in order.
+        record: computes a member from its number.
+        headers, datas: the offset of each one's local header, and of its data, from the archive's start.
+        tensors: the numbers of those that are tensors.
         directory: offset of the central directory from the archive's start.
         length: bytes of all of it.
     """
 
-    slots: tuple[MemberSlot, ...]
+    record: Callable[[int], MemberRecord]
+    headers: array[int]
+    datas: array[int]
+    tensors: array[int]
     directory: int
     length: int
 
+    def slot(self, number: int) -> MemberSlot:
+        """A member with its offsets."""
+        return MemberSlot(self.record(number), self.headers[number], self.datas[number])
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ArchivePlan:
-    """An archive that will be written.
+    def frame_bytes(self, number: int) -> int:
+        """Bytes of a frame."""
+        stop = self.length if number == len(self.tensors) else self.datas[self.tensors[number]]
+        return stop - (self.slot(self.tensors[number - 1]).stop if number else 0)
 
-    Attributes:
-        start: its offset in the file.
-        form: its members.
-        paths: key paths of its tensors, in the order of their members.
-        file: the name of the file.
-    """
-
-    start: int
-    form: ArchiveForm
-    paths: tuple[KeyPath, ...] = ()
-    file: str = ""
-
-    @property
-    def slots(self) -> tuple[MemberSlot, ...]:
-        """Its members, in order."""
-        return self.form.slots
-
-    @property
-    def length(self) -> int:
-        """Bytes of all of it."""
-        return self.form.length
-
-    def tensors(self) -> Iterator[tuple[KeyPath, MemberSlot]]:
-        """The member of each tensor, by key path."""
-        return zip(self.paths, (slot for slot in self.slots if slot.record.data is None), strict=True)
-
-
-def is_of_one(form: ArchiveForm, most: int) -> bool:
-    """Whether archives of a form have one tensor, of fewer bytes than so many."""
-    sizes = [slot.record.size for slot in form.slots if slot.record.data is None]
-    return len(sizes) == 1 and sizes[0] < most
+    def frame(self, number: int) -> Frame:
+        """A frame: the first is before the first tensor; the last one ends with the directory."""
+        run, crcs = bytearray(), list[tuple[int, int]]()
+        first = 0
+        if number:
+            first = self.tensors[number - 1]
+            run += _descriptor(self.record(first), 0)
+            crcs.append((_CRC_IN_DESCRIPTOR, number - 1))
+            first += 1
+        is_last = number == len(self.tensors)
+        for slot in map(self.slot, range(first, len(self.headers) if is_last else self.tensors[number] + 1)):
+            run += _header(slot)
+            if slot.record.data is not None:
+                run += slot.record.data + _descriptor(slot.record, crc32(slot.record.data))
+        if is_last:
+            directory, numbers = bytearray(), iter(range(number))
+            for slot in map(self.slot, range(len(self.headers))):
+                data = slot.record.data
+                if data is None:
+                    crcs.append((len(run) + len(directory) + _CRC_IN_ENTRY, next(numbers)))
+                directory += _entry(slot, 0 if data is None else crc32(data))
+            run += directory + _ending(self, len(directory))
+        return Frame(bytes(run), tuple(crcs))
 
 
 def small(name: str, data: bytes) -> MemberRecord:
@@ -123,75 +135,27 @@ def small(name: str, data: bytes) -> MemberRecord:
     return MemberRecord(name, data, len(data))
 
 
-def lay_out(records: Sequence[MemberRecord]) -> ArchiveForm:
-    """Assign an offset to every record."""
-    slots: list[MemberSlot] = []
-    position = 0
-    for record in records:
-        fixed = position + _LOCAL.size + len(record.name.encode()) + (20 if record.wide else 0) + 4
-        slots.append(MemberSlot(record, position, -(-fixed // ALIGNMENT) * ALIGNMENT))
-        position = slots[-1].stop + len(_descriptor(record, 0))
-    entries = sum(map(_entry_size, slots))
-    end = _END64.size + _LOCATOR.size + _END.size
-    return ArchiveForm(tuple(slots), position, position + entries + end)
-
-
-def frame(plan: ArchivePlan, crcs: Mapping[KeyPath, int]) -> Iterator[tuple[int, bytes]]:
-    """All bytes of an archive except those of tensors, as runs with their offsets in the file.
+def lay_out(count: int, record: Callable[[int], MemberRecord]) -> ArchiveForm:
+    """Assign an offset to every member.
 
     Args:
-        plan: the archive.
-        crcs: CRC-32 of each tensor's data.
+        count: of the members.
+        record: computes one from its number.
     """
-    return _frame(plan.start, plan.form, iter([crcs[path] for path in plan.paths]))
-
-
-def _frame(start: int, form: ArchiveForm, crcs: Iterator[int]) -> Iterator[tuple[int, bytes]]:
-    at, run = 0, bytearray()
-    directory = bytearray()
-    for slot in form.slots:
-        record = slot.record
-        run += _header(slot)
-        if record.data is None:
-            yield start + at, bytes(run)
-            at, run, crc = slot.stop, bytearray(), next(crcs)
-        else:
-            run += record.data
-            crc = crc32(record.data)
-        run += _descriptor(record, crc)
-        directory += _entry(slot, crc)
-    yield start + at, bytes(run + directory + _ending(form, len(directory)))
-
-
-def patch_descriptor(run: bytes, crc: int) -> bytes:
-    """A run of a frame that begins with the descriptor of a tensor, with this CRC-32 in it."""
-    changed = bytearray(run)
-    _CRC.pack_into(changed, _CRC_IN_DESCRIPTOR, crc)
-    return bytes(changed)
-
-
-class SmallFrame:
-    """The bytes around the tensor of archives of one form, each with one tensor.
-
-    Attributes:
-        data: the offset of the tensor's bytes from the start of the archive.
-        size: their number.
-    """
-
-    def __init__(self, form: ArchiveForm) -> None:
-        (_, self._head), (start, tail) = _frame(0, form, iter([0]))
-        self._tail = bytearray(tail)
-        self.data, self.size = len(self._head), start - len(self._head)
-        before = [slot for slot in form.slots if slot.stop <= start]
-        entry = form.directory - start + sum(map(_entry_size, before[:-1]))
-        self._crcs = (_CRC_IN_DESCRIPTOR, entry + _CRC_IN_ENTRY)
-
-    def around(self, data: memoryview, crc: int) -> bytes:
-        """The archive of a tensor with these bytes, which have this CRC-32."""
-        tail, (first, second) = self._tail.copy(), self._crcs
-        _CRC.pack_into(tail, first, crc)
-        _CRC.pack_into(tail, second, crc)
-        return b"".join((self._head, data, tail))
+    headers, datas, tensors = array("q"), array("q"), array("q")
+    position = entries = 0
+    for number in range(count):
+        member = record(number)
+        fixed = position + _LOCAL.size + len(member.name.encode()) + (20 if member.wide else 0) + 4
+        slot = MemberSlot(member, position, -(-fixed // ALIGNMENT) * ALIGNMENT)
+        headers.append(slot.header)
+        datas.append(slot.data)
+        if member.data is None:
+            tensors.append(number)
+        position = slot.stop + len(_descriptor(member, 0))
+        entries += _entry_size(slot)
+    end = _END64.size + _LOCATOR.size + _END.size
+    return ArchiveForm(record, headers, datas, tensors, position, position + entries + end)
 
 
 def _header(slot: MemberSlot) -> bytes:
@@ -223,7 +187,7 @@ def _entry(slot: MemberSlot, crc: int) -> bytes:
 
 
 def _ending(form: ArchiveForm, size: int) -> bytes:
-    count, begin = len(form.slots), form.directory
+    count, begin = len(form.headers), form.directory
     # A record of version 4.5 from version 3.0 (torch writes 0x031e); its length leaves out the first 12 bytes.
     wide = _END64.pack(b"PK\x06\x06", _END64.size - 12, 0x031E, 0x2D, 0, 0, count, count, size, begin)
     locator = _LOCATOR.pack(b"PK\x06\x07", 0, begin + size, 1)

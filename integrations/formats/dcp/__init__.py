@@ -17,7 +17,7 @@ from wherry.core.manifest import Companion, Manifest
 from wherry.core.steps import step_number
 from wherry.core.units import parse_size
 from wherry.formats.format import Format, Glimpse, Holds, Opened, Option
-from wherry.integrations.containers.torch.writer import WRITABLE
+from wherry.integrations.containers.torch.layout import WRITABLE
 from wherry.integrations.formats.dcp.folder import (
     METADATA,
     OWN,
@@ -28,12 +28,10 @@ from wherry.integrations.formats.dcp.folder import (
     metadata_names,
     read_contents,
 )
-from wherry.integrations.formats.dcp.layout import NESTED, VERSION, WIDEST, lay_out, metadata
+from wherry.integrations.formats.dcp.layout import NESTED, VERSION, WIDEST, lay_out
 from wherry.integrations.formats.dcp.reader import DcpReader
 from wherry.integrations.formats.dcp.rewrite import REWRITES
 from wherry.integrations.formats.dcp.step import beside_item, item_evidence, model_of_step, step_around
-from wherry.integrations.formats.dcp.writer import DcpWriter
-from wherry.storage.stores import make_folder
 from wherry.tree.tree_reading import read_tree
 
 if TYPE_CHECKING:
@@ -41,6 +39,7 @@ if TYPE_CHECKING:
 
     from wherry.formats.format import Options
     from wherry.storage.stores import Location
+    from wherry.target.file_map import FileMap, Scene
 
 _WORDS = b"torch.distributed.checkpoint"
 _HEAD = 1 << 10
@@ -128,14 +127,12 @@ def _step(contents: DcpContents) -> int | None:
     return next((step for step in found if type(step) is int), None)
 
 
-def create_folder(staging: Location, manifest: Manifest, options: Options) -> DcpWriter:
-    """Start a folder of DCP files."""
-    make_folder(staging)
-    layout = lay_out(manifest, parse_size(options["shard_size"]), staging.uri)
+def layout_of(manifest: Manifest, options: Options, _scene: Scene) -> FileMap:
+    """See Format."""
+    layout = lay_out(manifest, parse_size(options["shard_size"]))
     nested = manifest.custom.get(NESTED)
-    profile = options["for_torch"]
-    text = metadata(layout, nested if isinstance(nested, dict) else {}, profile)
-    return DcpWriter(staging, layout, text)
+    known = nested if isinstance(nested, dict) else {}
+    return layout.file_map(known, options["for_torch"])
 
 
 def _pickle_globals() -> Collection[tuple[str, str]]:
@@ -163,8 +160,7 @@ FORMATS = (
         title="PyTorch DCP",
         detect=_detect,
         open=open_folder,
-        create=create_folder,
-        streams=True,
+        layout=layout_of,
         holds=HOLDS,
         aliases=("distcp", "torch-dcp"),
         commit_members=(METADATA,),

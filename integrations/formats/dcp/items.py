@@ -14,19 +14,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.errors import CorruptError, IncompleteError, NotACheckpointError, NotFoundError
-from wherry.formats.reader import Extent
+from wherry.formats.contents import Extent
 from wherry.integrations.containers.torch.archive import Archive, read_object
 from wherry.integrations.containers.zip.read import read_directory
 from wherry.integrations.containers.zip.write import ALIGNMENT
 from wherry.integrations.formats.dcp.alike import Alike
 from wherry.integrations.formats.dcp.transforms import InflatedItem
+from wherry.store.store import StoreOver
 
 if TYPE_CHECKING:
     from wherry.integrations.containers.flat.strides import PlacedTensor
     from wherry.integrations.containers.torch.values import PickleTree
     from wherry.integrations.containers.zip.read import Directory
     from wherry.integrations.formats.dcp.metadata import StoredItem
-    from wherry.storage.location import Entry, Location, Store
+    from wherry.storage.location import Location
+    from wherry.store.store import Entry
 
 HEAD, TAIL = 1 << 10, 1 << 11
 _REMEMBERED = 10_000
@@ -41,13 +43,11 @@ class _Block(NamedTuple):
     data: bytes
 
 
-class _Window:
+class _Window(StoreOver):
     """A store that serves reads inside the two ends of an item from memory, and all others from the file."""
 
     def __init__(self, file: Location, stored: StoredItem, entry: Entry, head: bytes, tail: bytes) -> None:
-        self.protocol = file.store.protocol
-        self.capabilities = file.store.capabilities
-        self._store: Store = file.store
+        super().__init__(file.store)
         self._entry = entry
         self._head_at, self._head = stored.offset, head
         self._tail_at, self._tail = stored.offset + stored.length - len(tail), tail
@@ -57,24 +57,12 @@ class _Window:
         del path
         return self._entry
 
-    def entries(self, path: str) -> list[Entry]:
-        """See Store."""
-        return self._store.entries(path)
-
     def read(self, path: str, start: int, stop: int) -> bytes:
         """See Store."""
         for at, held in ((self._tail_at, self._tail), (self._head_at, self._head)):
             if at <= start and stop <= at + len(held):
                 return held[start - at : stop - at]
-        return self._store.read(path, start, stop)
-
-    def readinto(self, path: str, start: int, buffer: memoryview) -> int:
-        """See Store."""
-        return self._store.readinto(path, start, buffer)
-
-    def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:
-        """See Store."""
-        self._store.put(path, data, create_only=create_only)
+        return self.inner.read(path, start, stop)
 
 
 class Items:

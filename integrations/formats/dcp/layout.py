@@ -1,4 +1,4 @@
-"""Plans the layout of a new DCP checkpoint, and emits its `.metadata`.
+"""The layout of a DCP checkpoint: archives in `.distcp` files, and `.metadata` last, which commits it.
 
 A tensor is one chunk and one item; one that is larger than a file may be is cut into chunks of rows, each an item in a
 file of its own, as ranks save it. Objects come first, in the first file. Files are named `__<k>_0.distcp` like those of
@@ -14,31 +14,37 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import chain, groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from isal import isal_zlib
 
 from wherry.core import dtypes
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import UnrepresentableError
 from wherry.integrations.containers.pickle.writer import PickleWriter, integer
+from wherry.integrations.containers.torch.layout import Archives, archives_map
 from wherry.integrations.containers.torch.objects import alike, build
-from wherry.integrations.containers.torch.writer import place_archives
 from wherry.integrations.formats.dcp import rules as names
 from wherry.integrations.formats.dcp.chunks import cut_rows
+from wherry.integrations.formats.dcp.folder import METADATA
+from wherry.target.file_map import File
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
-    from wherry.integrations.containers.zip.write import ArchivePlan
     from wherry.integrations.formats.dcp.metadata import Chunk
+    from wherry.target.file_map import FileMap
 
-    _Row: TypeAlias = tuple["ItemPlan", ArchivePlan]  # of an item
+    _Row: TypeAlias = tuple[str, "ItemPlan", "ItemPlace"]  # its name, and where it lies
 
 VERSION = "torch.distributed.checkpoint"
 NESTED = "planner_data"  # key of the nested paths in a manifest's `custom`
 WIDEST = "2.3"
 FORMAT = "1.0.0"
+_NAME = itemgetter(0)  # of a row
 _ENDS = b"ub"  # the last opcodes of an object with attributes
 LEAST_CHUNK = 64 << 10  # bytes to which a tensor is cut at most: each chunk takes 1 KB beside its data
 
@@ -59,64 +65,104 @@ class ItemPlan(NamedTuple):
     chunk: Chunk | None = None
 
 
+class ItemPlace(NamedTuple):
+    """Where the archive of an item lies."""
+
+    file: str
+    start: int
+    length: int
+
+
 @dataclass(frozen=True, slots=True)
 class DcpLayout:
     """The layout of a checkpoint to write.
 
     Attributes:
         items: objects, then tensors; the chunks of a tensor follow one another.
-        files: name → archives in it, and its size; all archives are those of the items, in this order.
-        cuts: key path of each tensor of several chunks → these, as tensors that the archives hold.
+        files: name → archives in it; all archives are those of the items, in this order.
+        chunks: key path of a chunk as its archive holds it → the whole tensor, and the first byte of the chunk in it.
     """
 
     items: Sequence[ItemPlan]
-    files: dict[str, tuple[list[ArchivePlan], int]]
-    cuts: Mapping[KeyPath, Sequence[TensorSpec]]
+    files: Mapping[str, Archives]
+    chunks: Mapping[KeyPath, tuple[TensorSpec, int]]
+
+    def places(self) -> list[ItemPlace]:
+        """Where each item lies, in their order."""
+        return [
+            ItemPlace(file, start, form.length)
+            for file, archives in self.files.items()
+            for form, start in zip(archives.forms, archives.starts(), strict=True)
+        ]
+
+    def file_map(self, nested: Mapping[str, Any], profile: str, late: Sequence[File] = ()) -> FileMap:
+        """The files with the items, `.metadata`, then others.
+
+        Args:
+            nested, profile: see `metadata`.
+            late: the others.
+        """
+        # That of very many tensors is large, and waits for long; the items, which are larger, do not.
+        text = isal_zlib.compress(metadata(self, nested, profile), 1)
+        files = (File(METADATA, partial(isal_zlib.decompress, text)), *late)
+        return archives_map(self.files, files, self.chunks)
 
 
-def lay_out(manifest: Manifest, shard_size: int, uri: str) -> DcpLayout:
+def lay_out(manifest: Manifest, shard_size: int) -> DcpLayout:
     """Plan the file and offset of every tensor and object.
 
     Args:
         manifest: the contents to write; key paths of tensors have one part.
         shard_size: bytes of tensors in one file; a larger tensor is cut.
-        uri: the target, for errors.
 
     Raises:
         UnrepresentableError: a key path without parts, or a name that is a tensor and an object at once.
     """
-    root = _root(manifest, uri)
+    files: dict[str, Archives] = {}
+    chunks: dict[KeyPath, tuple[TensorSpec, int]] = {}
+    start = 0
+    groups = _groups(manifest, shard_size)
+    for number, group in enumerate(groups):
+        files[f"__{number}_0.distcp"] = Archives(alike(item.stored) for item in group)
+        for item in group:
+            if item.stored is not item.content and item.chunk is not None:
+                start = start if any(item.chunk.offsets) else 0
+                chunks[item.stored.path] = item.content, start
+                start += item.stored.nbytes
+    return DcpLayout(list(chain.from_iterable(groups)), files, chunks)
+
+
+def _groups(manifest: Manifest, most: int) -> list[list[ItemPlan]]:
+    """The items of each file: objects in the first one, before its tensors."""
+    root = _root(manifest)
     if not isinstance(root, dict) or () in manifest.lists:
         raise UnrepresentableError(
-            "DCP requires a dict at the root of the checkpoint",
-            uri=uri,
-            cure="choose the target format torch-zip",
+            "DCP requires a dict at the root of the checkpoint", cure="choose the target format torch-zip"
         )
-    objects = [ItemPlan(name, node, node) for name, node in root.items() if not isinstance(node, TensorSpec)]
-    tensors = {name: node for name, node in root.items() if isinstance(node, TensorSpec)}
-    groups = _groups(tensors, shard_size)
-    groups[0] = [*objects, *groups[0]]
-    files: dict[str, tuple[list[ArchivePlan], int]] = {}
-    for number, group in enumerate(groups):
-        file = f"__{number}_0.distcp"
-        files[file] = place_archives((alike(item.stored) for item in group), file)
-    items = list(chain.from_iterable(groups))
-    cuts: dict[KeyPath, list[TensorSpec]] = {}
-    for item in items:
-        if item.stored is not item.content:
-            cuts.setdefault(item.content.path, []).append(item.stored)
-    return DcpLayout(items, files, cuts)
+    groups: list[list[ItemPlan]] = [
+        [ItemPlan(name, node, node) for name, node in root.items() if not isinstance(node, TensorSpec)]
+    ]
+    filled = count = 0  # bytes and number of the tensors in the last group
+    for name, spec in root.items():
+        for piece in _pieces(name, spec, most) if isinstance(spec, TensorSpec) else ():
+            nbytes = piece.stored.nbytes
+            if count and filled + nbytes > most:
+                groups.append([])
+                filled = count = 0
+            groups[-1].append(piece)
+            filled, count = filled + nbytes, count + 1
+    return groups
 
 
-def _root(manifest: Manifest, uri: str) -> Any:
+def _root(manifest: Manifest) -> Any:
     """The object to save. Tensors lie in its root, where no tree has to be built of a hundred thousand of them."""
     noted = manifest.custom.get("pickle")
     if not noted and all(len(path) == 1 for path in manifest.tensors):
-        rest = build(replace(manifest, tensors={}), uri) if manifest.values or manifest.empties else {}
+        rest = build(replace(manifest, tensors={})) if manifest.values or manifest.empties else {}
         names = {path[0]: spec for path, spec in manifest.tensors.items()}
         if isinstance(rest, dict) and rest.keys().isdisjoint(names):
             return {**names, **rest}
-    return build(manifest, uri)
+    return build(manifest)
 
 
 def _pieces(name: str, spec: TensorSpec, most: int) -> list[ItemPlan]:
@@ -134,21 +180,6 @@ def _cut(shape: tuple[int, ...], dtype: str, most: int) -> tuple[Chunk, ...]:
     return tuple(cut_rows(shape, dtypes.bits(dtype) // 8, most))
 
 
-def _groups(tensors: Mapping[str, TensorSpec], most: int) -> list[list[ItemPlan]]:
-    """The chunks of tensors by file."""
-    groups: list[list[ItemPlan]] = [[]]
-    filled = 0
-    for name, spec in tensors.items():
-        for piece in _pieces(name, spec, most):
-            nbytes = piece.stored.nbytes
-            if groups[-1] and filled + nbytes > most:
-                groups.append([])
-                filled = 0
-            groups[-1].append(piece)
-            filled += nbytes
-    return groups
-
-
 def metadata(layout: DcpLayout, nested: Mapping[str, Any], profile: str) -> bytes:
     """Emit the bytes of `.metadata`.
 
@@ -159,8 +190,8 @@ def metadata(layout: DcpLayout, nested: Mapping[str, Any], profile: str) -> byte
         profile: `default` or `2.3`.
     """
     out = PickleWriter()
-    archives = chain.from_iterable(plans for plans, _size in layout.files.values())
-    rows = sorted(zip(layout.items, archives, strict=True), key=_name)
+    rows = [(item.name, item, place) for item, place in zip(layout.items, layout.places(), strict=True)]
+    rows.sort(key=_NAME)
     fields: dict[str, Callable[[], None]] = {
         "planner_data": lambda: out.group(_paths(out, rows, nested)),
         "state_dict_metadata": lambda: out.group(_descriptions(out, rows, profile)),
@@ -172,13 +203,9 @@ def metadata(layout: DcpLayout, nested: Mapping[str, Any], profile: str) -> byte
     return out.done()
 
 
-def _name(row: _Row) -> str:
-    return row[0].name
-
-
 def _paths(out: PickleWriter, rows: Iterable[_Row], nested: Mapping[str, Any]) -> Iterator[None]:
     """Each name with its nested path."""
-    for name, _same in groupby(rows, _name):
+    for name, _same in groupby(rows, _NAME):
         first, parts = out.stored(name), tuple(nested.get(name) or ()) if nested else ()
         if len(parts) > 1 and ".".join(map(str, parts)) == name:
             out.raw(first)
@@ -189,8 +216,8 @@ def _paths(out: PickleWriter, rows: Iterable[_Row], nested: Mapping[str, Any]) -
 
 def _descriptions(out: PickleWriter, rows: Iterable[_Row], profile: str) -> Iterator[None]:
     """Each name with what it is; tensors of one dtype and shape are cut alike."""
-    for name, same in groupby(rows, _name):
-        items, key = [item for item, _plan in same], (out.stored(name),)
+    for name, same in groupby(rows, _NAME):
+        items, key = [item for _name, item, _place in same], (out.stored(name),)
         spec = items[0].content
         if isinstance(spec, TensorSpec):
             yield out.like((spec.dtype, spec.shape), key, partial(_tensor, out, items, profile))
@@ -202,8 +229,8 @@ def _descriptions(out: PickleWriter, rows: Iterable[_Row], profile: str) -> Iter
 def _places(out: PickleWriter, rows: Iterable[_Row]) -> Iterator[None]:
     """Each chunk or object with its place."""
     before, number = "", 0
-    for item, plan in rows:
-        name, chunk = item.name, item.chunk
+    for name, item, plan in rows:
+        chunk = item.chunk
         number = number + 1 if name == before else 0
         before = name
         form = (number, chunk and chunk.offsets, plan.length, plan.file)

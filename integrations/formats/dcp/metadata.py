@@ -38,6 +38,7 @@ _OURS = {torch: ours for torch, ours, _ in DTYPES}
 _PROPERTIES = (5, 6)
 _MAX_RANK = 64
 _HELD = 256 << 20  # bytes of a metadata file that are read whole; a larger one is mapped
+_PARTS = frozenset({str, int})  # types of the parts of a nested path
 _INTEGER = frozenset({int})
 Offsets: TypeAlias = tuple[int, ...] | None
 
@@ -323,7 +324,7 @@ def _stored_item(key: Any, info: Any, offsets: dict[int, Offsets]) -> tuple[str,
 
 
 def _nested_path(path: Any) -> tuple[str | int, ...]:
-    if type(path) is not tuple or any(type(part) not in (str, int) for part in path):
+    if type(path) is not tuple or not _PARTS.issuperset(map(type, path)):
         raise _corrupt("expected a nested path of names and positions")
     return path
 

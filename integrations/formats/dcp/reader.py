@@ -2,20 +2,20 @@
 
 If a tensor's chunks are contiguous and follow each other in C order (row sharding, or one chunk), the mover reads them
 as raw extents; any other division is assembled region by region. Items are located when they are first needed. A chunk
-that `read` or `read_bytes` reads whole is compared with the CRC-32 that torch stored with it; extents carry that CRC,
-for the mover to compare.
+that is read whole is compared with the CRC-32 that torch stored with it; extents carry that CRC.
 """
 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
 from wherry.core import dtypes
 from wherry.core.tensorspec import TensorSpec, region_shape, region_within, shared_region
 from wherry.errors import CorruptError, IncompleteError
-from wherry.formats.reader import Absent, Access, Block, Extent
+from wherry.formats.contents import Absent, Block, ChunkDecoder, Chunked, Extent, Stored
 from wherry.integrations.containers.flat.reader import FilesReader
 from wherry.integrations.containers.flat.strides import StridedReader
 from wherry.integrations.formats.dcp.chunks import in_order, region_of, uncovered_regions, with_elements
@@ -23,6 +23,7 @@ from wherry.integrations.formats.dcp.items import Items
 from wherry.integrations.formats.dcp.metadata import Chunk
 from wherry.integrations.formats.dcp.transforms import HELD, InflatedItem
 from wherry.mover.output import as_bytes
+from wherry.mover.read import read_region
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region
+    from wherry.formats.contents import Access
     from wherry.integrations.containers.flat.strides import PlacedTensor
     from wherry.integrations.formats.dcp.metadata import DcpIndex
     from wherry.integrations.formats.dcp.shards import SavedShards
@@ -81,24 +83,17 @@ class DcpReader(FilesReader):
         """The location of a companion, beside the files or made of a part of one."""
         return self.made[name] if name in self.made else super().companion(name)
 
-    def read(self, spec: TensorSpec, region: Region) -> np.ndarray:
-        """The elements of a region, assembled from the chunks that intersect it."""
-        words = self._assemble(spec, region, dtypes.numpy_dtype(spec.dtype))
-        return words.reshape(region_shape(region))
-
-    def read_bytes(self, spec: TensorSpec) -> bytes:
-        """Canonical bytes, assembled from all chunks."""
-        import numpy as np
-
-        width = dtypes.bits(spec.dtype) // 8
-        return self._assemble(spec, spec.whole, np.dtype(f"V{width}")).tobytes()
-
     def access(self, spec: TensorSpec) -> Access:
-        """`raw` if the metadata allows it; else decided from the tensor's items."""
-        extents = self.extents(spec)
-        return Access("stream") if extents is None else Access("raw", extents, gridded=False)
+        """Stored if the metadata allows it; else chunks, of which those of transformed items are decoded in pieces."""
+        extents = self._extents(spec)
+        if extents is not None:
+            return Stored(extents)
+        decoder = ChunkDecoder(
+            partial(self._fill, spec), "dcp", partial(self._held, spec), partial(self._decode, spec)
+        )
+        return Chunked(spec.chunks or spec.shape, decoder)
 
-    def extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
+    def _extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
         """The extents of the chunks, if they follow one another in the order of the tensor's bytes."""
         if 0 in spec.shape:
             return ()
@@ -118,12 +113,12 @@ class DcpReader(FilesReader):
             return None
         return tuple(_extent(piece) for piece in pieces)
 
-    def held(self, spec: TensorSpec, cell: Region) -> int | None:
+    def _held(self, spec: TensorSpec, cell: Region) -> int | None:
         """Memory for decompression: only transformed items are decoded piece by piece."""
         piece = self._cell(spec, cell)
         return HELD if piece is not None and piece.placed.decoded and piece.placed.contiguous else None
 
-    def stream(self, spec: TensorSpec, cell: Region) -> Iterator[Block]:
+    def _decode(self, spec: TensorSpec, cell: Region) -> Iterator[Block]:
         """The bytes of a transformed item, piece by piece."""
         piece = self._cell(spec, cell)
         assert piece is not None
@@ -228,21 +223,19 @@ class DcpReader(FilesReader):
             )
         return placed
 
-    def _assemble(self, spec: TensorSpec, region: Region, dtype: np.dtype) -> np.ndarray:
+    def _fill(self, spec: TensorSpec, region: Region, out: memoryview) -> None:
+        """Fill a buffer with a region, assembled from the chunks that intersect it."""
         import numpy as np
 
-        result = np.empty(region_shape(region), dtype)
-        filled = 0
-        if result.size:
-            for piece in self._placed_chunks(spec):
-                filled += self._fill(result, region, piece, spec)
+        dtype = np.dtype(f"V{dtypes.bits(spec.dtype) // 8}")
+        result = np.frombuffer(out, dtype).reshape(region_shape(region))
+        filled = sum(self._copy(result, region, piece, spec) for piece in self._placed_chunks(spec))
         if filled != result.size:
             raise IncompleteError(
                 "no chunk covers a part of the tensor", uri=self.location.uri, path=spec.name
             )
-        return result
 
-    def _fill(self, result: np.ndarray, region: Region, piece: ChunkPiece, spec: TensorSpec) -> int:
+    def _copy(self, result: np.ndarray, region: Region, piece: ChunkPiece, spec: TensorSpec) -> int:
         """Copy the intersection of a chunk with a region; return the number of elements."""
         box = region_of(piece.chunk)
         shared = shared_region(region, box)
@@ -256,18 +249,21 @@ class DcpReader(FilesReader):
         import numpy as np
 
         chunk = TensorSpec(spec.path, piece.chunk.sizes, spec.dtype)
+        data = np.empty(region_shape(inside), dtype)
         reader = StridedReader(self.location, {spec.path: piece.placed}, ())
-        if dtypes.opaque(spec.dtype):
-            data = np.frombuffer(reader.read_bytes(chunk), dtype).reshape(chunk.shape)[inside]
-        else:
-            data = reader.read(chunk, inside).view(dtype)
+        read_region(reader, chunk, inside, as_bytes(data))
         if inside == chunk.whole:
             self._check(piece.placed, data, spec)
         return data
 
     def _check(self, placed: PlacedTensor, data: np.ndarray, spec: TensorSpec) -> None:
-        """Compare a whole chunk with its stored CRC, if its bytes are the whole storage; 0 means no CRC."""
-        if placed.whole and not placed.big_endian and placed.crc not in (0, crc32(as_bytes(data))):
+        """Compare a whole chunk of a transformed item with its CRC, if its bytes are the storage; 0 means no CRC."""
+        if (
+            placed.whole
+            and placed.decoded
+            and not placed.big_endian
+            and placed.crc not in (0, crc32(as_bytes(data)))
+        ):
             raise _damage_error(placed, spec)
 
 

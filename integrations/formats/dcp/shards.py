@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from wherry.integrations.containers.safetensors.header import HeaderEntry
-    from wherry.storage.location import Entry, Location
+    from wherry.storage.location import Location
+    from wherry.store.store import Entry
 
 _SHARD = re.compile(r"shard-(\d{5})-model-\d{5}-of-\d{5}\.safetensors")
 _INFO, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"

@@ -24,7 +24,8 @@ from wherry.storage.sidecar import OWN_NAMES
 
 if TYPE_CHECKING:
     from wherry.formats.format import Glimpse
-    from wherry.storage.location import Entry, Location
+    from wherry.storage.location import Location
+    from wherry.store.store import Entry
 
 _NOT_READ = "one item of a step is converted"
 _BESIDE = "a file of the step, which the item does not include"

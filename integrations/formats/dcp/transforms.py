@@ -10,22 +10,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from wherry.errors import CorruptError, HostileError, UnsupportedError
-from wherry.storage.protocols import READ_ONLY
+from wherry.errors import CorruptError, HostileError
+from wherry.store.protocols import READ_ONLY
+from wherry.store.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from wherry.integrations.formats.dcp.metadata import StoredItem
-    from wherry.storage.location import Entry, Location
+    from wherry.storage.location import Location
+    from wherry.store.store import Entry
 
 HELD = 12 << 20  # memory for decompression: zstd's window at its usual levels, and a few pieces
 _PIECE = 1 << 20
 _END = 1 << 12
 
 
-class InflatedItem:
-    """A store that holds one transformed item; see wherry.storage.location.Store."""
+class InflatedItem(Store):
+    """A store that holds one transformed item."""
 
     def __init__(self, file: Location, stored: StoredItem, most: int) -> None:
         """Decompress once, to get the two ends.
@@ -99,17 +101,6 @@ class InflatedItem:
             if position + len(piece) > start:
                 yield piece[max(start - position, 0) : stop - position]
             position += len(piece)
-
-    def readinto(self, path: str, start: int, buffer: memoryview) -> int:
-        """See Store."""
-        data = self.read(path, start, start + len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:
-        """See Store; sources are never written."""
-        del path, data, create_only
-        raise UnsupportedError("cannot write to a transformed item", uri=self._file.uri)
 
     def _compressed_bytes(self) -> Iterator[bytes]:
         position, end = self._stored.offset, self._stored.offset + self._stored.length

@@ -15,7 +15,6 @@ FORMATS = (
         title="DeepSpeed ZeRO",
         detect=zero.detect,
         open=zero.open_deepspeed,
-        create=None,
         holds=Holds(dtypes=frozenset()),
         refines=("deepspeed-universal",),
     ),
@@ -24,7 +23,6 @@ FORMATS = (
         title="DeepSpeed universal checkpoint",
         detect=universal.detect,
         open=universal.open_universal,
-        create=None,
         holds=Holds(dtypes=frozenset()),
     ),
 )

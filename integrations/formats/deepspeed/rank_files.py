@@ -24,8 +24,9 @@ from wherry.layout.runs import cut
 if TYPE_CHECKING:
     from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 
-    from wherry.formats.reader import Extent
-    from wherry.storage.location import Entry, Location
+    from wherry.formats.contents import Extent
+    from wherry.storage.location import Location
+    from wherry.store.store import Entry
 
 CURE = "copy the whole folder of the step again, with the files of all ranks"
 FLOAT = "float32"
@@ -123,7 +124,7 @@ def open_file(location: Location) -> RankFile:
     archive = read_pickle(location)
     manifest = Manifest(archive.specs, values=archive.tree.values, empties=archive.tree.empties)
     reader = StridedReader(location, archive.placed, ())
-    found = {path: reader.extents(spec) for path, spec in archive.specs.items()}
+    found = {path: reader.access(spec).extents for path, spec in archive.specs.items()}
     return RankFile(
         location, manifest, {path: extents for path, extents in found.items() if extents is not None}
     )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import TensorSpec
-    from wherry.formats.reader import Extent
+    from wherry.formats.contents import Extent
     from wherry.storage.location import Location
 
 WEIGHT, COUNT = "fp32.pt", "step.pt"
@@ -60,7 +60,7 @@ def open_state(location: Location) -> StateFile:
     if path is None and () not in archive.tree.values:
         raise CorruptError(f"expected a tensor, or a table with {_PARAM}", uri=location.uri, cure=AGAIN)
     spec = None if path is None else archive.specs[path]
-    extents = StridedReader(location, archive.placed, ()).extents(spec) if spec else ()
+    extents = StridedReader(location, archive.placed, ()).access(spec).extents if spec else ()
     if extents is None:
         raise UnsupportedError(
             "unsupported strides: the tensor is not stored in order", uri=location.uri, cure=AGAIN

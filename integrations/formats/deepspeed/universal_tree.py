@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from wherry.core.keypath import KeyPath
-    from wherry.formats.reader import Extent
+    from wherry.formats.contents import Extent
     from wherry.integrations.formats.deepspeed.rank_files import RankFile
     from wherry.storage.location import Location
 

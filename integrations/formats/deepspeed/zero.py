@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from wherry.core.keypath import KeyPath
+    from wherry.formats.contents import Extent
     from wherry.formats.format import Glimpse
-    from wherry.formats.reader import Extent
     from wherry.storage.location import Location
 
 _LATEST = "latest"

@@ -17,14 +17,13 @@ from wherry.core.manifest import without_chunks
 from wherry.formats.format import Format, Holds
 from wherry.integrations.containers.msgpack.index import Glance, glance
 from wherry.integrations.containers.msgpack.layout import WRITABLE, lay_out
-from wherry.integrations.containers.msgpack.writer import MsgpackWriter
 from wherry.integrations.formats.flax import names
 from wherry.integrations.formats.flax.files import open_file, open_with_arrays
 
 if TYPE_CHECKING:
     from wherry.core.manifest import Manifest
     from wherry.formats.format import Glimpse, Options
-    from wherry.storage.location import Location
+    from wherry.target.file_map import FileMap, Scene
 
 VERSION = "one msgpack file"
 VERSION_WITH_ARRAYS = "msgpack with GDA placeholders and zarr2 folders"
@@ -140,14 +139,14 @@ def _half(glimpse: Glimpse, reason: str) -> Detection:
 def _prepare(manifest: Manifest, _options: Options) -> Manifest:
     """The manifest in the form of the file; refuses unrepresentable contents before any bytes move."""
     flat = without_chunks(manifest)
-    lay_out(flat)
+    lay_out({".": flat})
     nothing = dict.fromkeys((path for path, value in flat.values.items() if value is None), "none")
     values = {path: value for path, value in flat.values.items() if value is not None}
     return replace(flat, values=values, empties={**flat.empties, **nothing})
 
 
-def _create(staging: Location, manifest: Manifest, _options: Options) -> MsgpackWriter:
-    return MsgpackWriter(staging, manifest)
+def _layout(manifest: Manifest, _options: Options, _scene: Scene) -> FileMap:
+    return lay_out({".": manifest})
 
 
 FORMATS = (
@@ -156,8 +155,7 @@ FORMATS = (
         title="Flax msgpack file",
         detect=_detect,
         open=open_file,
-        create=_create,
-        streams=True,
+        layout=_layout,
         holds=Holds(dtypes=WRITABLE, values=True, empties=True),
         aliases=("flax", "msgpack"),
         single_file=True,
@@ -171,7 +169,6 @@ FORMATS = (
         title="Flax msgpack with separate array files",
         detect=_detect_with_arrays,
         open=open_with_arrays,
-        create=None,
         holds=Holds(dtypes=frozenset()),
         refines=("flax-msgpack",),
         single_file=True,

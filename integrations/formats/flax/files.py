@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -12,20 +12,21 @@ from wherry.core.keypath import KeyPath, render
 from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import IncompleteError, NotFoundError
+from wherry.formats.contents import ContentsOver
 from wherry.formats.format import Opened
-from wherry.formats.reader import ReaderOver
 from wherry.integrations.containers.msgpack.contents import MsgpackContents, PlacedReader, gather
 from wherry.integrations.containers.msgpack.index import index_file
 from wherry.integrations.containers.orbax.layout import RENAMELESS
 from wherry.integrations.formats.flax.names import ARRAYS_SUFFIX, COMMITTED, PLACEHOLDER, boxes
-from wherry.storage.location import Entry
+from wherry.mover.read import read_array
+from wherry.store.store import Entry
 from wherry.tree.tree_reading import read_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from wherry.core.detection import Detection
-    from wherry.formats.reader import Absent, Reader
+    from wherry.formats.contents import Absent, Contents
     from wherry.integrations.containers.zarr.reader import ArrayReader
     from wherry.storage.location import Location
 
@@ -123,7 +124,7 @@ def _stored_step(
             return value
         spec = specs.get(path)
         if spec is not None and spec.shape == () and "int" in spec.dtype and dtypes.bits(spec.dtype) >= 8:  # noqa: PLR2004
-            return int(reader.read(spec, ()))
+            return int(read_array(reader, spec, ()))
     return None
 
 
@@ -165,42 +166,37 @@ def _member(location: Location) -> Entry:
     return Entry(location.name, entry.size, is_dir=False, mark=entry.mark)
 
 
-@dataclass(frozen=True, slots=True)
-class MixedReader(ReaderOver):
+class MixedReader(ContentsOver):
     """Reads the tensors of the msgpack file itself, and those of the folder of zarr arrays.
 
     Attributes:
-        inline: the reader of the file.
-        arrays: the reader of the folder.
-        beside: that folder.
+        location: of the checkpoint: the file.
     """
 
-    inline: PlacedReader
-    arrays: ArrayReader
-    beside: Location
+    def __init__(self, file: PlacedReader, arrays: ArrayReader, folder: Location) -> None:
+        """Nothing is read yet.
 
-    @property
-    def location(self) -> Location:
-        """The location of the checkpoint: the file."""
-        return self.inline.location
+        Args:
+            file: the reader of the file.
+            arrays: the reader of the folder.
+            folder: that folder.
+        """
+        self.base, self.location = file, file.location
+        self._arrays, self._folder = arrays, folder
 
-    def inner(self, spec: TensorSpec) -> tuple[Reader, TensorSpec]:
+    def inner(self, spec: TensorSpec) -> tuple[Contents, TensorSpec]:
         """The reader of the folder, or of the file."""
-        return (self.arrays if spec.path in self.arrays.arrays else self.inline), spec
+        return (self._arrays if spec.path in self._arrays.arrays else self.base), spec
 
     def absent(self) -> Iterable[Absent]:
         """Missing chunks of the arrays."""
-        return self.arrays.absent()
-
-    def companion(self, name: str) -> Location:
-        """The location of a companion: beside the file."""
-        return self.inline.companion(name)
+        return self._arrays.absent()
 
     def members(self) -> Iterable[Entry]:
         """The file and its companions; the folder's files by their paths from the file's own folder."""
-        below = (replace(entry, name=f"{self.beside.name}/{entry.name}") for entry in self.beside.walk())
-        return chain(self.inline.members(), below)
+        below = (replace(entry, name=f"{self._folder.name}/{entry.name}") for entry in self._folder.walk())
+        return chain(self.base.members(), below)
 
     def close(self) -> None:
         """Release the arrays."""
-        self.arrays.close()
+        self._arrays.close()

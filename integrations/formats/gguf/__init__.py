@@ -1,4 +1,4 @@
-"""GGUF, the files of llama.cpp: read, never written.
+"""GGUF, the files of llama.cpp.
 
 Detected by its magic. Tensors have the names of llama.cpp and wherry's order of axes (the reverse of the file's);
 quantised tensors are opaque blocks that no other container supports, so converting them is refused by dtype unless they
@@ -6,12 +6,16 @@ are dequantised. `header.py` has the facts of the header. The metadata state the
 `config.json` (`model_config.py`), so that families read them as they read a Hugging Face config. The tokenizer that
 they state is made when a target needs it (`tokenizer.py`).
 
+Written is one file, of version 3: the header, then each tensor on a multiple of 32 bytes (`write.py`). A model's config
+and tokenizer become its metadata, and nothing lies beside it; `types.py` decides the types of tensors.
+
 `<name>-00001-of-0000N.gguf` is the first of N files of a model: it has the metadata, each file some of the tensors, and
 `split.no`, `split.count` and `split.tensors.count` say which. All files are read if the first one is named.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 from dataclasses import replace
@@ -19,26 +23,33 @@ from typing import TYPE_CHECKING
 
 from wherry.core.account import IgnoredEntry
 from wherry.core.detection import Detection, Evidence
-from wherry.core.manifest import Companion, Manifest
+from wherry.core.manifest import Companion, Manifest, without_chunks
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
 from wherry.formats.companions_reader import CompanionsReader
-from wherry.formats.format import Format, Holds, Opened
+from wherry.formats.format import Format, Holds, Opened, Option
+from wherry.formats.systems import TreeForm
 from wherry.integrations.containers.flat.reader import FlatReader
-from wherry.integrations.formats.gguf.header import MAGIC, TYPES, VERSIONS, GgufHeader, read_header
+from wherry.integrations.formats.gguf.header import MAGIC, TYPES, VERSIONS, GgufHeader, read_header, type_name
 from wherry.integrations.formats.gguf.model_config import EMBEDDING, FACTORS, model_config
 from wherry.integrations.formats.gguf.model_config import FILE as CONFIG
 from wherry.integrations.formats.gguf.tokenizer import tokenizer_files
-from wherry.storage.location import Entry
+from wherry.integrations.formats.gguf.types import ELEMENT_TYPES, SOURCE, as_stored
+from wherry.integrations.formats.gguf.vocabulary import FILES as TOKENIZER_FILES
+from wherry.integrations.formats.gguf.vocabulary import TOKENIZER
+from wherry.integrations.formats.gguf.write import ALIGNMENT, header_of, require_files
+from wherry.store.store import Entry
+from wherry.target.file_map import map_of_one
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import TensorSpec
-    from wherry.formats.format import Glimpse
+    from wherry.formats.contents import Contents, Extent
+    from wherry.formats.format import Glimpse, Options
     from wherry.formats.model_files import ModelFiles
-    from wherry.formats.reader import Extent, Reader
     from wherry.storage.location import Location
+    from wherry.target.file_map import FileMap, Scene
 
 _TOO_LONG = "manifests hold numbers and short texts"
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
@@ -92,7 +103,7 @@ class _GgufReader(CompanionsReader):
     """Reads tensors, the config that the metadata state, and the tokenizer that they state."""
 
     def __init__(
-        self, reader: Reader, files: Mapping[str, bytes], header: GgufHeader, rows: int | None
+        self, reader: Contents, files: Mapping[str, bytes], header: GgufHeader, rows: int | None
     ) -> None:
         """Nothing is read yet.
 
@@ -191,15 +202,64 @@ def _list_types(types: list[str]) -> str:
     return " and ".join([", ".join(types[:-1]), types[-1]] if len(types) > 1 else types) or "no tensors"
 
 
+def _layout(manifest: Manifest, options: Options, scene: Scene) -> FileMap:
+    return map_of_one(header_of(manifest, options, scene.companion), manifest.tensors.values(), ALIGNMENT)
+
+
+def _prepare(manifest: Manifest, options: Options) -> Manifest:
+    require_files(manifest, options)
+    return without_chunks(manifest)
+
+
+def _version(manifest: Manifest, _options: Options) -> str:
+    held = {type_name(spec.dtype) for spec in manifest.tensors.values()}
+    return f"GGUF v{VERSIONS[-1]}, {_list_types([name for name in TYPES.values() if name in held])}"
+
+
+def _is_own(manifest: Manifest) -> bool:
+    return (EMBEDDING,) in manifest.tensors
+
+
+# The least that states a model, and a tokenizer of two letters.
+_LEAST = {
+    "model_type": "llama", "vocab_size": 2, "num_hidden_layers": 1, "hidden_size": 4, "num_attention_heads": 2,
+    "intermediate_size": 4, "max_position_embeddings": 8,
+}  # fmt: skip
+_LEAST_TOKENIZER = {
+    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
+    "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []},
+}
+
 FORMATS = (
     Format(
         name="gguf",
         title="GGUF (llama.cpp), plain and quantised",
         detect=_detect,
         open=_open,
-        create=None,
-        holds=Holds(dtypes=frozenset()),
+        layout=_layout,
+        prepare=_prepare,
+        values=as_stored,
+        holds=Holds(
+            dtypes=frozenset({"float32", "float16", "bfloat16", "ggml:Q8_0", "ggml:Q4_0"}),
+            depth=1,
+            rank=4,
+            zero_size=False,
+            stated=frozenset({CONFIG, *TOKENIZER_FILES}),
+            needs={CONFIG: json.dumps(_LEAST).encode(), TOKENIZER: json.dumps(_LEAST_TOKENIZER).encode()},
+            names=((EMBEDDING,),),
+        ),
         single_file=True,
         system="gguf",
+        form=TreeForm(_is_own, f"llama.cpp's names, with {EMBEDDING}", flax=False),
+        options={
+            "type": Option(
+                SOURCE,
+                "element type of matrices; `source` keeps that of the source",
+                (SOURCE, *ELEMENT_TYPES),
+            ),
+            "tokenizer": Option(SOURCE, "`none` leaves the tokenizer out", (SOURCE, "none")),
+        },
+        version=_version,
+        loaded_by="gguf 0.19, transformers 5.23",
     ),
 )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wherry.core import dtypes
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, HostileError, UnsupportedError
-from wherry.formats.reader import Extent
+from wherry.formats.contents import Extent
 from wherry.text.limits import MOST_TENSORS, beyond, exceeds, scale_limit
 
 if TYPE_CHECKING:
@@ -48,6 +48,14 @@ _PLAIN = {
     "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64",
     "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64",
 }  # fmt: skip
+
+
+_NAMES = {dtype: name for name, dtype in _PLAIN.items()}
+
+
+def type_name(dtype: str) -> str:
+    """Ggml's name of an element type."""
+    return _NAMES.get(dtype) or dtype.removeprefix("ggml:")
 
 
 class StoredList(NamedTuple):

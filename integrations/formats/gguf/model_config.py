@@ -123,6 +123,11 @@ def _rules() -> Mapping[str, Mapping[str, Any]]:
     }
 
 
+def written_rules() -> Mapping[str, Mapping[str, Any]]:
+    """Architecture → the family whose models are written, and what is written, of those that are."""
+    return {name: rules["written"] for name, rules in _rules().items() if "written" in rules}
+
+
 def _tables(own: Mapping[str, Any]) -> dict[str, Any]:
     """Metadata as tables within tables, for expressions."""
     tables: dict[str, Any] = {}
@@ -174,7 +179,7 @@ def _of_llama3(factors: Sequence[float], base: Any) -> dict[str, Any] | None:
     factor = round(max(factors, default=0.0), 4)
     if factor <= 0:
         return None
-    want = list(_llama3_factors(len(factors), base, factor))
+    want = list(llama3_factors(len(factors), base, factor))
     if not all(math.isclose(one, other, rel_tol=_CLOSE) for one, other in zip(factors, want, strict=True)):
         return None
     return {
@@ -183,7 +188,7 @@ def _of_llama3(factors: Sequence[float], base: Any) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def _llama3_factors(count: int, base: float, factor: float) -> Iterator[float]:
+def llama3_factors(count: int, base: float, factor: float) -> Iterator[float]:
     """The divisors of the frequencies: 1 for short waves, `factor` for long ones, and between them a mean."""
     for index in range(count):
         turns = _ORIGINAL / (2 * math.pi * base ** (index / count))

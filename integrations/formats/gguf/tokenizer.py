@@ -34,18 +34,18 @@ from wherry.text.limits import beyond, exceeds, scale_limit
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-_START, _TEMPLATE = "tokenizer.ggml.", "tokenizer.chat_template"
+START, TEMPLATE = "tokenizer.ggml.", "tokenizer.chat_template"
 _RULES = Path(__file__).with_name("tokenizers.toml")
-_BYTES, _PIECES = "gpt2", "llama"  # values of `model`: byte-level BPE, SentencePiece
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _LAST_KIND = 1, 2, 3, 4, 6
-_IDS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+BYTES, PIECES = "gpt2", "llama"  # values of `model`: byte-level BPE, SentencePiece
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+IDS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _FLAGS = ("add_bos_token", "add_eos_token", "add_space_prefix")
 _READ = {"model", "pre", "tokens", "token_type", "scores", "merges", *_FLAGS}
 _FALSE = ("remove_extra_whitespaces", "add_sep_token")  # metadata that only these values leave without effect
-_MOST_TOKENS, _MOST_MERGES = 1 << 20, 1 << 20
+MOST_TOKENS, _MOST_MERGES = 1 << 20, 1 << 20
 _LONGEST_TOKEN, _LONGEST_MERGE = 1 << 10, 1 << 12
 _MOST_TOKEN_TEXT, _MOST_MERGE_TEXT, _LONGEST_TEMPLATE = 8 << 20, 32 << 20, 1 << 20
-_SPACE = "▁"
+SPACE = "▁"
 
 
 class _NotMadeError(Exception):
@@ -91,7 +91,7 @@ def tokenizer_files(header: GgufHeader, rows: int | None) -> ModelFiles:
         CorruptError: the metadata contradict themselves, or have values of another type.
         HostileError: they exceed a limit.
     """
-    if f"{_START}model" not in header.metadata and f"{_START}model" not in header.stored:
+    if f"{START}model" not in header.metadata and f"{START}model" not in header.stored:
         return ModelFiles()
     try:
         return _files(header, rows)
@@ -108,10 +108,10 @@ def _files(header: GgufHeader, rows: int | None) -> ModelFiles:
     _require_known(header)
     words = _vocabulary(header, rows)
     merges = _merges(header, words)
-    document = _byte_level(words) if words.model == _BYTES else _sentence_piece(words)
+    document = _byte_level(words) if words.model == BYTES else _sentence_piece(words)
     template = _template(header)
     config = {
-        **{name: words.special.get(name) for name in _IDS},
+        **{name: words.special.get(name) for name in IDS},
         "add_bos_token": _begins(words), "add_eos_token": _ends(words),
         **({"chat_template": template} if template is not None else {}),
         "clean_up_tokenization_spaces": False, "tokenizer_class": "PreTrainedTokenizerFast",
@@ -124,16 +124,17 @@ def _files(header: GgufHeader, rows: int | None) -> ModelFiles:
 
 
 @cache
-def _rules() -> Mapping[str, Any]:
+def rules() -> Mapping[str, Any]:
+    """The tables of `tokenizers.toml`."""
     return tomllib.loads(_RULES.read_text(encoding="utf-8"))
 
 
 def _require_known(header: GgufHeader) -> None:
     """Every value that the metadata have of a tokenizer is read, or has no influence on it."""
-    known = _READ | {f"{name}_token_id" for name in _IDS.values()} | set(_rules()["neutral"])
+    known = _READ | {f"{name}_token_id" for name in IDS.values()} | set(rules()["neutral"])
     for key in (*header.metadata, *header.left):
-        name = key.removeprefix(_START)
-        if key.startswith(_TEMPLATE) or not key.startswith("tokenizer.") or name in known:
+        name = key.removeprefix(START)
+        if key.startswith(TEMPLATE) or not key.startswith("tokenizer.") or name in known:
             continue
         if name not in _FALSE or header.metadata.get(key) is not False:
             raise _NotMadeError(f"{key} is not read")
@@ -141,24 +142,24 @@ def _require_known(header: GgufHeader) -> None:
 
 def _vocabulary(header: GgufHeader, rows: int | None) -> _Vocabulary:
     model, pre = _text(header, "model"), _text(header, "pre")
-    if model not in (_BYTES, _PIECES):
-        raise _NotMadeError(f"its kind, {model}, is none of {_BYTES} and {_PIECES}")
-    tokens = _texts(header, "tokens", _MOST_TOKENS, _LONGEST_TOKEN, _MOST_TOKEN_TEXT)
+    if model not in (BYTES, PIECES):
+        raise _NotMadeError(f"its kind, {model}, is none of {BYTES} and {PIECES}")
+    tokens = _texts(header, "tokens", MOST_TOKENS, _LONGEST_TOKEN, _MOST_TOKEN_TEXT)
     if not tokens or "" in tokens:
         raise _NotMadeError("it has a token without text")
     if rows is not None and len(tokens) > rows:
         raise _corrupt("tokens", f"{plural(len(tokens), 'token')}, but the embedding has {rows} rows")
     kinds = _numbers(header, "token_type", len(tokens))
     if kinds is None:
-        raise _NotMadeError(f"{_START}token_type does not say which tokens are special")
-    if not all(type(one) is int and 0 <= one <= _LAST_KIND for one in kinds):
-        raise _corrupt("token_type", f"types of tokens that are no numbers from 0 to {_LAST_KIND}")
+        raise _NotMadeError(f"{START}token_type does not say which tokens are special")
+    if not all(type(one) is int and 0 <= one <= BYTE for one in kinds):
+        raise _corrupt("token_type", f"types of tokens that are no numbers from 0 to {BYTE}")
     architecture = str(header.metadata.get("general.architecture", ""))
     spelled = tokens
-    if _rules()["pieces"].get(architecture) == "no-prefix" and model == _PIECES:
-        spelled = [_SPACE * len(one) if one.isspace() and " " in one else one for one in tokens]
+    if rules()["pieces"].get(architecture) == "no-prefix" and model == PIECES:
+        spelled = [SPACE * len(one) if one.isspace() and " " in one else one for one in tokens]
         kinds = [
-            _NORMAL if new != old else kind for new, old, kind in zip(spelled, tokens, kinds, strict=True)
+            NORMAL if new != old else kind for new, old, kind in zip(spelled, tokens, kinds, strict=True)
         ]
     numbers = {one: number for number, one in enumerate(spelled)}
     if len(numbers) != len(tokens):
@@ -170,10 +171,10 @@ def _vocabulary(header: GgufHeader, rows: int | None) -> _Vocabulary:
 def _special(header: GgufHeader, tokens: Sequence[str]) -> dict[str, str]:
     """The special tokens whose numbers are stated, by their names."""
     found: dict[str, str] = {}
-    for name, word in _IDS.items():
+    for name, word in IDS.items():
         key = f"{word}_token_id"
-        number = header.metadata.get(f"{_START}{key}")
-        if number is None and f"{_START}{key}" not in header.stored:
+        number = header.metadata.get(f"{START}{key}")
+        if number is None and f"{START}{key}" not in header.stored:
             continue
         if type(number) is not int or not 0 <= number < len(tokens):
             shown = "a list or text" if number is None else number
@@ -185,8 +186,8 @@ def _special(header: GgufHeader, tokens: Sequence[str]) -> dict[str, str]:
 def _flags(header: GgufHeader) -> dict[str, bool]:
     found: dict[str, bool] = {}
     for name in _FLAGS:
-        value = header.metadata.get(f"{_START}{name}")
-        if value is None and f"{_START}{name}" not in header.stored:
+        value = header.metadata.get(f"{START}{name}")
+        if value is None and f"{START}{name}" not in header.stored:
             continue
         if not isinstance(value, bool):
             raise _corrupt(name, "a value that is neither true nor false")
@@ -196,7 +197,7 @@ def _flags(header: GgufHeader) -> dict[str, bool]:
 
 def _begins(words: _Vocabulary) -> bool:
     """Whether a text begins with a token; SentencePiece's does by default."""
-    return "bos_token" in words.special and words.flags.get("add_bos_token", words.model == _PIECES)
+    return "bos_token" in words.special and words.flags.get("add_bos_token", words.model == PIECES)
 
 
 def _ends(words: _Vocabulary) -> bool:
@@ -206,7 +207,7 @@ def _ends(words: _Vocabulary) -> bool:
 def _merges(header: GgufHeader, words: _Vocabulary) -> list[tuple[str, str]]:
     """The merges that the metadata state, or those that the scores of SentencePiece's tokens mean."""
     stated = _texts(header, "merges", _MOST_MERGES, _LONGEST_MERGE, _MOST_MERGE_TEXT)
-    if stated is None and words.model == _BYTES:
+    if stated is None and words.model == BYTES:
         raise _corrupt("merges", "no merges of a byte-level vocabulary")
     if stated is None:
         return _merges_of_scores(header, words)
@@ -222,25 +223,31 @@ def _merges(header: GgufHeader, words: _Vocabulary) -> list[tuple[str, str]]:
 
 
 def _merges_of_scores(header: GgufHeader, words: _Vocabulary) -> list[tuple[str, str]]:
-    """Each way to make a token of two, the best token first; of Gemma's the first token, as transformers does.
-
-    Ways of equal tokens follow in the order of the lengths of their parts, the longer left part first.
-    """
+    """See `ways_to_make`; of Gemma's tokens the first is the best, as transformers does."""
     scores = _numbers(header, "scores", len(words.tokens))
     if scores is None:
-        raise _NotMadeError(f"{_START}scores does not say which tokens are made first")
-    if _rules()["pieces"].get(words.architecture) == "no-prefix":
+        raise _NotMadeError(f"{START}scores does not say which tokens are made first")
+    if rules()["pieces"].get(words.architecture) == "no-prefix":
         scores = range(0, -len(words.tokens), -1)
     if any(score != score for score in scores):  # noqa: PLR0124  not a number
         raise _corrupt("scores", "scores that are not numbers")
+    return ways_to_make(words.tokens, scores)
+
+
+def ways_to_make(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """Each way to make a token of two, the token with the largest score first.
+
+    Ways of equal tokens follow in the order of the lengths of their parts, the longer left part first.
+    """
+    numbers = {token: number for number, token in enumerate(tokens)}
     found: list[tuple[float, int, int, str, str]] = []
-    for token, score in zip(words.tokens, scores, strict=True):
+    for token, score in zip(tokens, scores, strict=True):
         own = [
             (score, cut, len(token) - cut, token[:cut], token[cut:])
             for cut in range(1, len(token))
-            if token[:cut] in words.numbers and token[cut:] in words.numbers
+            if token[:cut] in numbers and token[cut:] in numbers
         ]
-        own.sort(key=lambda row: (words.numbers[row[3]], words.numbers[row[4]]))
+        own.sort(key=lambda row: (numbers[row[3]], numbers[row[4]]))
         found += own
     found.sort(key=lambda row: row[:3], reverse=True)
     return [(left, right) for _score, _left, _right, left, right in found]
@@ -248,21 +255,21 @@ def _merges_of_scores(header: GgufHeader, words: _Vocabulary) -> list[tuple[str,
 
 def _byte_level(words: _Vocabulary) -> dict[str, Any]:
     """The parts of a tokenizer whose tokens spell bytes."""
-    rules = _rules()
-    split = rules["pre"].get(words.pre)
+    known = rules()
+    split = known["pre"].get(words.pre)
     if split is None:
         raise _NotMadeError(f"the pre-tokenizer {words.pre or 'that is not stated'} is not known")
-    if split not in rules["only"].get(words.architecture, [split]):
+    if split not in known["only"].get(words.architecture, [split]):
         raise _NotMadeError(
             f"transformers splits the text of {words.architecture} in another way than {words.pre}"
         )
     if words.flags.get("add_space_prefix"):
-        raise _NotMadeError(f"{_START}add_space_prefix is true, which transformers does not read")
+        raise _NotMadeError(f"{START}add_space_prefix is true, which transformers does not read")
     alphabet = _alphabet()
     raw = next((one for one in words.tokens if not alphabet.issuperset(one)), None)
     if raw is not None:
         raise _NotMadeError(f"the token {raw[:80]!r} is not spelled in bytes; transformers does not read it")
-    pattern = rules["splits"][split]
+    pattern = known["splits"][split]
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": not pattern}
     cut = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     return {
@@ -285,20 +292,20 @@ def _alphabet() -> frozenset[str]:
 
 def _sentence_piece(words: _Vocabulary) -> dict[str, Any]:
     """The parts of a tokenizer of SentencePiece's pieces, in which spaces are spelled."""
-    shape = _rules()["pieces"].get(words.architecture)
+    shape = rules()["pieces"].get(words.architecture)
     if shape is None:
         raise _NotMadeError(f"transformers does not read SentencePiece's tokens of {words.architecture}")
     prefixed = shape != "no-prefix"
     if words.flags.get("add_space_prefix", prefixed) is not prefixed:
         stated = str(words.flags["add_space_prefix"]).lower()
-        raise _NotMadeError(f"{_START}add_space_prefix is {stated}, which transformers does not read")
-    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+        raise _NotMadeError(f"{START}add_space_prefix is {stated}, which transformers does not read")
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     normalizer, cut = {
         "metaspace": (
-            None, {"type": "Metaspace", "replacement": _SPACE, "prepend_scheme": "first", "split": False},
+            None, {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": False},
         ),
         "prepended": (
-            {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": _SPACE}, spaces]}, None,
+            {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": SPACE}, spaces]}, None,
         ),
         "no-prefix": (
             spaces,
@@ -306,7 +313,7 @@ def _sentence_piece(words: _Vocabulary) -> dict[str, Any]:
         ),
     }[shape]  # fmt: skip
     decoders: list[dict[str, Any]] = [
-        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
+        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
         *([{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefixed else []),
     ]  # fmt: skip
     return {
@@ -338,8 +345,8 @@ def _added_tokens(words: _Vocabulary) -> Iterator[dict[str, Any]]:
     """Tokens that are found in a text before it is split: control tokens, and those that users defined."""
     special = set(words.special.values())
     for number, (token, kind) in enumerate(zip(words.tokens, words.kinds, strict=True)):
-        is_special = kind == _CONTROL or token in special
-        if is_special or kind == _USER_DEFINED:
+        is_special = kind == CONTROL or token in special
+        if is_special or kind == USER_DEFINED:
             yield {
                 "id": number, "content": token, "single_word": False, "lstrip": False, "rstrip": False,
                 "normalized": False, "special": is_special,
@@ -366,48 +373,46 @@ def _post_processor(words: _Vocabulary) -> dict[str, Any]:
 
 
 def _template(header: GgufHeader) -> str | None:
-    if _TEMPLATE in header.metadata:
-        value = header.metadata[_TEMPLATE]
+    if TEMPLATE in header.metadata:
+        value = header.metadata[TEMPLATE]
         if not isinstance(value, str):
-            raise CorruptError(f"invalid GGUF: {_TEMPLATE} is no text")
+            raise CorruptError(f"invalid GGUF: {TEMPLATE} is no text")
         return value
-    stored = header.stored.get(_TEMPLATE)
+    stored = header.stored.get(TEMPLATE)
     if isinstance(stored, StoredText):
         return read_text(header, stored, _LONGEST_TEMPLATE)
-    if _TEMPLATE in header.stored:
-        raise CorruptError(f"invalid GGUF: {_TEMPLATE} is no text")
+    if TEMPLATE in header.stored:
+        raise CorruptError(f"invalid GGUF: {TEMPLATE} is no text")
     return None
 
 
 def _notes(header: GgufHeader, words: _Vocabulary, merges: Sequence[tuple[str, str]]) -> Iterator[str]:
     """What transformers reads differently from llama.cpp, and what is not carried."""
     cure = "if the model was trained otherwise, pass the folder of its own tokenizer with --assets"
-    if words.pre in _rules()["begin"]["token"] and words.model == _BYTES:
+    if words.pre in rules()["begin"]["token"] and words.model == BYTES:
         if "add_bos_token" not in words.flags:
             yield (
-                f"{_START}add_bos_token is not stated: texts begin without a token, as transformers reads the file; "
+                f"{START}add_bos_token is not stated: texts begin without a token, as transformers reads the file; "
                 f"llama.cpp begins them with one; {cure}"
             )
         made = {left + right for left, right in merges}
         whole = [
             one for one, kind in zip(words.tokens, words.kinds, strict=True)
-            if len(one) > 1 and kind not in (_UNKNOWN, _CONTROL, _USER_DEFINED) and one not in made
+            if len(one) > 1 and kind not in (UNKNOWN, CONTROL, USER_DEFINED) and one not in made
         ]  # fmt: skip
         if whole:
             yield (
                 f"no merges make {plural(len(whole), 'token')}, such as {whole[0][:80]!r}: transformers does not use "
                 f"them; llama.cpp takes a word that is one whole; {cure}"
             )
-    others = [
-        one for one in (*header.metadata, *header.left) if one.startswith(_TEMPLATE) and one != _TEMPLATE
-    ]
+    others = [one for one in (*header.metadata, *header.left) if one.startswith(TEMPLATE) and one != TEMPLATE]
     if others:
         yield f"of the chat templates only the first is carried, not {', '.join(others)}"
 
 
 def _text(header: GgufHeader, name: str) -> str:
-    value = header.metadata.get(f"{_START}{name}", "")
-    if not isinstance(value, str) or f"{_START}{name}" in header.stored:
+    value = header.metadata.get(f"{START}{name}", "")
+    if not isinstance(value, str) or f"{START}{name}" in header.stored:
         raise _corrupt(name, "a value that is no short text")
     return value
 
@@ -418,7 +423,7 @@ def _texts(header: GgufHeader, name: str, count: int, longest: int, most: int) -
 
 
 def _numbers(header: GgufHeader, name: str, count: int) -> Sequence[Any] | None:
-    stored = _list(header, name, _MOST_TOKENS)
+    stored = _list(header, name, MOST_TOKENS)
     if stored is None:
         return None
     if stored.length != count:
@@ -427,7 +432,7 @@ def _numbers(header: GgufHeader, name: str, count: int) -> Sequence[Any] | None:
 
 
 def _list(header: GgufHeader, name: str, most: int) -> StoredList | None:
-    key = f"{_START}{name}"
+    key = f"{START}{name}"
     stored = header.stored.get(key)
     if isinstance(stored, StoredList):
         if exceeds(stored.length, most):
@@ -439,4 +444,4 @@ def _list(header: GgufHeader, name: str, most: int) -> StoredList | None:
 
 
 def _corrupt(name: str, what: str) -> CorruptError:
-    return CorruptError(f"invalid GGUF: {_START}{name} has {what}")
+    return CorruptError(f"invalid GGUF: {START}{name} has {what}")

@@ -16,11 +16,7 @@ from wherry.core.units import parse_size
 from wherry.errors import AmbiguousError, CorruptError, UnrepresentableError
 from wherry.formats.format import Format, Glimpse, Holds, Option
 from wherry.integrations.containers.safetensors.header import DTYPES
-from wherry.integrations.containers.safetensors.writer import (
-    METADATA_FORMAT,
-    SafetensorsWriter,
-    kept_metadata,
-)
+from wherry.integrations.containers.safetensors.layout import METADATA_FORMAT, kept_metadata, lay_out
 from wherry.integrations.formats.huggingface.flax import FLAX
 from wherry.integrations.formats.huggingface.folder import pipeline_parts
 from wherry.integrations.formats.huggingface.open import detect_weights, open_weights
@@ -32,7 +28,6 @@ from wherry.integrations.formats.huggingface.weights import (
     PRECEDENCE,
     find_weights,
 )
-from wherry.storage.stores import make_folder
 
 _OF_PEFT = "base_model.model."  # the start of the names of an adapter's tensors
 
@@ -41,6 +36,7 @@ if TYPE_CHECKING:
     from wherry.core.manifest import Manifest
     from wherry.formats.format import Opened, Options
     from wherry.storage.location import Location
+    from wherry.target.file_map import FileMap, Scene
 
 
 def _detect(glimpse: Glimpse) -> Detection | None:
@@ -89,11 +85,9 @@ def _shards(manifest: Manifest, options: Options) -> ShardPlan:
     return spread_tensors(manifest.tensors.values(), parse_size(options["max_shard_size"]), "model")
 
 
-def _create(staging: Location, manifest: Manifest, options: Options) -> SafetensorsWriter:
-    make_folder(staging)
+def _layout(manifest: Manifest, options: Options, _scene: Scene) -> FileMap:
     shards = _shards(manifest, options)
-    metadata = kept_metadata(manifest.custom, options["metadata_format"])
-    return SafetensorsWriter(staging, shards.files, metadata, shards.index)
+    return lay_out(shards.files, kept_metadata(manifest.custom, options["metadata_format"]), shards.index)
 
 
 FORMATS = (
@@ -102,13 +96,12 @@ FORMATS = (
         title="Hugging Face model folder",
         detect=_detect,
         open=_open,
-        create=_create,
+        layout=_layout,
         holds=Holds(dtypes=DTYPES, depth=1, companions=True),
         refines=("safetensors", "torch-zip", "huggingface-flax"),
         system="huggingface",
         names_needed=True,
         aliases=("hf",),
-        streams=True,
         commit_members=("model.safetensors.index.json", "model.safetensors"),
         options={
             "max_shard_size": Option("5GB", "maximum size of a file, for example 200MB"),

@@ -16,17 +16,16 @@ from wherry.core.units import parse_size
 from wherry.formats.format import Format, Holds, Option
 from wherry.formats.systems import TreeForm
 from wherry.integrations.containers.msgpack.layout import WRITABLE, lay_out
-from wherry.integrations.containers.msgpack.writer import MsgpackFilesWriter
 from wherry.integrations.formats.huggingface.open import detect_weights, open_weights
 from wherry.integrations.formats.huggingface.sharding import ShardPlan, spread_tensors
 from wherry.integrations.formats.huggingface.weights import flax_weights
-from wherry.storage.stores import make_folder
 
 if TYPE_CHECKING:
     from wherry.core.detection import Detection
     from wherry.core.manifest import Manifest
     from wherry.formats.format import Glimpse, Opened, Options
     from wherry.storage.location import Location
+    from wherry.target.file_map import FileMap, Scene
 
 NAME, STEM = "huggingface-flax", "flax_model"
 _WHY = "the weights that the Flax classes load"
@@ -57,7 +56,7 @@ def _open(location: Location, detection: Detection) -> Opened:
 def _prepare(manifest: Manifest, _options: Options) -> Manifest:
     """The manifest without chunks; refuses key paths that flax cannot hold before any bytes move."""
     flat = without_chunks(manifest)
-    lay_out(flat)
+    lay_out({".": flat})
     return flat
 
 
@@ -65,14 +64,13 @@ def _shards(manifest: Manifest, options: Options) -> ShardPlan:
     return spread_tensors(manifest.tensors.values(), parse_size(options["max_shard_size"]), STEM, "msgpack")
 
 
-def _create(staging: Location, manifest: Manifest, options: Options) -> MsgpackFilesWriter:
-    make_folder(staging)
+def _layout(manifest: Manifest, options: Options, _scene: Scene) -> FileMap:
     shards = _shards(manifest, options)
-    plans = {
-        name: lay_out(replace(manifest, tensors={spec.path: spec for spec in specs}), staging.uri)
+    files = {
+        name: replace(manifest, tensors={spec.path: spec for spec in specs})
         for name, specs in shards.files.items()
     }
-    return MsgpackFilesWriter(staging, plans, shards.index)
+    return lay_out(files, shards.index)
 
 
 FLAX = Format(
@@ -80,7 +78,7 @@ FLAX = Format(
     title="Hugging Face Flax folder",
     detect=_detect,
     open=_open,
-    create=_create,
+    layout=_layout,
     holds=Holds(dtypes=WRITABLE, companions=True),
     system=NAME,
     form=TreeForm(
@@ -89,7 +87,6 @@ FLAX = Format(
         flax=False,
     ),
     aliases=("hf-flax",),
-    streams=True,
     commit_members=(f"{STEM}.msgpack.index.json", f"{STEM}.msgpack"),
     options={"max_shard_size": Option("10GB", "maximum size of a file, for example 200MB")},
     loaded_by="transformers 4.46: the Flax classes of Llama, Mistral, Gemma, T5, BERT and GPT-2",

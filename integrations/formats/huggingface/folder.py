@@ -24,7 +24,8 @@ from wherry.text.limits import SMALL, JsonLimits, scale_limit
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from wherry.storage.location import Entry, Location
+    from wherry.storage.location import Location
+    from wherry.store.store import Entry
     from wherry.text.json_scan import Rows
 
 _TRAINER = "trainer_state.json"

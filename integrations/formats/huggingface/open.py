@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.format import Glimpse
     from wherry.integrations.formats.huggingface.weights import Weights
-    from wherry.storage.location import Entry, Location
+    from wherry.storage.location import Location
+    from wherry.store.store import Entry
 
 _CONSOLIDATED = "consolidated safetensors"
 _CONSOLIDATOR = "torch HuggingFaceStorageWriter"

@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from wherry.integrations.containers.flat.pack import stored_size
 from wherry.integrations.formats.huggingface.weights import CONTAINER_WORDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from wherry.core.tensorspec import TensorSpec
     from wherry.integrations.formats.huggingface.weights import Container
@@ -44,9 +45,9 @@ class ShardPlan:
         return f"{'sharded' if self.index_name else 'single'} {CONTAINER_WORDS[self.container]}"
 
     @property
-    def index(self) -> tuple[str, bytes] | None:
-        """Name and contents of the index, which a plan does not need."""
-        return (self.index_name, _index(self.files)) if self.index_name else None
+    def index(self) -> tuple[str, Callable[[], bytes]] | None:
+        """Name of the index, and what computes its contents."""
+        return (self.index_name, partial(_index, self.files)) if self.index_name else None
 
 
 def spread_tensors(

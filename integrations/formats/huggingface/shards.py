@@ -28,7 +28,7 @@ from wherry.integrations.containers.safetensors.header import placed_tensors
 from wherry.integrations.containers.torch.archive import read_archive
 from wherry.integrations.formats.huggingface.folder import read_json
 from wherry.runtime.threads import without_collection
-from wherry.storage.location import Entry
+from wherry.store.store import Entry
 from wherry.text.json_document import parse_json
 from wherry.text.limits import LARGE
 

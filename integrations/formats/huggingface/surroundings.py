@@ -18,8 +18,8 @@ from wherry.core.steps import step_number
 from wherry.errors import IncompleteError, WherryError
 from wherry.formats.file_names import fsdp_item, is_deepspeed_shard, is_weights, trainer_file, weights_words
 from wherry.integrations.formats.huggingface.weights import find_weights, variant_of
-from wherry.storage.location import Entry
 from wherry.storage.sidecar import OWN_NAMES
+from wherry.store.store import Entry
 from wherry.text.json_document import parse_json
 from wherry.text.limits import SMALL
 

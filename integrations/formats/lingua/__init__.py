@@ -21,8 +21,8 @@ from wherry.errors import UnrepresentableError, UsageError
 from wherry.formats.format import Format, Glimpse, Holds, Opened, Option
 from wherry.integrations.containers.flat.strides import StridedReader
 from wherry.integrations.containers.torch.archive import read_archive
+from wherry.integrations.containers.torch.layout import WRITABLE, Archives, archives_map
 from wherry.integrations.containers.torch.objects import build, pickle_object
-from wherry.integrations.containers.torch.writer import WRITABLE, ArchivesWriter, place_archives
 from wherry.integrations.formats import dcp
 from wherry.integrations.formats.dcp.folder import METADATA
 from wherry.integrations.formats.huggingface.surroundings import surroundings
@@ -30,18 +30,17 @@ from wherry.integrations.formats.lingua import folder
 from wherry.integrations.formats.lingua.folder import CONSOLIDATED, CONSOLIDATED_FOLDER, LEAST_PARAMS, PARAMS
 from wherry.integrations.formats.lingua.names import EMBEDDINGS, MODEL, OPTIM, deep, flat
 from wherry.integrations.formats.meta import single_form
-from wherry.storage.location import Entry
-from wherry.storage.stores import make_folder
+from wherry.mover.read import read_array
+from wherry.store.store import Entry
 from wherry.text.numbers import decimal_number
 from wherry.tree.tree_reading import read_tree
-from wherry.upload.selection import is_selected
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from wherry.formats.format import Options
-    from wherry.integrations.formats.dcp.writer import DcpWriter
     from wherry.storage.location import Location
+    from wherry.target.file_map import FileMap, Scene
 
 _HEAD = 1 << 16
 _WRITER = "lingua"
@@ -146,10 +145,15 @@ def _require_companion(manifest: Manifest) -> None:
         )
 
 
-def _create(staging: Location, manifest: Manifest, options: Options) -> DcpWriter:
-    if not is_selected(staging):
-        folder.require_params(staging)
-    return dcp.create_folder(staging, manifest, options)
+def _layout(manifest: Manifest, options: Options, scene: Scene) -> FileMap:
+    _require_params(scene)
+    return dcp.layout_of(manifest, options, scene)
+
+
+def _require_params(scene: Scene) -> None:
+    params = scene.companion(PARAMS)
+    if params is not None:
+        folder.require_params(params)
 
 
 def _detect_consolidated(glimpse: Glimpse) -> Detection | None:
@@ -207,7 +211,7 @@ def _optimizer_step(manifest: Manifest, reader: StridedReader) -> int | None:
     """The step of the optimizer, which has one scalar for each parameter."""
     for path, spec in manifest.tensors.items():
         if path[:2] == (OPTIM, "state") and path[-1] == "step" and spec.shape == ():
-            value = reader.read(spec, ())
+            value = read_array(reader, spec, ())
             return int(value) if math.isfinite(value) and value == int(value) else None
     return None
 
@@ -219,12 +223,9 @@ def _prepare_consolidated(manifest: Manifest, _options: Options) -> Manifest:
     return without_chunks(replace(manifest, companions=left))
 
 
-def _create_consolidated(staging: Location, manifest: Manifest, _options: Options) -> ArchivesWriter:
-    make_folder(staging)
-    if not is_selected(staging):
-        folder.require_params(staging)
-    archive = pickle_object(build(manifest, staging.uri))
-    return ArchivesWriter(staging, {CONSOLIDATED: place_archives([archive])})
+def _layout_consolidated(manifest: Manifest, _options: Options, scene: Scene) -> FileMap:
+    _require_params(scene)
+    return archives_map({CONSOLIDATED: Archives([pickle_object(build(manifest))])})
 
 
 FORMATS = (
@@ -233,8 +234,7 @@ FORMATS = (
         title="Meta Lingua, step folder",
         detect=_detect,
         open=_open,
-        create=_create,
-        streams=True,
+        layout=_layout,
         holds=replace(dcp.HOLDS, needs={PARAMS: LEAST_PARAMS}, names=((f"{MODEL}.{EMBEDDINGS}",),)),
         refines=("dcp",),
         system="lingua",
@@ -257,8 +257,7 @@ FORMATS = (
         title="Meta Lingua, consolidated",
         detect=_detect_consolidated,
         open=_open_consolidated,
-        create=_create_consolidated,
-        streams=True,
+        layout=_layout_consolidated,
         holds=Holds(
             types=True,
             dtypes=WRITABLE,

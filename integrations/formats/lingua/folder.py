@@ -95,10 +95,13 @@ def read_params(
 def require_params(location: Location) -> None:
     """Refuse a configuration from which Lingua cannot build the model.
 
+    Args:
+        location: the file.
+
     Raises:
         UnrepresentableError: keys are missing; the error names them.
     """
-    found = read_json(location.join(PARAMS))
+    found = read_json(location)
     lacking = [".".join(keys) for keys in _ASKED if _at(found, keys) is None]
     if lacking:
         raise UnrepresentableError(

@@ -23,8 +23,9 @@ from wherry.integrations.formats.maxtext import shape, step
 if TYPE_CHECKING:
     from wherry.core.detection import Detection
     from wherry.core.manifest import Manifest
-    from wherry.formats.format import Options, Writer
+    from wherry.formats.format import Options
     from wherry.storage.location import Location
+    from wherry.target.file_map import FileMap, Scene
 
 
 def detect(glimpse: Glimpse) -> Detection | None:
@@ -56,16 +57,16 @@ def open_maxtext(location: Location, detection: Detection) -> Opened:
     return replace(opened, detection=precise)
 
 
-def create(staging: Location, manifest: Manifest, options: Options) -> Writer:
-    """See Format; the writing is in `maxtext.writer`."""
-    from wherry.integrations.formats.maxtext.writer import MaxTextWriter  # tensorstore
+def lay_out(manifest: Manifest, options: Options, scene: Scene) -> FileMap:
+    """See Format; the layout is in `maxtext.step_map`."""
+    from wherry.integrations.formats.maxtext.step_map import lay_out as lay_out_step  # zstandard
 
-    return MaxTextWriter(staging, manifest, options)
+    return lay_out_step(manifest, options, scene)
 
 
 def version(manifest: Manifest, options: Options) -> str:
     """The format version that these options give."""
-    from wherry.integrations.formats.maxtext.writer import scan_form
+    from wherry.integrations.formats.maxtext.step_map import scan_form
 
     return step.version_words(orbax.version(manifest, options), scan_form(manifest))
 
@@ -76,13 +77,12 @@ FORMATS = (
         title="MaxText",
         detect=detect,
         open=open_maxtext,
-        create=create,
+        layout=lay_out,
         holds=Holds(dtypes=STORABLE, zero_size=False, values=True, empties=True, companions=True),
         refines=("orbax",),
         system=step.NAME,
         form=shape.FORM,
         companion_folder=f"{step.ITEM}/{layout.ASSETS}/",
-        streams=True,
         commit_members=(layout.COMMITTED,),
         options={
             "zarr": Option("3", "zarr version", ("2", "3")),

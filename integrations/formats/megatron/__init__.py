@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.account import TRAINING_STATE, ignored_file
@@ -26,21 +27,14 @@ from wherry.errors import (
     NotFoundError,
     UnsupportedError,
     WherryError,
-    storage_error,
 )
 from wherry.formats.companions import MemoryFiles
 from wherry.formats.format import Format, Holds, Opened
 from wherry.formats.systems import TreeForm
-from wherry.integrations.containers.torch.writer import (
-    WRITABLE,
-    ArchivesWriter,
-    place_archives,
-    whole_archive,
-)
+from wherry.integrations.containers.torch.layout import WRITABLE, Archives, archives_map, whole_archive
 from wherry.integrations.formats import dcp
 from wherry.integrations.formats.dcp.folder import METADATA, SUFFIX, OwnRules
-from wherry.integrations.formats.dcp.layout import lay_out, metadata
-from wherry.integrations.formats.dcp.writer import DcpWriter
+from wherry.integrations.formats.dcp.layout import lay_out
 from wherry.integrations.formats.megatron import ranks
 from wherry.integrations.formats.megatron.arguments import common_pickle, parse_arguments, read_record
 from wherry.integrations.formats.megatron.names import (
@@ -56,16 +50,15 @@ from wherry.integrations.formats.megatron.names import (
     step_name,
 )
 from wherry.storage.location import Location
-from wherry.storage.stores import make_folder
+from wherry.target.file_map import File
 from wherry.text.json_document import parse_json
 from wherry.text.limits import SMALL
 from wherry.text.numbers import decimal_number
-from wherry.upload.selection import is_selected
 
 if TYPE_CHECKING:
     from wherry.core.manifest import Manifest
     from wherry.formats.format import Glimpse, Options
-    from wherry.integrations.formats.dcp.layout import DcpLayout
+    from wherry.target.file_map import FileMap, Scene
 
 _VERSION = f"{SHARDED} {VERSION}"
 _LONGEST, _LONGEST_NUMBER = 1 << 12, 32
@@ -174,68 +167,31 @@ def _require_agreement(folder: Location, beside: bool, arguments: dict[str, Any]
         )  # fmt: skip
 
 
-class MegatronWriter(DcpWriter):
-    """Writes the files of DCP, then `common.pt`, and `metadata.json` last.
-
-    `common.pt` is none of the layout's files: of several processes, only the one that commits has the arguments.
-    """
-
-    def __init__(self, folder: Location, layout: DcpLayout, text: bytes, common: bytes) -> None:
-        """See DcpWriter.
-
-        Args:
-            folder, layout, text: as there.
-            common: the bytes of `common.pt`.
-        """
-        super().__init__(folder, layout, text)
-        self._backend, self._common = folder.join(BACKEND), (folder.join(COMMON), common)
-
-    def finish(self) -> None:
-        """Complete the files; write the mark of a complete save when everything else is durable."""
-        super().finish()
-        words = {
-            "sharded_backend": SHARDED,
-            "sharded_backend_version": VERSION,
-            "common_backend": "torch",
-            "common_backend_version": 1,
-        }
-        for place, data in (self._common, (self._backend, json.dumps(words).encode())):
-            try:
-                place.store.put(place.path, data)
-            except OSError as error:
-                raise storage_error(error, place.uri) from error
+_BACKEND = {
+    "sharded_backend": SHARDED,
+    "sharded_backend_version": VERSION,
+    "common_backend": "torch",
+    "common_backend_version": 1,
+}
 
 
-def _create(staging: Location, manifest: Manifest, options: Options) -> MegatronWriter:
-    make_folder(staging)
-    arguments = _arguments(staging, manifest) if not is_selected(staging) else {}
-    layout = lay_out(manifest, parse_size(options["shard_size"]), staging.uri)
-    common = whole_archive(common_pickle(arguments, manifest.step)[0])
-    return MegatronWriter(staging, layout, metadata(layout, {}, options["for_torch"]), common)
+def _layout(manifest: Manifest, options: Options, scene: Scene) -> FileMap:
+    """The files of DCP, then `common.pt`, and `metadata.json` last, the mark of a complete save."""
+    layout = lay_out(manifest, parse_size(options["shard_size"]))
+    common = common_pickle(_arguments(scene), manifest.step)[0]
+    late = (File(COMMON, partial(whole_archive, common)), File(BACKEND, json.dumps(_BACKEND).encode))
+    return layout.file_map({}, options["for_torch"], late)
 
 
-def _arguments(staging: Location, manifest: Manifest) -> dict[str, Any]:
-    """The arguments that lie among the companions; empty if none do."""
-    there = any(companion.name == ARGUMENTS for companion in manifest.companions)
-    return parse_arguments(staging.join(ARGUMENTS)) if there else {}
+def _arguments(scene: Scene) -> dict[str, Any]:
+    """The arguments among the companions; empty if there are none."""
+    found = scene.companion(ARGUMENTS)
+    return {} if found is None else parse_arguments(found)
 
 
-def _create_ranks(staging: Location, manifest: Manifest, _options: Options) -> ArchivesWriter:
-    """See Format.
-
-    Raises:
-        UnsupportedError: several processes write it, of which none has the arguments with which the file begins.
-    """
-    if is_selected(staging):
-        raise UnsupportedError(
-            f"{ranks.ONE} is one file, which begins with the arguments of the run", uri=staging.uri,
-            cure="convert in one process, or choose the format megatron",
-        )  # fmt: skip
-    make_folder(staging)
-    make_folder(staging.join(ranks.ONE).parent)
+def _layout_ranks(manifest: Manifest, _options: Options, scene: Scene) -> FileMap:
     model = {path[0]: one for path, one in manifest.tensors.items()}
-    archive = common_pickle(_arguments(staging, manifest), manifest.step, model)
-    return ArchivesWriter(staging, {ranks.ONE: place_archives([archive])})
+    return archives_map({ranks.ONE: Archives([common_pickle(_arguments(scene), manifest.step, model)])})
 
 
 def is_own(manifest: Manifest) -> bool:
@@ -249,8 +205,7 @@ FORMATS = (
         title="Megatron-Core, torch_dist",
         detect=detect,
         open=_open,
-        create=_create,
-        streams=True,
+        layout=_layout,
         holds=replace(dcp.HOLDS, names=((EMBEDDING,),)),
         refines=("dcp",),
         system="megatron",
@@ -266,8 +221,7 @@ FORMATS = (
         title="Megatron, a folder for each rank",
         detect=ranks.detect,
         open=ranks.open_ranks,
-        create=_create_ranks,
-        streams=True,
+        layout=_layout_ranks,
         holds=Holds(dtypes=WRITABLE, depth=1, companions=True, names=((EMBEDDING,),)),
         system="megatron",
         form=TreeForm(is_own, "GPTModel's names, with embedding.word_embeddings.weight", flax=False),

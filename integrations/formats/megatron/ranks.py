@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from wherry.formats.format import Glimpse
     from wherry.integrations.containers.flat.strides import PlacedTensor
     from wherry.integrations.containers.torch.archive import Archive
-    from wherry.storage.location import Entry
+    from wherry.store.store import Entry
 
 FILE = "model_optim_rng.pt"
 ONE = f"mp_rank_00/{FILE}"

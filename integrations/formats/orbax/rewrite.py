@@ -17,9 +17,11 @@ exists, including chunks that are all zeros; if its writer omitted those, it is 
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry.core.keypath import KeyPath, joined_names, render
@@ -29,6 +31,7 @@ from wherry.errors import (
     UnrepresentableError,
     UnsupportedError,
     UsageError,
+    storage_errors,
 )
 from wherry.formats.format import Change, Glimpse, Rewrite
 from wherry.integrations.containers.orbax import aggregate, layout, marks
@@ -36,10 +39,11 @@ from wherry.integrations.containers.orbax.commit import missing_commit
 from wherry.integrations.containers.orbax.item import open_item
 from wherry.integrations.containers.orbax.other_items import other_items
 from wherry.integrations.containers.orbax.tree import read_tree
-from wherry.integrations.containers.zarr.store import sync_everything
 from wherry.integrations.formats.orbax import relink, renames
 from wherry.storage.copy import list_files
+from wherry.storage.folders import sync_folder
 from wherry.storage.sidecar import FOLDER_NAME, SIGNATURE_NAME
+from wherry.upload.staged_objects import is_staged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -73,7 +77,7 @@ def _commit(location: Location, detection: Detection, _value: str | None) -> Cha
         raise UsageError("the process databases were never merged", uri=location.uri, cure="pass --as merge")
     if layout.COMMITTED in Glimpse(location).entries and missing_commit(location) is None:
         raise UsageError("the item is already committed", uri=location.uri, cure="read it without a rewrite")
-    return _committing(location, detection, sync_everything, ())
+    return _committing(location, detection, _sync_everything, ())
 
 
 def _committing(
@@ -166,7 +170,7 @@ def _rename(location: Location, opened: Opened, paths: Mapping[KeyPath, KeyPath]
         if item.ocdbt:
             relink.link(folder, [_OLD], arrays)
         renames.rewrite(folder, paths, renamed)
-        sync_everything(folder)
+        _sync_everything(folder)
 
     return Change(
         opened=opened,
@@ -196,7 +200,26 @@ def _folder(arrays: Mapping[str, str], name: str) -> str:
 
 def _link(folder: Location, databases: Iterable[str]) -> None:
     relink.link(folder, databases)
-    sync_everything(folder)
+    _sync_everything(folder)
+
+
+def _sync_everything(folder: Location) -> None:
+    """Sync every file and folder below a local folder; what a store of objects has confirmed is durable.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    if is_staged(folder) or not folder.store.capabilities.local:
+        return
+    with storage_errors(folder.uri):
+        for home, _folders, files in os.walk(folder.path):
+            for name in files:
+                descriptor = os.open(Path(home) / name, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+            sync_folder(Path(home))
 
 
 def _open_item(location: Location, detection: Detection, *, uncommitted: bool = False) -> Opened:

@@ -19,8 +19,9 @@ from wherry.integrations.formats.paxml import layout, metadata, names, state
 if TYPE_CHECKING:
     from wherry.core.detection import Detection
     from wherry.core.manifest import Manifest
-    from wherry.formats.format import Options, Writer
+    from wherry.formats.format import Options
     from wherry.storage.location import Location
+    from wherry.target.file_map import FileMap, Scene
 
 
 def detect(glimpse: Glimpse) -> Detection | None:
@@ -53,11 +54,11 @@ def open_flax(location: Location, detection: Detection) -> Opened:
     return flax.open_flax(_find_place(location), detection)
 
 
-def create(staging: Location, manifest: Manifest, options: Options) -> Writer:
-    """See Format; the writing is in `paxml.writer`."""
-    from wherry.integrations.formats.paxml.writer import PaxWriter  # tensorstore
+def lay_out(manifest: Manifest, options: Options, scene: Scene) -> FileMap:
+    """See Format; the layout is in `paxml.step_map`."""
+    from wherry.integrations.formats.paxml.step_map import lay_out as lay_out_step  # zstandard
 
-    return PaxWriter(staging, manifest, options)
+    return lay_out_step(manifest, options, scene)
 
 
 def prepare(manifest: Manifest, options: Options) -> Manifest:
@@ -66,7 +67,7 @@ def prepare(manifest: Manifest, options: Options) -> Manifest:
     Raises:
         UnrepresentableError: the chosen version cannot represent a part of the manifest.
     """
-    from wherry.integrations.formats.paxml.writer import prepare_grids
+    from wherry.integrations.formats.paxml.step_map import prepare_grids
 
     return prepare_grids(manifest, options)
 
@@ -97,14 +98,13 @@ FORMATS = (
         title="PaxML (Praxis)",
         detect=detect,
         open=open_paxml,
-        create=create,
+        layout=lay_out,
         holds=Holds(dtypes=STORABLE, zero_size=False, values=True, empties=True, companions=True),
         refines=("orbax",),
         system=state.NAME,
         form=names.FORM,
         aliases=("pax", "praxis"),
         companion_folder=f"{layout.STATE}/{orbax.ASSETS}/",
-        streams=True,
         commit_members=(layout.COMMITTED, metadata.FILE),
         options={
             "version": Option(
@@ -125,7 +125,6 @@ FORMATS = (
         title="PaxML (Praxis), Flax type",
         detect=detect_flax,
         open=open_flax,
-        create=None,
         holds=Holds(dtypes=STORABLE, values=True, empties=True),
         refines=("flax-msgpack", "orbax"),
         system=state.NAME,

@@ -22,6 +22,7 @@ from wherry.integrations.containers.zarr import kvstore, listing
 from wherry.integrations.containers.zarr import metadata as zarr
 from wherry.integrations.containers.zarr.reader import ArrayReader, StoredArray
 from wherry.integrations.formats.paxml import names as naming
+from wherry.mover.read import read_array
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -93,7 +94,9 @@ def open_arrays(place: Place) -> tuple[Manifest, ArrayReader]:
         )
         for path, array in arrays.items()
     }
-    values = {path: reader.read(specs[path], ()).item() for path in _scalars(arrays, notes, place.home.uri)}
+    values = {
+        path: read_array(reader, specs[path], ()).item() for path in _scalars(arrays, notes, place.home.uri)
+    }
     for path in values:
         del specs[path], arrays[path]
     texts = {

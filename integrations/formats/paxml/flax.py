@@ -20,7 +20,7 @@ from wherry.integrations.formats.paxml import metadata
 from wherry.integrations.formats.paxml.layout import COMMITTED, Place
 from wherry.integrations.formats.paxml.state import evidence
 from wherry.integrations.formats.paxml.treedef import parse_structure
-from wherry.storage.location import Entry
+from wherry.store.store import Entry
 from wherry.tree.tree_reading import read_leaves
 
 if TYPE_CHECKING:

@@ -21,17 +21,20 @@ from wherry.integrations.containers.orbax.detection import FoundItem, look
 from wherry.integrations.containers.orbax.item import open_item
 from wherry.integrations.containers.orbax.marks import BOX, NAMED_ARRAY, wrapped_leaves
 from wherry.integrations.containers.orbax.other_items import other_items
+from wherry.integrations.containers.orbax.small_files import HANDLER, MARKER, checkpoint_file
 from wherry.integrations.containers.orbax.tree import read_tree
 from wherry.integrations.containers.zarr.metadata import STORABLE
 from wherry.integrations.formats.penzai import names
+from wherry.target.file_map import File, map_of_chunks
 
 if TYPE_CHECKING:
     from wherry.core.detection import Detection
     from wherry.core.manifest import Manifest
     from wherry.core.tensorspec import TensorSpec
-    from wherry.formats.format import Glimpse, Options, Writer
+    from wherry.formats.format import Glimpse, Options
     from wherry.integrations.containers.orbax.tree import ItemTree
     from wherry.storage.location import Location
+    from wherry.target.file_map import FileMap, Scene
 
 _NAMED = "axis names"
 
@@ -73,11 +76,23 @@ def open_penzai(location: Location, detection: Detection) -> Opened:
     )
 
 
-def create(staging: Location, manifest: Manifest, options: Options) -> Writer:
-    """See Format; the writing is in `wherry.integrations.formats.penzai.writer`."""
-    from wherry.integrations.formats.penzai.writer import PenzaiWriter  # tensorstore
+def lay_out(manifest: Manifest, options: Options, scene: Scene) -> FileMap:
+    """See Format: an Orbax item, with labels and axis names in `_METADATA` and in a separate file."""
+    from wherry.integrations.containers.orbax.item_map import arrays_of, item_files  # zstandard
 
-    return PenzaiWriter(staging, manifest, options)
+    files = [
+        File(names.FILE, lambda: names.file_text(names.rows_of(manifest)).encode()),
+        *item_files(manifest, options, described=_with_names),
+        checkpoint_file(HANDLER, scene.created_ns, manifest),
+        MARKER,
+    ]
+    return map_of_chunks(arrays_of(manifest, options, scene), files)
+
+
+def _with_names(manifest: Manifest) -> Manifest:
+    """The manifest with the rows in `custom_metadata`, which Orbax itself restores."""
+    item = {**(manifest.custom.get("item") or {}), names.FIELD: names.rows_of(manifest)}
+    return replace(manifest, custom={**manifest.custom, "item": item})
 
 
 def prepare(manifest: Manifest, options: Options) -> Manifest:
@@ -150,13 +165,12 @@ FORMATS = (
         title="Penzai (through Orbax)",
         detect=detect,
         open=open_penzai,
-        create=create,
+        layout=lay_out,
         holds=Holds(dtypes=STORABLE, zero_size=False, values=True, empties=True, companions=True),
         refines=("orbax",),
         system="penzai",
         form=names.FORM,
         companion_folder=f"{layout.ASSETS}/",
-        streams=True,
         commit_members=(layout.COMMITTED,),
         options=orbax.OPTIONS,
         loaded_by="orbax-checkpoint 0.12.8, and penzai 0.2.5 with wherry.integrations.penzai.rebuild",

@@ -24,8 +24,9 @@ from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
     from wherry.core.manifest import Manifest
-    from wherry.formats.format import Options, Writer
+    from wherry.formats.format import Options
     from wherry.storage.location import Location
+    from wherry.target.file_map import FileMap, Scene
 
 SYSTEM, LEGACY, ORBAX = "t5x", "t5x-legacy", "t5x-orbax"
 
@@ -143,18 +144,18 @@ def _remains_of_item(glimpse: Glimpse) -> Detection | None:
     )
 
 
-def create_legacy(staging: Location, manifest: Manifest, options: Options) -> Writer:
-    """See Format; the writing is in `t5x.writer`."""
-    from wherry.integrations.formats.t5x.writer import LegacyWriter  # tensorstore
+def lay_out_legacy(manifest: Manifest, options: Options, scene: Scene) -> FileMap:
+    """See Format; the layout is in `t5x.step_maps`."""
+    from wherry.integrations.formats.t5x import step_maps  # zstandard
 
-    return LegacyWriter(staging, manifest, options)
+    return step_maps.lay_out_legacy(manifest, options, scene)
 
 
-def create_train_state(staging: Location, manifest: Manifest, options: Options) -> Writer:
-    """See Format; the writing is in `t5x.writer`."""
-    from wherry.integrations.formats.t5x.writer import TrainStateWriter  # tensorstore
+def lay_out_train_state(manifest: Manifest, options: Options, scene: Scene) -> FileMap:
+    """See Format; the layout is in `t5x.step_maps`."""
+    from wherry.integrations.formats.t5x import step_maps  # zstandard
 
-    return TrainStateWriter(staging, manifest, options)
+    return step_maps.lay_out_train_state(manifest, options, scene)
 
 
 def legacy_version(manifest: Manifest, _options: Options) -> str:
@@ -171,13 +172,12 @@ FORMATS = (
         title="T5X (legacy)",
         detect=detect_legacy,
         open=open_legacy,
-        create=create_legacy,
+        layout=lay_out_legacy,
         holds=Holds(dtypes=STORABLE, values=True, empties=True, companions=True),
         refines=("flax-msgpack", "flax-gda", "orbax"),
         system=SYSTEM,
         form=layout.FORM,
         aliases=("t5x",),
-        streams=True,
         commit_members=(layout.MSGPACK,),
         options={
             "compression": Option(
@@ -201,12 +201,11 @@ FORMATS = (
         title="T5X (Orbax)",
         detect=detect_orbax,
         open=open_train_state,
-        create=create_train_state,
+        layout=lay_out_train_state,
         holds=Holds(dtypes=STORABLE, zero_size=False, values=True, empties=True, companions=True),
         refines=("orbax", "flax-msgpack"),
         system=SYSTEM,
         form=layout.FORM,
-        streams=True,
         commit_members=(orbax_layout.COMMITTED,),
         options={
             "ocdbt": Option(default=True, help="write one OCDBT database instead of one folder per array"),

@@ -17,7 +17,8 @@ from wherry.storage.sidecar import FOLDER_NAME, SIGNATURE_NAME
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from wherry.storage.location import Entry, Location
+    from wherry.storage.location import Location
+    from wherry.store.store import Entry
 
 _ARRAY_METADATA = (".zarray", "zarr.json", ".zgroup")
 _OWN = frozenset(

@@ -20,11 +20,12 @@ from wherry.formats.systems import TreeForm
 from wherry.integrations.containers.msgpack.index import Glance, glance
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Iterable, Mapping
 
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
     from wherry.storage.location import Location
+    from wherry.store.store import Entry
 
 MSGPACK = "checkpoint"
 VERSION, OPTIMIZER, TRAIN_STATE = "version", "optimizer", "_optimizer"
@@ -131,9 +132,9 @@ def step_folder(step: int) -> str:
     return f"checkpoint_{step}"
 
 
-def array_folders(names: Collection[str]) -> list[str]:
-    """The names of parameter folders that only T5X uses."""
-    return [name for name in names if name.startswith(_PARAMETER_PREFIXES)]
+def array_folders(entries: Mapping[str, Entry]) -> list[str]:
+    """The folders with names that only T5X gives to parameters; a file such as `target.list` is none."""
+    return [name for name, entry in entries.items() if entry.is_dir and name.startswith(_PARAMETER_PREFIXES)]
 
 
 def _has_specs(paths: Iterable[KeyPath]) -> bool:

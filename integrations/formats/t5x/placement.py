@@ -15,7 +15,7 @@ from wherry.core.manifest import Manifest
 from wherry.errors import UnrepresentableError
 from wherry.integrations.containers.msgpack.heads import pack_value
 from wherry.integrations.containers.orbax.layout import is_reserved
-from wherry.integrations.containers.orbax.representable import chunks_of
+from wherry.integrations.containers.orbax.representable import chunks_of, refuse_unrepresentable
 from wherry.integrations.containers.zarr import metadata as zarr
 from wherry.integrations.containers.zarr import new
 from wherry.integrations.formats.t5x import layout
@@ -44,36 +44,35 @@ def prepare_grids(manifest: Manifest, options: Options) -> Manifest:
         for path, spec in manifest.tensors.items()
     }
     whole = replace(manifest, tensors=specs)
-    array_names(whole)
+    arrays = {(name,): specs[path] for path, name in array_names(whole).items()}
+    refuse_unrepresentable(Manifest(tensors=arrays), {"ocdbt": False}, cure="pass --set inline=all")
     return whole
 
 
-def array_names(manifest: Manifest, uri: str = "") -> dict[KeyPath, str]:
+def array_names(manifest: Manifest) -> dict[KeyPath, str]:
     """The folder of each tensor that is a separate array.
 
     Raises:
         UnrepresentableError: two tensors would get the same folder, or a name is not a valid folder name.
     """
     stored = [path for path, spec in manifest.tensors.items() if spec.chunks is not None]
-    names = joined_names(stored, folder_name, uri)
+    names = joined_names(stored, folder_name, "")
     taken = {companion.name.split("/")[0] for companion in manifest.companions}
     for companion in sorted(taken & {layout.MSGPACK, layout.PINNED}):
         raise UnrepresentableError(
             f"companion name {companion!r} is reserved by T5X",
-            uri=uri,
             cure="rename the file, or convert without companions",
         )
     for name, path in names.items():
         if name in taken or _unfit(name):
             raise UnrepresentableError(
                 f"invalid or duplicate folder name {name[:60]!r}",
-                uri=uri,
                 path=render(path),
                 cure="pass --set inline=all",
             )
         if manifest.tensors[path].dtype not in zarr.STORABLE:
             raise UnrepresentableError(
-                f"unsupported dtype {manifest.tensors[path].dtype} in zarr", uri=uri, path=render(path)
+                f"unsupported dtype {manifest.tensors[path].dtype} in zarr", path=render(path)
             )
     return {path: name for name, path in names.items()}
 
@@ -83,16 +82,12 @@ def folder_name(path: KeyPath) -> str:
     return "/".join(path).replace("/", ".")
 
 
-def below_envelope(manifest: Manifest, uri: str) -> Manifest:
-    """The leaves of the msgpack file, below its envelope."""
+def below_envelope(manifest: Manifest) -> Manifest:
+    """The leaves of the msgpack file under their key paths below its envelope; specs keep those of the manifest."""
     head = (layout.OPTIMIZER,)
-    inline = {
-        (*head, *path): replace(spec, path=(*head, *path))
-        for path, spec in manifest.tensors.items()
-        if spec.chunks is None
-    }
+    inline = {(*head, *path): spec for path, spec in manifest.tensors.items() if spec.chunks is None}
     if manifest.tensors.keys() & manifest.values.keys():
-        raise UnrepresentableError("conflicting key path: a leaf is both a tensor and a value", uri=uri)
+        raise UnrepresentableError("conflicting key path: a leaf is both a tensor and a value")
     return Manifest(
         tensors=inline,
         values={(*head, *path): value for path, value in manifest.values.items()},

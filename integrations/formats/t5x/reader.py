@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from wherry.formats.reader import ReaderOver
+from wherry.formats.contents import ContentsOver
 from wherry.integrations.containers.flat.reader import companion_location
 from wherry.integrations.containers.zarr.shortfall import shortfall
 from wherry.storage.sidecar import FOLDER_NAME, SIGNATURE_NAME
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from wherry.core.keypath import KeyPath
-    from wherry.core.tensorspec import Sharding, TensorSpec
-    from wherry.formats.reader import Absent
+    from wherry.core.tensorspec import Sharding
     from wherry.integrations.containers.zarr.reader import ArrayReader
-    from wherry.storage.location import Entry, Location
+    from wherry.storage.location import Location
+    from wherry.store.store import Entry
 
 
-class T5xReader(ReaderOver):
+class T5xReader(ContentsOver):
     """Reads one checkpoint.
 
     Attributes:
@@ -41,17 +41,9 @@ class T5xReader(ReaderOver):
         shardings: Mapping[KeyPath, Sharding] | None = None,
     ) -> None:
         self.home = home
-        self.arrays = arrays
+        self.base = self.arrays = arrays
         self.companions = companions
         self.shardings = shardings or {}
-
-    def inner(self, spec: TensorSpec) -> tuple[ArrayReader, TensorSpec]:
-        """The reader of the arrays."""
-        return self.arrays, spec
-
-    def absent(self) -> Iterator[Absent]:
-        """Missing chunks."""
-        return self.arrays.absent()
 
     def shortfall(self) -> str | None:
         """A text about missing parts, with the hosts that held them."""
@@ -74,7 +66,3 @@ class T5xReader(ReaderOver):
                 yield from self.home.parent.join(array.name).walk(f"{array.name}/")
             return
         yield from (found for found in self.home.walk() if found.name not in (FOLDER_NAME, SIGNATURE_NAME))
-
-    def close(self) -> None:
-        """Close the reader of the arrays."""
-        self.arrays.close()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from wherry.errors import CorruptError
 from wherry.integrations.formats.t5x.layout import STATE, TRAIN_STATE, stated_step
+from wherry.mover.read import read_array
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,7 +35,7 @@ def checked_step(
     place = next((path for path in _STEPS if path in tensors or path in values), STEP)
     inside, spec = values.get(place), tensors.get(place)
     if spec is not None and "int" in spec.dtype and spec.size == 1 and not _lacks(reader, spec):
-        inside = int(reader.read(spec, spec.whole).reshape(()).item())
+        inside = int(read_array(reader, spec, spec.whole).reshape(()).item())
     stated = stated_step(location.name)
     if type(inside) is not int:
         return stated

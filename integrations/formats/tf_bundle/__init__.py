@@ -18,7 +18,8 @@ from wherry.formats.format import Format, Holds, Opened
 from wherry.integrations.containers.flat.reader import FlatReader
 from wherry.integrations.formats.tf_bundle.bundle import INDEX, read_bundle
 from wherry.integrations.formats.tf_bundle.sstable import FOOTER, MAGIC
-from wherry.storage.location import Entry, Location
+from wherry.storage.location import Location
+from wherry.store.store import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -91,7 +92,6 @@ FORMATS = (
         title="TensorFlow tensor bundle",
         detect=_detect,
         open=_open,
-        create=None,
         holds=Holds(dtypes=frozenset()),
         aliases=("tf",),
     ),

@@ -17,13 +17,14 @@ from google_crc32c import value as crc32c
 
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
-from wherry.formats.reader import Extent, RangeChecksum
+from wherry.formats.contents import Extent, RangeChecksum
 from wherry.integrations.formats.tf_bundle.sstable import Bytes, corrupt, mask_crc, read_table, unmask_crc
 
 if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Value
-    from wherry.storage.location import Entry, Location
+    from wherry.storage.location import Location
+    from wherry.store.store import Entry
 
 INDEX = ".index"
 _STRING = 7

@@ -13,6 +13,7 @@ from tests.support.ranks import two_ranks
 from tests.support.torch import as_bytes, every_dtype, meta, save, torch
 from wherry.integrations.formats.dcp.chunks import in_order, uncovered_regions, with_elements
 from wherry.integrations.formats.dcp.metadata import Chunk
+from wherry.mover.read import read_array, read_bytes
 
 dcp = pytest.importorskip("torch.distributed.checkpoint")
 metadata = pytest.importorskip("torch.distributed.checkpoint.metadata")
@@ -62,8 +63,8 @@ def test_what_torch_writes(tmp_path):
     for name, tensor in tensors.items():
         spec = found.manifest.tensors[f"model.{name}",]
         assert (spec.shape, canonical(found, spec.path)) == (tuple(tensor.shape), as_bytes(tensor)), name
-        assert found.reader.read_bytes(spec) == as_bytes(tensor)
-    assert found.reader.extents(found.manifest.tensors["model.transposed",]) is None
+        assert read_bytes(found.reader, spec) == as_bytes(tensor)
+    assert found.reader.access(found.manifest.tensors["model.transposed",]).extents is None
     assert canonical(found, ("many.1.x",)) == as_bytes(torch.zeros(1))
     assert canonical(found, ("pair", "0")) == as_bytes(torch.ones(3))  # a tuple is one object to torch
     values = found.manifest.values
@@ -73,7 +74,7 @@ def test_what_torch_writes(tmp_path):
     assert found.manifest.custom["planner_data"]["groups.0.lr"] == ["groups", 0, "lr"]
     assert found.manifest.step == 12
     assert np.array_equal(
-        found.reader.read(found.manifest.tensors["model.transposed",], (slice(2, 5), slice(1, 6))),
+        read_array(found.reader, found.manifest.tensors["model.transposed",], (slice(2, 5), slice(1, 6))),
         base.T[2:5, 1:6].numpy(),
     )
 
@@ -93,9 +94,9 @@ def test_two_ranks(tmp_path):
     for name in ("rows", "columns", "same"):
         assert canonical(found, (name,)) == whole.tobytes(), name
         spec = found.manifest.tensors[name,]
-        raw = found.reader.extents(spec)
+        raw = found.reader.access(spec).extents
         assert len(raw or ()) == {"rows": 2, "columns": 0, "same": 1}[name]
-        assert np.array_equal(found.reader.read(spec, (slice(3, 5), slice(1, 5))), whole[3:5, 1:5])
+        assert np.array_equal(read_array(found.reader, spec, (slice(3, 5), slice(1, 5))), whole[3:5, 1:5])
     assert canonical(found, ("one",)) == as_bytes(torch.ones(1, 3))
     receipt = wherry.convert(tmp_path / "a", tmp_path / "b", to="dcp", lineage=False)
     assert receipt.source.weights_digest == receipt.target.weights_digest

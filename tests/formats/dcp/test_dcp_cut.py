@@ -139,7 +139,7 @@ def test_our_reader_reads_the_chunks_as_they_lie_and_keeps_the_digests(written, 
     with wherry.open(written) as found:
         for name, tensor in tensors_of(state).items():
             spec = found.manifest.tensors[name,]
-            assert found.reader.access(spec).kind == "raw"
+            assert found.reader.access(spec).extents is not None
             assert canonical(found, (name,)) == as_bytes(tensor)
 
 

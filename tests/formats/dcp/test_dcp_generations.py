@@ -128,7 +128,7 @@ def test_a_flipped_bit_stops_a_conversion(tmp_path, to):
     """The mover reads spans past the archives; the CRC of each record travels with its extent."""
     path = save({"a": torch.randn(500, 3), "b": torch.ones(2)}, tmp_path / "a")
     found = opened(path, "dcp")
-    (extent,) = found.reader.extents(found.manifest.tensors["a",]) or ()
+    (extent,) = found.reader.access(found.manifest.tensors["a",]).extents or ()
     assert extent.crc32
     data = bytearray((path / "__0_0.distcp").read_bytes())
     data[extent.offset + 777] ^= 4
@@ -148,7 +148,7 @@ def test_archives_that_are_alike_keep_their_own_checksums(tmp_path):
     state = {f"w{number:02d}": torch.full((4, 5), float(number)) for number in range(20)}
     path = save(state, tmp_path / "a")
     found = opened(path, "dcp")
-    extents = {name: found.reader.extents(found.manifest.tensors[name,]) for name in state}
+    extents = {name: found.reader.access(found.manifest.tensors[name,]).extents for name in state}
     raw = (path / "__0_0.distcp").read_bytes()
     assert len({one[0].crc32 for one in extents.values() if one}) == 20
     for name, (extent,) in extents.items():
@@ -158,9 +158,9 @@ def test_archives_that_are_alike_keep_their_own_checksums(tmp_path):
     at = raw.index(b"little", where)  # its byte order: an archive of its own kind
     (path / "__0_0.distcp").write_bytes(raw[:at] + b"litzle" + raw[at + 6 :])
     found = opened(path, "dcp")
-    assert found.reader.extents(found.manifest.tensors["w10",])
+    assert found.reader.access(found.manifest.tensors["w10",]).extents
     with pytest.raises(CorruptError, match="byte order"):
-        found.reader.extents(found.manifest.tensors["w11",])
+        found.reader.access(found.manifest.tensors["w11",])
 
 
 def generate(folder, parameters, ranks, archive):
@@ -217,7 +217,7 @@ def test_a_hundred_thousand_tensors_are_opened_and_placed(tmp_path):
         return measured(
             f"""
             with wherry.open({str(path)!r}) as found:
-                assert all(found.reader.extents(spec) for spec in found.manifest.tensors.values())
+                assert all(found.reader.access(spec).extents for spec in found.manifest.tensors.values())
             """
         )
 

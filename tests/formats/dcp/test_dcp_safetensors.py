@@ -46,7 +46,7 @@ def test_pieces_make_up_tensors(pieces):
     for name, extents in {"rows": 2, "columns": None, "same": 1}.items():
         spec = found.manifest.tensors[name,]
         assert (spec.shape, canonical(found, spec.path)) == ((9, 6), WHOLE.tobytes())
-        raw = found.reader.extents(spec)
+        raw = found.reader.access(spec).extents
         assert (raw and len(raw)) == extents
     check_reader(found, regions=3)
 

@@ -16,7 +16,8 @@ from wherry.errors import (
     IncompleteError,
     UnrepresentableError,
 )
-from wherry.staging.journal import DurableMove, open_journal
+from wherry.target.durable_move import DurableMove
+from wherry.target.journal import open_journal
 
 dcp = pytest.importorskip("torch.distributed.checkpoint")
 metadata = pytest.importorskip("torch.distributed.checkpoint.metadata")

@@ -7,9 +7,9 @@ from safetensors.numpy import save_file
 
 import wherry
 from wherry.core.request import TargetRequest, convert_request
-from wherry.units.commit import commit
-from wherry.units.split_job import split
-from wherry.units.work import work
+from wherry.workers.commit import commit
+from wherry.workers.job import split
+from wherry.workers.work import work
 
 
 @pytest.fixture

@@ -98,11 +98,10 @@ def test_chunks_are_cut_as_flax_cuts_them(tmp_path, monkeypatch):
         assert at(tree, path).tobytes() == data
         assert at(tree, path).shape == big[path].shape
     arrays = {name: at(tree, path) for path in contents for name in path[1:]}
-    ours = layout.lay_out(
-        Manifest(tensors={path[1:]: replace(big[path], path=path[1:]) for path in contents})
-    )
+    tree = Manifest(tensors={path[1:]: replace(big[path], path=path[1:]) for path in contents})
+    ours = layout.lay_out({".": tree}).files[0].body
     # One byte of difference for each byte by which the head of our first key is longer.
-    assert ours.size == len(serialization.msgpack_serialize(arrays)) + 4
+    assert ours.nbytes == len(serialization.msgpack_serialize(arrays)) + 4
 
 
 def test_the_limit_is_that_of_flax():
@@ -112,13 +111,14 @@ def test_the_limit_is_that_of_flax():
 @pytest.mark.parametrize("size", [(1 << 30) - 4, 1 << 30, (1 << 30) + 4, 5 << 30])
 def test_where_flax_would_cut_arrays_of_gigabytes(size):
     spec = TensorSpec(("w",), (size // 4,), "float32")
-    plan = layout.lay_out(Manifest(tensors={("w",): spec}))
-    slots = plan.slots["w",]
-    assert [slot.stop - slot.start for slot in slots] == [
+    file_map = layout.lay_out({".": Manifest(tensors={("w",): spec})})
+    chunks = file_map.places(("w",), Span(0, size))
+    assert [place.stop - place.start for place in chunks] == [
         min(1 << 30, size - start) for start in range(0, size, 1 << 30)
     ]
-    assert plan.size > size
-    assert sum(len(run) for _, run in plan.runs) == plan.size - size
+    body = file_map.files[0].body
+    heads = [body[number] for number in range(len(body)) if not body.tensors[number]]
+    assert sum(len(head.data) for head in heads) == body.nbytes - size
 
 
 @pytest.mark.skipif(

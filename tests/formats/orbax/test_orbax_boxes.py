@@ -13,6 +13,7 @@ from tests.support import orbax as support
 from tests.support.orbax import copied, needs_corpus
 from tests.support.rewrite import hashes, renamed, restored, sha256, snapshot, tree_of, wanted_hashes
 from wherry.errors import NotFoundError, TargetExistsError, UnrepresentableError, UnsupportedError, UsageError
+from wherry.formats.registry import checked_options
 
 
 def boxed():
@@ -94,7 +95,7 @@ def test_names_that_would_meet_are_refused(tmp_path):
     arrays = {("a", "value"): np.ones((3, 3), np.float32), ("a.value",): np.zeros((3, 3), np.float32)}
     support.write(tmp_path / "boxed", {path: arrays[path] for path in [("a", "value")]})
     with pytest.raises(UnrepresentableError):
-        support.write(tmp_path / "both", arrays)
+        support.ORBAX.prepare(support.manifest_of(arrays), checked_options(support.ORBAX, {}))
     support.write(tmp_path / "plain", {("a",): np.ones(3, np.float32), ("a.value",): np.ones(3, np.float32)})
     with pytest.raises(UnrepresentableError):
         wherry.rewrite(tmp_path / "plain", tmp_path / "meet", as_="box=a")

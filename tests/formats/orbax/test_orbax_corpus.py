@@ -57,7 +57,7 @@ def test_whole(case, root):
 
 def raw_bytes(checkpoint, path):
     """What the extents of a tensor hold; None where it has none."""
-    extents = checkpoint.reader.extents(checkpoint.manifest.tensors[path])
+    extents = checkpoint.reader.access(checkpoint.manifest.tensors[path]).extents
     if extents is None:
         return None
     parts = []

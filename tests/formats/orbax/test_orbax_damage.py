@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.orbax import copied, needs_corpus, opened, verdict_of
 from wherry.errors import CorruptError, HostileError, IncompleteError, UnsupportedError
+from wherry.mover.read import read_array
 
 
 @needs_corpus
@@ -47,16 +48,16 @@ def test_a_truncated_data_file_is_noticed(tmp_path):
     folder = copied("orbax-0128-ocdbt-nocompress", tmp_path)
     found = opened(folder)
     spec = found.manifest.tensors[("params", "embed", "embedding")]
-    (extent,) = found.reader.extents(spec)
+    (extent,) = found.reader.access(spec).extents
     with Path(extent.file).open("r+b") as file:
         file.truncate(extent.offset + extent.length - 1)
     verdict, reason = verdict_of(folder)
     assert verdict == "incomplete"
     assert "is truncated: expected" in reason
     again = opened(folder)
-    assert again.reader.extents(spec) is None
+    assert again.reader.access(spec).extents is None
     with pytest.raises(IncompleteError, match="is truncated: expected"):
-        again.reader.read(spec, spec.whole)
+        read_array(again.reader, spec, spec.whole)
 
 
 @needs_corpus
@@ -78,7 +79,7 @@ def test_a_chunk_that_claims_to_decode_to_a_terabyte(tmp_path):
     file.write_text(json.dumps(fields))
     found = opened(folder)
     with pytest.raises(HostileError, match="claims"):
-        found.reader.read(found.manifest.tensors[("bool",)], (slice(0, 1), slice(0, 1)))
+        read_array(found.reader, found.manifest.tensors[("bool",)], (slice(0, 1), slice(0, 1)))
 
 
 @needs_corpus
@@ -93,8 +94,8 @@ def test_an_array_of_more_chunks_than_can_be_counted(tmp_path):
     assert len(absent) == 1001
     assert "more" in absent[-1].chunk
     with pytest.raises(IncompleteError):
-        found.reader.read(spec, spec.whole)
-    assert found.reader.extents(spec) is None
+        read_array(found.reader, spec, spec.whole)
+    assert found.reader.access(spec).extents is None
 
 
 @needs_corpus
@@ -115,7 +116,7 @@ def test_what_an_absent_chunk_means(tmp_path):
         == "not found; either zeros that its writer left out, or lost data"
     )
     with pytest.raises(IncompleteError, match="either zeros that its writer left out, or lost data"):
-        found.reader.read(found.manifest.tensors[("bool",)], found.manifest.tensors[("bool",)].whole)
+        read_array(found.reader, found.manifest.tensors[("bool",)], found.manifest.tensors[("bool",)].whole)
 
 
 @needs_corpus

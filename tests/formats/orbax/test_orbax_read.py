@@ -32,6 +32,7 @@ from wherry.errors import (
     IncompleteError,
 )
 from wherry.formats.format import Glimpse
+from wherry.mover.read import read_array
 from wherry.storage.stores import locate
 
 FAMILY = ("orbax", "maxtext", "penzai", "t5x-orbax")
@@ -86,10 +87,10 @@ def compare_tensor(found, row):
     assert (list(spec.shape), spec.dtype) == (row["shape"], row["dtype"]), spec.name
     if row.get("damaged"):
         with pytest.raises(IncompleteError):
-            found.reader.read(spec, spec.whole)
+            read_array(found.reader, spec, spec.whole)
         return
-    assert digest(found.reader.read(spec, spec.whole)) == row["sha256"], spec.name
-    raw = found.reader.extents(spec)
+    assert digest(read_array(found.reader, spec, spec.whole)) == row["sha256"], spec.name
+    raw = found.reader.access(spec).extents
     if raw is not None:
         data = b"".join(Path(part.file).read_bytes()[part.offset : part.offset + part.length] for part in raw)
         assert digest(np.frombuffer(data, "u1")) == row["sha256"], spec.name
@@ -162,12 +163,12 @@ def test_what_stands_beside_the_arrays():
 def test_a_part_is_read_from_four_threads():
     found = opened(CORPUS / "orbax-0128-sharded8" / "checkpoint" / "ckpt")
     spec = found.manifest.tensors[("params", "embed", "embedding")]
-    whole = found.reader.read(spec, spec.whole)
+    whole = read_array(found.reader, spec, spec.whole)
     starts = [index % (spec.shape[0] - 5) for index in range(64)]
     with ThreadPoolExecutor(4) as executor:
         parts = list(
             executor.map(
-                lambda start: found.reader.read(spec, (slice(start, start + 5), slice(1, 9))), starts
+                lambda start: read_array(found.reader, spec, (slice(start, start + 5), slice(1, 9))), starts
             )
         )
     assert all(
@@ -196,7 +197,8 @@ def test_any_name_of_the_folder_will_do(tmp_path):
     staged = folder.rename(folder.parent / ".wherry-x.abc")
     found = opened(staged)
     assert {
-        spec.path: digest(found.reader.read(spec, spec.whole)) for spec in found.manifest.tensors.values()
+        spec.path: digest(read_array(found.reader, spec, spec.whole))
+        for spec in found.manifest.tensors.values()
     } == {tuple(row["path"]): row["sha256"] for row in expectation("orbax-0128-sharded8")["tensors"]}
 
 
@@ -245,7 +247,7 @@ def test_what_the_installed_orbax_saves_from_eight_devices(tmp_path):
         assert list(found.reader.absent()) == []
         assert set(map(".".join, found.manifest.tensors)) == set(wanted)
         for path, spec in found.manifest.tensors.items():
-            array = found.reader.read(spec, spec.whole)
+            array = read_array(found.reader, spec, spec.whole)
             assert array.tobytes() == wanted[".".join(path)].tobytes(), (name, path)
         assert found.manifest.tensors[("params", "w")].sharding.spec == ("fsdp", "tensor")
         assert found.manifest.tensors[("params", "w")].chunks == (16, 24)

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support import orbax as support
-from tests.support.orbax import ORBAX
-from wherry.formats.registry import checked_options
-from wherry.storage.stores import locate
+from wherry.mover.read import read_array
 
 PLACES = ("fsync", "fdatasync")
 HELD = "held back"
@@ -44,7 +42,7 @@ def synced(monkeypatch):
 
 def writer_of(folder, arrays, **options):
     manifest = support.small_chunks(support.manifest_of(arrays))
-    return ORBAX.create(locate(folder), manifest, checked_options(ORBAX, options))
+    return support.writer_at(folder, manifest, **options)
 
 
 def write_some(writer, arrays, count=None):
@@ -104,7 +102,7 @@ def test_no_call_returns_before_what_came_before_it_is_durable(tmp_path, synced,
     writer.close()
     found = support.opened(tmp_path / "item")
     spec = found.manifest.tensors[("w",)]
-    assert found.reader.read(spec, spec.whole).tobytes() == arrays[("w",)].tobytes()
+    assert read_array(found.reader, spec, spec.whole).tobytes() == arrays[("w",)].tobytes()
 
 
 def test_many_threads_write_and_sync(tmp_path):

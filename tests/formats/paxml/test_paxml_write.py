@@ -18,12 +18,15 @@ import tensorstore as ts
 from flax.serialization import msgpack_serialize
 
 import wherry
-from tests.support.formats import create, either, opened, place
+from tests.support.formats import either, opened, place
 from tests.support.paxml import flat_name, leaves
 from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import UnrepresentableError
+from wherry.formats.registry import checked_options, find_format
+from wherry.mover.read import read_array
 
+PAXML = find_format("paxml")
 V11 = either("paxml-gpt3-l3-v11-gda-zarr", "made-paxml-v11")
 V12 = either("paxml-gpt3-l3-v12-gda-ocdbt", "made-paxml-v12")
 SOURCES = V11 + V12
@@ -86,7 +89,7 @@ def test_version_1_1_is_restored_by_name(tmp_path, case, options):
     assert set(names) == FLAT_NAMES
     for name, path in names.items():
         spec = source.manifest.tensors[path]
-        wanted, array = source.reader.read(spec, spec.whole), zarr(folder / "state", name)
+        wanted, array = read_array(source.reader, spec, spec.whole), zarr(folder / "state", name)
         assert (array.dtype, array.shape, array.tobytes()) == (wanted.dtype, wanted.shape, wanted.tobytes())
         assert json.loads((folder / "state" / name / ".zarray").read_text())["fill_value"] is None
     assert {entry.name for entry in (folder / "state").iterdir()} == set(names)
@@ -104,7 +107,7 @@ def test_version_1_2_is_restored_by_orbax(tmp_path, case, options):
         node = restored
         for part in path:
             node = node[int(part)] if isinstance(node, (list, tuple)) else node[part]
-        wanted, array = source.reader.read(spec, spec.whole), np.asarray(node)
+        wanted, array = read_array(source.reader, spec, spec.whole), np.asarray(node)
         assert (array.dtype, array.shape, array.tobytes()) == (wanted.dtype, wanted.shape, wanted.tobytes())
     state = folder / "state"
     assert {"manifest.ocdbt", "d", "_METADATA", "checkpoint"} <= {entry.name for entry in state.iterdir()}
@@ -195,15 +198,15 @@ def small(*paths, lists=(), values=None):
         (small(("assets",)), "cannot be the folder of an array"),
     ],
 )
-def test_what_flat_names_cannot_spell_is_refused(tmp_path, manifest, words):
+def test_what_flat_names_cannot_spell_is_refused(manifest, words):
     with pytest.raises(UnrepresentableError, match=words):
-        create(tmp_path / "checkpoint_1", "paxml", manifest)
+        PAXML.prepare(manifest, checked_options(PAXML, {}))
 
 
-def test_version_1_2_refuses_a_leaf_below_a_leaf(tmp_path):
+def test_version_1_2_refuses_a_leaf_below_a_leaf():
     manifest = small(("a",), ("a", "b"))
     with pytest.raises(UnrepresentableError, match="leaf"):
-        create(tmp_path / "checkpoint_1", "paxml", manifest, {"version": "1.2"})
+        PAXML.prepare(manifest, checked_options(PAXML, {"version": "1.2"}))
 
 
 @pytest.mark.parametrize("version", ["1.1", "1.2"])

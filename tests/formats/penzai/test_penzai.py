@@ -16,6 +16,8 @@ from wherry.errors import CorruptError, UnrepresentableError
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import checked_options
 from wherry.integrations.formats.penzai import FORMATS, names
+from wherry.mover.map_writer import writer_of
+from wherry.mover.read import read_array
 from wherry.storage.stores import locate
 
 PENZAI = FORMATS[0]
@@ -45,7 +47,7 @@ def write(folder, held=None, **options):
     """Write through the penzai writer, chunk by chunk."""
     held = held or manifest()
     checked = checked_options(PENZAI, options)
-    writer = PENZAI.create(locate(folder), PENZAI.prepare(held, checked), checked)
+    writer = writer_of(PENZAI, locate(folder), PENZAI.prepare(held, checked), checked)
     for path, array in arrays().items():
         for region in support.regions(array.shape, writer.grid(path)):
             part = np.ascontiguousarray(array[region])
@@ -104,7 +106,7 @@ def test_names_survive_and_orbax_restores(tmp_path, options):
     support.assert_same_tree(ocp.StandardCheckpointer().restore(folder), wanted)
     for path, array in arrays().items():
         spec = found.manifest.tensors[path]
-        assert found.reader.read(spec, spec.whole).tobytes() == array.tobytes()
+        assert read_array(found.reader, spec, spec.whole).tobytes() == array.tobytes()
 
 
 def test_a_plain_reader_finds_names_in_both_places(tmp_path):

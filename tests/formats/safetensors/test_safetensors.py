@@ -34,6 +34,7 @@ from wherry.errors import (
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import find_format
 from wherry.integrations.containers.safetensors import header as safetensors
+from wherry.mover.read import read_array, read_bytes
 from wherry.storage.stores import locate
 
 
@@ -72,7 +73,7 @@ def test_six_bit_floats_are_opaque(tmp_path):
     found = opened(path, "safetensors")
     spec = found.manifest.tensors["w",]
     assert spec.dtype == "float6_e2m3fn"
-    assert found.reader.read_bytes(spec) == data
+    assert read_bytes(found.reader, spec) == data
     write_all(create(tmp_path / "b", "safetensors", found.manifest), {("w",): data})
     assert (tmp_path / "b").read_bytes().endswith(data)
 
@@ -87,7 +88,7 @@ def test_every_region(tmp_path, shape):
     for _ in range(40):
         bounds = [sorted(chooser.choices(range(extent + 1), k=2)) for extent in shape]
         region = tuple(slice(*pair) for pair in bounds)
-        part = found.reader.read(spec, region)
+        part = read_array(found.reader, spec, region)
         assert part.flags.c_contiguous
         assert np.array_equal(part, array[region])
 
@@ -105,7 +106,7 @@ def test_a_region_is_read_without_the_rest(tmp_path, monkeypatch):
         return real(descriptor, buffers, offset)
 
     monkeypatch.setattr(os, "preadv", counting)
-    found.reader.read(found.manifest.tensors["w",], (slice(500, 502), slice(0, 10)))
+    read_array(found.reader, found.manifest.tensors["w",], (slice(500, 502), slice(0, 10)))
     assert sum(read) <= 8000
 
 

@@ -26,8 +26,9 @@ from wherry.errors import (
     UnrepresentableError,
     UsageError,
 )
-from wherry.integrations.containers.flat.files import FlatFiles
+from wherry.mover.read import read_array, read_bytes
 from wherry.storage.descriptors import MOST_OPEN
+from wherry.target.files import FlatFiles
 
 TORCH_DTYPES = [
     "bool",
@@ -124,13 +125,13 @@ def test_four_bit_floats_are_packed_low_nibble_first(tmp_path):
     found = opened(tmp_path / "a.safetensors", "safetensors")
     spec = found.manifest.tensors["w",]
     assert (spec.shape, spec.dtype) == ((2, 48), "float4_e2m1fn")
-    whole = found.reader.read(spec, spec.whole)
+    whole = read_array(found.reader, spec, spec.whole)
     assert whole.dtype == ml_dtypes.float4_e2m1fn
     codes = np.stack([stored.numpy() & 15, stored.numpy() >> 4], axis=-1).reshape(2, 48)
     assert np.array_equal(whole.view("u1"), codes)
-    part = found.reader.read(spec, (slice(1, 2), slice(3, 20)))
+    part = read_array(found.reader, spec, (slice(1, 2), slice(3, 20)))
     assert np.array_equal(part.view("u1"), codes[1:2, 3:20])
-    assert found.reader.read_bytes(spec) == whole.tobytes()
+    assert read_bytes(found.reader, spec) == whole.tobytes()
 
     writer = create(tmp_path / "b", "safetensors", found.manifest)
     data = whole.tobytes()
@@ -263,6 +264,6 @@ def test_text_that_is_not_unicode_has_no_place_in_a_header():
     spec = TensorSpec(("a",), (1,), "int8")
     for specs, metadata in (([TensorSpec(("\ud800",), (1,), "int8")], {}), ([spec], {"k": "\udfff"})):
         with pytest.raises(UnrepresentableError, match="not valid Unicode") as caught:
-            build(specs, metadata, "file:///m.safetensors")
+            build(specs, metadata)
         str(caught.value).encode()
         assert caught.value.cure

@@ -279,3 +279,11 @@ def test_the_step_inside_counts(tmp_path):
     assert wherry.detect(folder).verdict == "corrupt"
     folder = t5x.save(tmp_path / "any name", t5x.arrays())
     assert (wherry.detect(folder).verdict, wherry.detect(folder).step) == ("ok", 7)
+
+
+def test_a_file_with_the_name_of_an_array_is_no_remains(tmp_path):
+    """T5X's arrays are folders: a list of build targets, for example, makes no checkpoint of the folder around it."""
+    (tmp_path / "target.list").write_text("all\n")
+    assert wherry.detect(tmp_path).format == "none"
+    (tmp_path / "target.decoder.logits_dense.kernel").mkdir()
+    assert wherry.detect(tmp_path).format == "t5x-legacy"

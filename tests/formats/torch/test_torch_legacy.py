@@ -25,9 +25,10 @@ from tests.support.formats import (
 from tests.support.torch import as_bytes, every_dtype, same, torch
 from wherry.errors import CorruptError, NotACheckpointError, UnsupportedError
 from wherry.integrations.containers.torch.legacy import PROTOCOL, read_legacy
-from wherry.storage.fsspec_store import FsspecStore, remote_store
 from wherry.storage.location import Location
 from wherry.storage.stores import locate
+from wherry.store.fsspec_store import FsspecStore
+from wherry.store.remote_store import remote_store
 from wherry.testing import readers
 
 if TYPE_CHECKING:
@@ -63,8 +64,8 @@ def test_every_dtype_and_view(tmp_path):
     assert set(found.manifest.tensors) == {(name,) for name in tensors}
     for name, tensor in tensors.items():
         assert canonical(found, (name,)) == as_bytes(tensor), name
-    assert found.reader.extents(found.manifest.tensors["turned",]) is None
-    (extent,) = found.reader.extents(found.manifest.tensors["base",])
+    assert found.reader.access(found.manifest.tensors["turned",]).extents is None
+    (extent,) = found.reader.access(found.manifest.tensors["base",]).extents
     assert extent.crc32 is None
 
 

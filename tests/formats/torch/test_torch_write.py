@@ -24,7 +24,7 @@ from wherry.formats.registry import find_format
 from wherry.integrations.containers.pickle.writer import PickleWriter
 from wherry.integrations.containers.zip import write
 from wherry.mover import checksums
-from wherry.objects import crc as crcs
+from wherry.store import crc as crcs
 
 
 def load(path):
@@ -286,11 +286,11 @@ def test_archives_beyond_32_bits(tmp_path, monkeypatch):
 def test_every_byte_of_an_archive_has_one_owner():
     """Frame and data fill the archive without hole or overlap."""
     records = [write.small("a", b"12"), write.MemberRecord("b", None, 70)]
-    plan = write.ArchivePlan(128, write.lay_out(records), (("b",),))
-    owned = sorted((at, at + len(run)) for at, run in write.frame(plan, {("b",): 0}))
-    slot = plan.slots[1]
+    form = write.lay_out(len(records), records.__getitem__)
+    slot = form.slot(1)
     assert slot.data % 64 == 0
-    assert owned == [(128, 128 + slot.data), (128 + slot.stop, 128 + plan.length)]
+    frames = [len(form.frame(number).data) for number in range(2)]
+    assert frames == [form.frame_bytes(number) for number in range(2)] == [slot.data, form.length - slot.stop]
 
 
 def test_the_plan_lists_classes_and_keys_that_become_plain(tmp_path):

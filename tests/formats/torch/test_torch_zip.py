@@ -33,6 +33,7 @@ from wherry.errors import CorruptError, HostileError, NotACheckpointError, Unsup
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import find_format
 from wherry.integrations.containers.flat import strides as flat_strides
+from wherry.mover.read import read_array
 from wherry.storage.location import Location
 from wherry.storage.stores import locate
 
@@ -99,10 +100,10 @@ def test_every_kind_of_view(tmp_path):
     assert set(found.manifest.tensors) == {(name,) for name in parts}
     for name, tensor in parts.items():
         assert canonical(found, (name,)) == as_bytes(tensor), name
-        raw = found.reader.extents(found.manifest.tensors[name,]) is not None
+        raw = found.reader.access(found.manifest.tensors[name,]).extents is not None
         assert raw == (tensor.is_contiguous() or tensor.numel() == 0), name
     spec = found.manifest.tensors["transposed",]
-    part = found.reader.read(spec, (slice(2, 9), slice(5, 6)))
+    part = read_array(found.reader, spec, (slice(2, 9), slice(5, 6)))
     assert np.array_equal(part, base.T[2:9, 5:6].numpy())
 
 
@@ -129,8 +130,9 @@ def test_a_view_is_read_in_parts_that_span_little(tmp_path, monkeypatch, name, g
     spec = found.manifest.tensors[("w",)]
     lengths, original = [], Location.read
     monkeypatch.setattr(Location, "read", lambda self, a, b: lengths.append(b - a) or original(self, a, b))
-    words = flat_strides._words(found.reader.placed[("w",)], spec.whole, spec)
-    assert np.array_equal(words.view("f4").reshape(shape), tensor.numpy())
+    out = np.zeros(shape, np.float32)
+    flat_strides._fill_words(found.reader.placed[("w",)], spec.whole, spec, out.reshape(-1).view("u1").data)
+    assert np.array_equal(out, tensor.numpy())
     assert max(lengths) <= 256
     if gap == 4 and name == "column":
         assert set(lengths) == {4}
@@ -142,7 +144,8 @@ import numpy as np
 import wherry
 frombuffer = np.frombuffer
 def cut(data, *rest):
-    os.truncate(sys.argv[1], 100)
+    if isinstance(data, bytes):  # of the file
+        os.truncate(sys.argv[1], 100)
     return frombuffer(data, *rest)
 with wherry.open(sys.argv[1]) as checkpoint:
     np.frombuffer = cut

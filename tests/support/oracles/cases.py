@@ -265,4 +265,7 @@ GGUF = (
     "llama", "llama-tied", "llama-3.1", "llama-yarn", "llama-head-dim", "mistral", "mixtral", "qwen2", "qwen2-tied",
     "qwen3", "qwen3-yarn", "qwen3-moe", "gemma", "gemma2", "gemma3", "gemma3-no-remainder", "phi3", "gpt2",
 )  # fmt: skip
+# Models of which GGUF files are written, and those that transformers reads by the metadata alone.
+GGUF_WRITTEN = ("llama", "llama-tied", "llama-3.1", "llama-yarn", "llama-head-dim")
+GGUF_WRITTEN_FOR_TRANSFORMERS = ("llama", "llama-tied", "llama-head-dim")
 GGUF_BY_TRANSFORMERS = ("llama", "llama-tied", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "gpt2")

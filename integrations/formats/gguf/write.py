@@ -1,0 +1,220 @@
+"""What a GGUF file that is written begins with: metadata, from the model's config and tokenizer, and places of tensors.
+
+Only what comes back is written: the config that the metadata state must mean the sizes and facts of the model's own
+config, so a model of which the metadata have no words is refused. `architectures.toml` has the rules, in `written`; a
+family without them is not written.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from wherry.errors import UnrepresentableError
+from wherry.integrations.formats.gguf.header import MAGIC, TYPES, VERSIONS, type_name
+from wherry.integrations.formats.gguf.model_config import (
+    EMBEDDING,
+    FACTORS,
+    FILE,
+    llama3_factors,
+    model_config,
+    written_rules,
+)
+from wherry.integrations.formats.gguf.vocabulary import TOKENIZER, read_json, token_ids, tokenizer_metadata
+from wherry.layout.expr import evaluate
+from wherry.text.json_document import parse_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from wherry.core.keypath import KeyPath
+    from wherry.core.manifest import Manifest
+    from wherry.core.tensorspec import TensorSpec
+    from wherry.families.facts import ConfigFacts
+    from wherry.formats.format import Options
+    from wherry.storage.location import Location
+
+ALIGNMENT = 32
+# Type of most elements of matrices → `general.file_type`, llama.cpp's number of it.
+_FILE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 32, "ggml:Q8_0": 7, "ggml:Q4_0": 2}
+_QUANTIZATION_VERSION = 2
+_NUMBERS = {name: number for number, name in TYPES.items()}
+
+
+def header_of(manifest: Manifest, options: Options, companion: Callable[[str], Location | None]) -> bytes:
+    """The bytes before the first tensor.
+
+    Args:
+        manifest: the tensors, as they are stored.
+        options: of the format, checked.
+        companion: where the model's files are, by name.
+
+    Raises:
+        UnrepresentableError: the metadata cannot state the model or its tokenizer.
+        UsageError: a file cannot be read.
+    """
+    specs = manifest.tensors.values()
+    metadata = _metadata(manifest.tensors, options, companion)
+    head = MAGIC + struct.pack("<IQQ", VERSIONS[-1], len(specs), len(metadata))
+    for key, value in metadata.items():
+        try:
+            head += _text(key) + _value(value)
+        except (struct.error, OverflowError, UnicodeEncodeError) as error:
+            raise UnrepresentableError(
+                f"the metadata cannot state {key}: {error}",
+                cure="correct the config or the tokenizer of the model",
+            ) from error
+    head += b"".join(_rows(specs))
+    return head + bytes(-len(head) % ALIGNMENT)
+
+
+def _rows(specs: Iterable[TensorSpec]) -> Iterable[bytes]:
+    offset = 0
+    for spec in specs:
+        extents = struct.pack(f"<I{len(spec.shape)}Q", len(spec.shape), *reversed(spec.shape))
+        yield _text(spec.path[0]) + extents + struct.pack("<IQ", _NUMBERS[type_name(spec.dtype)], offset)
+        offset += spec.nbytes + -spec.nbytes % ALIGNMENT
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def _value(value: Any) -> bytes:
+    """A value with its type: truth values, whole numbers that are not negative, float32, texts, and lists of these."""
+    match value:
+        case bool():
+            return struct.pack("<I?", 7, value)
+        case int():
+            return struct.pack("<II", 4, value)
+        case float():
+            return struct.pack("<If", 6, value)
+        case str():
+            return struct.pack("<I", 8) + _text(value)
+        case _:
+            first = value[0] if value else ""
+            kind, form = (
+                (5, "i") if isinstance(first, int) else (6, "f") if isinstance(first, float) else (8, "")
+            )
+            data = struct.pack(f"<{len(value)}{form}", *value) if form else b"".join(map(_text, value))
+            return struct.pack("<IIQ", 9, kind, len(value)) + data
+
+
+def _metadata(
+    specs: Mapping[KeyPath, TensorSpec], options: Options, companion: Callable[[str], Location | None]
+) -> dict[str, Any]:
+    """What the file states of the model, by key."""
+    place = companion(FILE)
+    assert place is not None, "a target without a config is refused before"
+    config = read_json(place)
+    architecture, own = _of_model(config, specs)
+    counted: Counter[str] = Counter()
+    for spec in specs.values():
+        counted[spec.dtype] += spec.size if len(spec.shape) > 1 else 0
+    kind = max(counted, key=lambda name: counted[name], default="float32")
+    blocks = {"general.quantization_version": _QUANTIZATION_VERSION} if kind.startswith("ggml:") else {}
+    embedding = specs.get((EMBEDDING,))
+    rows = embedding.shape[0] if embedding is not None and embedding.shape else own["vocab_size"]
+    with_tokens = options["tokenizer"] != "none"
+    return {
+        "general.architecture": architecture, "general.type": "model", "general.file_type": _FILE_TYPES.get(kind, 0),
+        **blocks,
+        **{f"{architecture}.{key}": value for key, value in own.items()},
+        **(tokenizer_metadata(companion, config, rows) if with_tokens else token_ids({}, {}, config)),
+    }  # fmt: skip
+
+
+def _of_model(config: Mapping[str, Any], specs: Mapping[KeyPath, TensorSpec]) -> tuple[str, dict[str, Any]]:
+    """The architecture, and its metadata."""
+    from wherry.families import (
+        family_of_config,
+        load_family,
+    )  # the families take longer than all of this file
+    from wherry.families.facts import tell
+
+    name = family_of_config(config)
+    found = [(one, rows) for one, rows in written_rules().items() if rows["family"] == name]
+    if name is None or not found:
+        known = ", ".join(rows["family"] for rows in written_rules().values())
+        raise UnrepresentableError(
+            f"no rule writes the metadata of the model type {config.get('model_type')!r}",
+            cure=f"choose another target; wherry writes GGUF of the families {known}",
+        )
+    ((architecture, rules),) = found
+    family = load_family(name)
+    told = tell(family.system("gguf"), config, FILE)
+    names = {**family.constants, **told.sizes, **told.facts}
+    own = {key: evaluate(text, names) for key, text in rules["metadata"].items()}
+    own = {
+        key: value for key, value in own.items() if value is not None or not key.startswith("rope.scaling.")
+    }
+    missing = [key for key, value in own.items() if type(value) not in (int, float, str)]
+    if missing:
+        raise UnrepresentableError(
+            f"{FILE} does not state what {architecture}.{missing[0]} is made from",
+            cure="pass the whole config of the model with --config",
+        )
+    stated = {
+        "general.architecture": architecture,
+        **{f"{architecture}.{key}": _as_float32(own[key]) for key in own},
+    }
+    factors = rotary_factors(names) if (FACTORS,) in specs else None
+    again = tell(
+        family.system("gguf"), parse_json(model_config(stated, (), specs, factors), FILE), "the metadata"
+    )
+    _require_same(told, again)
+    return architecture, own
+
+
+def _require_same(told: ConfigFacts, again: ConfigFacts) -> None:
+    """The metadata mean what the config says; whether embeddings are tied, the tensors show."""
+    pairs = {**told.sizes, **told.facts}, {**again.sizes, **again.facts}
+    for name, value in pairs[0].items():
+        if name != "tied" and pairs[1].get(name) != value:
+            raise UnrepresentableError(
+                f"the metadata cannot state {name} = {value!r}: they would mean {pairs[1].get(name)!r}",
+                cure="choose another target",
+            )
+
+
+def _as_float32(value: Any) -> Any:
+    """A number as the file holds it; one that is too large is infinite."""
+    try:
+        return struct.unpack("<f", struct.pack("<f", value))[0] if isinstance(value, float) else value
+    except OverflowError:
+        return math.inf
+
+
+def rotary_factors(names: Mapping[str, Any]) -> Sequence[float] | None:
+    """The divisors of the frequencies of rotary positions, as float32; None if no tensor states the scaling.
+
+    Args:
+        names: sizes and facts of the model.
+    """
+    scaling = names.get("rope_scaling") or {}
+    if scaling.get("rope_type") != "llama3":
+        return None
+    found = llama3_factors(names["pair"], names["rope_theta"], scaling["factor"])
+    return [_as_float32(one) for one in found]
+
+
+def require_files(manifest: Manifest, options: Options) -> None:
+    """Refuse a target of which the model is not known.
+
+    Raises:
+        UnrepresentableError: there is no config, or no tokenizer.
+    """
+    names = {one.name for one in manifest.companions}
+    if FILE not in names:
+        raise UnrepresentableError(
+            f"missing {FILE}: the metadata of a GGUF file state the model",
+            cure="pass the model's config with --config",
+        )
+    if options["tokenizer"] != "none" and TOKENIZER not in names:
+        raise UnrepresentableError(
+            f"missing {TOKENIZER}: a GGUF file has the tokenizer of its model",
+            cure="pass the folder that has it with --assets, or leave it out with --set tokenizer=none",
+        )

@@ -1,0 +1,135 @@
+"""The layout of a PaxML checkpoint folder: `state/` with arrays as Orbax has them, and the item `metadata`.
+
+Version 1.1 is only one zarr folder for each array under PaxML's flat name: PaxML restores by the names of its own train
+state, and would read a `_METADATA` there as another structure (orbax 0.5.9). Key paths that the names cannot represent
+are noted in the item `metadata`, whose further keys PaxML ignores. Version 1.2 is OCDBT with Orbax's tree files,
+including the msgpack tree with its placeholders.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from wherry.core.keypath import KeyPath, joined_names, render
+from wherry.integrations.containers.orbax import layout as orbax
+from wherry.integrations.containers.orbax.item_map import arrays_of, item_files, strings_file
+from wherry.integrations.containers.orbax.representable import chunks_of, refuse_unrepresentable
+from wherry.integrations.containers.orbax.small_files import MARKER
+from wherry.integrations.formats.paxml import metadata
+from wherry.integrations.formats.paxml import names as naming
+from wherry.integrations.formats.paxml.layout import STATE
+from wherry.integrations.formats.paxml.placeholders import placeholder_file
+from wherry.target.file_map import File, map_of_chunks, within
+from wherry.version import __version__
+
+if TYPE_CHECKING:
+    from wherry.core.manifest import Manifest
+    from wherry.formats.format import Options
+    from wherry.target.file_map import FileMap, Scene
+
+_OCDBT = "1.2"
+_TYPES = (bool, int, float)
+
+
+def lay_out(manifest: Manifest, options: Options, scene: Scene) -> FileMap:
+    """The files of a checkpoint; PaxML restores with its own state, whose PRNG keys are plain data."""
+    version, state_options = options["version"], options_of_state(options)
+    if version == _OCDBT:
+        placeholders = File(orbax.MSGPACK, lambda: placeholder_file(manifest))
+        files = [placeholders, *item_files(manifest, state_options, typed_keys=False)]
+        arrays = arrays_of(manifest, state_options, scene)
+    else:
+        name = partial(naming.flat_name, lists=manifest.lists)
+        files, arrays = strings_file(manifest, name), arrays_of(manifest, state_options, scene, name)
+    state = within(STATE, map_of_chunks(arrays, files))
+
+    def item() -> bytes:
+        notes = {"version": __version__, "kind": manifest.kind}
+        if version != _OCDBT:
+            notes |= flat_notes(manifest, flat_paths(manifest))
+        return json.dumps(metadata.build(float(version), manifest.tensors, notes)).encode()
+
+    return replace(state, files=(*state.files, File(metadata.FILE, item), MARKER))
+
+
+def options_of_state(options: Options) -> dict[str, Any]:
+    """Translate PaxML's options to those of the Orbax writer."""
+    return {
+        "ocdbt": options["version"] == _OCDBT,
+        "zarr": "2",
+        "compression": options["compression"],
+        "chunks": options["chunks"],
+        "data_file_size": options["data_file_size"],
+    }
+
+
+def prepare_grids(manifest: Manifest, options: Options) -> Manifest:
+    """The manifest with the chunk grid that the writer will use.
+
+    Raises:
+        UnrepresentableError: that version cannot represent a part of the manifest.
+    """
+    if options["version"] == _OCDBT:
+        refuse_unrepresentable(manifest, options_of_state(options))
+        placeholder_file(manifest)
+    else:
+        flat = flat_manifest(manifest, flat_paths(manifest))
+        refuse_unrepresentable(
+            flat, options_of_state(options), top=False, cure=f"pass --set version={_OCDBT}"
+        )
+    specs = {
+        path: replace(spec, chunks=chunks_of(spec, options["chunks"]), sharding=None)
+        for path, spec in manifest.tensors.items()
+    }
+    return replace(manifest, tensors=specs)
+
+
+def flat_paths(manifest: Manifest) -> dict[KeyPath, KeyPath]:
+    """Key path → its flat name as a path of one part, for every stored leaf.
+
+    Raises:
+        UnrepresentableError: two leaves have the same name, or a leaf has none.
+    """
+    leaves = [*manifest.tensors, *(path for path, value in manifest.values.items() if value is not None)]
+    names = joined_names(leaves, lambda path: naming.flat_name(path, manifest.lists), "")
+    return {path: (name,) for name, path in names.items()}
+
+
+def flat_manifest(manifest: Manifest, flat: dict[KeyPath, KeyPath]) -> Manifest:
+    """The manifest in flat form: one folder for each name, without nodes and empties."""
+    return replace(
+        manifest,
+        tensors={flat[path]: replace(spec, path=flat[path]) for path, spec in manifest.tensors.items()},
+        values={flat[path]: value for path, value in manifest.values.items() if value is not None},
+        empties={},
+        lists=frozenset(),
+    )
+
+
+def flat_notes(manifest: Manifest, flat: dict[KeyPath, KeyPath]) -> dict[str, Any]:
+    """Facts about the tree that flat names and arrays cannot represent."""
+    texts = {flat[path][0] for path, value in manifest.values.items() if isinstance(value, str)}
+    empties = dict(manifest.empties) | {
+        path: "none" for path, value in manifest.values.items() if value is None
+    }
+    item = {key: value for key, value in (manifest.custom.get("item") or {}).items() if key != metadata.NOTES}
+    notes: dict[str, Any] = {
+        "stored": sorted(name for (name,) in flat.values() if name not in texts),
+        "names": {name: render(path) for path, (name,) in flat.items() if naming.split_name(name) != path},
+        "lists": sorted(render(path) for path in manifest.lists),
+        "empties": {render(path): kind for path, kind in sorted(empties.items())},
+        "scalars": [flat[path][0] for path, value in manifest.values.items() if isinstance(value, _TYPES)],
+        "prng": {
+            flat[path][0]: spec.tags["prng"]
+            for path, spec in manifest.tensors.items()
+            if spec.tags and "prng" in spec.tags
+        },
+        "axes": {
+            flat[path][0]: spec.axes for path, spec in manifest.tensors.items() if spec.axes is not None
+        },
+        "custom": {**manifest.custom, "item": item},
+    }
+    return {key: value for key, value in notes.items() if value}

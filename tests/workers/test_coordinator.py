@@ -1,0 +1,422 @@
+"""The coordinator, with workers that do what workers do: they die, hang, come late, see something else, and lie."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.support.jobs import as_elsewhere, made_job, proofs, receipts
+from tests.support.object_stores import left_beside
+from tests.support.worker_pools import (
+    ImaginaryPool,
+    SeparatePool,
+    carried,
+    committed_as_by_one,
+    coordinated,
+    job_of,
+    makes,
+    same_tensors,
+)
+from wherry.converter import job as jobs
+from wherry.errors import NotFoundError, StorageError
+from wherry.storage.stores import locate
+from wherry.workers import coordinator, job_work, make
+from wherry.workers.claims import Claims
+from wherry.workers.commit import commit
+from wherry.workers.job_work import carry_with_pool
+from wherry.workers.record import ChallengeRecord, TaskKind
+from wherry.workers.records import records_beside
+
+HANGS = ImaginaryPool.HANGS
+FAILED = {"error": {"what": "the storage does not answer", "uri": None, "cure": None, "retryable": True}}
+
+
+@pytest.fixture(params=["files", "objects"])
+def target(request, tmp_path):
+    return str(tmp_path / "out") if request.param == "files" else f"memory://bucket{tmp_path}/out"
+
+
+def challenges(target):
+    return [name for name in records_beside(locate(target)).names() if name.startswith("challenge")]
+
+
+def test_every_unit_is_made_once_by_workers_that_have_proved_themselves(source, target, tmp_path):
+    made, pool = job_of(source, target), ImaginaryPool("ab")
+    assert sorted(carried(made, pool)) == list(range(12))
+    assert [title for _worker, title in pool.calls[:2]] == ["prove-a", "prove-b"]
+    units = [title for _worker, title in pool.calls if title.startswith("unit-")]
+    assert units == [f"unit-{unit.name}-1" for unit in made.units]
+    assert len(pool.units_of("a")) == len(pool.units_of("b")) == 6
+    assert challenges(target) == []
+    assert job_work._open.job is None
+    assert committed_as_by_one(made, source, tmp_path)
+    assert [name for name in left_beside(target) if not name.startswith("undisturbed")] == []
+
+
+def test_each_unit_is_read_back_by_a_worker_that_has_not_made_it(source, target, tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs, "LARGEST", 2)  # every tensor is read by itself
+    made, pool = job_of(source, target), SeparatePool("ab")
+    names = list(carry_with_pool(made, pool))
+    assert sorted(names) == sorted([*receipts(target), *proofs(target)])
+    assert [name[:5] for name in names] == ["recei"] * 12 + [
+        "proof"
+    ] * 12  # what is left to be made goes first
+    for worker, other in ("ab", "ba"):
+        own = {row["unit"] for row in receipts(target).values() if row["worker"] == f"process of {worker}"}
+        assert set(pool.proofs_of(other)) == own
+    [receipt] = commit(made.uri).receipts
+    assert receipt.verification["bytes_by_workers"] == 1_200_000
+    assert same_tensors(receipt, source, tmp_path)
+
+
+def test_a_worker_that_is_alone_leaves_the_reading_to_the_commit(source, target, tmp_path):
+    made, pool = job_of(source, target), SeparatePool("a")
+    assert sorted(carried(made, pool)) == list(range(12))
+    assert pool.proofs_of("a") == []
+    assert committed_as_by_one(made, source, tmp_path)
+
+
+def test_what_only_its_maker_could_read_back_is_left_when_the_others_are_lost(source, target, tmp_path):
+    def faults(worker, function, _call):
+        if worker == "b" and function == TaskKind.READ:
+            pool.workers.discard("b")
+            return HANGS
+        return None
+
+    made, pool = job_of(source, target), SeparatePool("ab", faults)
+    assert len(carried(made, pool)) == 18
+    assert len(proofs(target)) == len(pool.proofs_of("a")) == 6
+    assert committed_as_by_one(made, source, tmp_path)
+
+
+def test_a_worker_that_hangs_in_a_proof_holds_up_nothing(source, target, tmp_path):
+    """Only the maker is left besides it, so the commit reads the unit back."""
+    made = job_of(source, target)
+    pool = SeparatePool(
+        "ab", lambda worker, function, _c: HANGS if function == TaskKind.READ and worker == "b" else None
+    )
+    assert len(carried(made, pool)) == 18
+    assert len(pool.proofs_of("b")) == 1
+    assert committed_as_by_one(made, source, tmp_path)
+
+
+def test_proofs_of_an_earlier_carriage_are_kept(source, target, tmp_path):
+    made = job_of(source, target)
+
+    def interrupted(_worker, function, _call):
+        if function == TaskKind.READ and len(proofs(target)) == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        carried(made, SeparatePool("ab", interrupted))
+    before = proofs(target)
+    assert len(before) == 4
+    pool = SeparatePool("bc")
+    assert len(carried(made, pool)) == 24
+    assert before.items() <= proofs(target).items()
+    assert len(pool.proofs_of("b")) + len(pool.proofs_of("c")) == 8
+    own = {row["unit"] for row in receipts(target).values() if row["worker"] == "process of b"}
+    assert own.isdisjoint(pool.proofs_of("b"))
+    assert committed_as_by_one(made, source, tmp_path)
+
+
+def test_the_proof_of_a_worker_that_fails_goes_to_another(source, target, tmp_path):
+    failed = []
+
+    def faults(worker, function, _call):
+        if worker == "b" and function == TaskKind.READ and not failed:
+            failed.append(worker)
+            return FAILED
+        return None
+
+    made, pool = job_of(source, target), SeparatePool("abc", faults)
+    assert len(carried(made, pool)) == 24
+    assert failed
+    assert len(proofs(target)) == 12
+    assert committed_as_by_one(made, source, tmp_path)
+
+
+def test_the_units_of_another_carrier_are_not_made_again(source, target):
+    made = job_of(source, target)
+
+    def interrupted(_worker, _function, call):
+        if call == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        carried(made, ImaginaryPool("a", interrupted))
+    assert job_work._open.job is None
+    pool = ImaginaryPool("b")
+    assert sorted(carried(made, pool)) == list(range(12))
+    assert len(pool.units_of("b")) == 8
+
+
+def test_the_unit_of_a_worker_that_is_lost_goes_to_another(source, target, tmp_path, caplog):
+    made = job_of(source, target)
+
+    def faults(worker, function, _call):
+        if worker == "b" and makes(function):
+            pool.workers.discard("b")
+            return HANGS
+        return None
+
+    pool = ImaginaryPool("ab", faults)
+    assert sorted(carried(made, pool)) == list(range(12))
+    [lost] = pool.units_of("b")
+    assert lost[:-1] + "2" in pool.units_of("a")
+    assert f"worker b was lost while it wrote unit {lost[5:-2]}" in caplog.text
+    assert any(future.cancelled() for future in pool.futures)
+    assert committed_as_by_one(made, source, tmp_path)
+
+
+def test_the_unit_of_a_worker_that_was_killed_in_it_goes_to_another_at_once(
+    source, target, tmp_path, monkeypatch
+):
+    """On another machine, whose claim does not look dead: the coordinator knows."""
+    made = job_of(source, target)
+
+    def faults(worker, function, _call):
+        if worker == "b" and makes(function):
+            with monkeypatch.context() as patch:
+                as_elsewhere(patch)
+                patch.setattr(make, "finish", lambda _writer: (_ for _ in ()).throw(_Killed))
+                patch.setattr(Claims, "renewed", lambda *_: _Nothing())
+                with pytest.raises(_Killed):
+                    job_work.do(made.uri, pool.token, "receipt", int(pool.calls[-1][1].split("-")[1]))
+            pool.workers.discard("b")
+            return HANGS
+        if not makes(function):
+            pool.token = next(iter(challenges(target))).split("-")[1]
+        return None
+
+    pool = ImaginaryPool("ab", faults)
+    assert sorted(carried(made, pool)) == list(range(12))
+    assert committed_as_by_one(made, source, tmp_path)
+
+
+class _Killed(BaseException):
+    pass
+
+
+class _Nothing:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+
+def test_a_worker_that_hangs_holds_up_one_unit_which_gets_a_second_attempt(source, target, tmp_path, caplog):
+    made = job_of(source, target)
+    pool = ImaginaryPool(
+        "ab", lambda worker, function, _c: HANGS if worker == "b" and makes(function) else None
+    )
+    assert sorted(carried(made, pool)) == list(range(12))
+    [slow] = pool.units_of("b")
+    assert pool.units_of("a")[-1] == slow[:-1] + "2"  # last: when no unit waited
+    assert "it gets a second attempt" in caplog.text
+    assert any(future.cancelled() for future in pool.futures)
+    assert committed_as_by_one(made, source, tmp_path)
+
+
+def test_a_straggler_that_ends_after_all_changes_nothing(source, target, tmp_path):
+    made, held = job_of(source, target), []
+
+    def faults(worker, function, _call):
+        if worker == "b" and makes(function) and not held:
+            held.append(len(pool.futures) - 1)
+            return HANGS
+        if held and makes(function) and pool.calls[-1][1].endswith("-2"):
+            number = int(pool.calls[-1][1].split("-")[1])
+            answer = job_work.do(made.uri, token[0], "receipt", number)
+            pool.futures[held[0]].set_result(answer)  # both have the receipt
+            return answer
+        if not makes(function) and challenges(target):
+            token[:] = [challenges(target)[0].split("-")[1]]
+        return None
+
+    token = [""]
+    pool = ImaginaryPool("ab", faults)
+    assert sorted(carried(made, pool)) == list(range(12))
+    assert committed_as_by_one(made, source, tmp_path)
+
+
+def test_a_worker_that_comes_later_gets_units(source, target):
+    def faults(_worker, _function, call):
+        if call == 4:
+            pool.workers.add("b")
+
+    made, pool = job_of(source, target), ImaginaryPool("a", faults)
+    assert sorted(carried(made, pool)) == list(range(12))
+    assert ("b", "prove-b") in pool.calls
+    assert len(pool.units_of("b")) > 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ({"problem": "no job found"}, "no job found"),
+        ({"version": "0.0.1"}, r"it has wherry 0\.0\.1; this process has wherry "),
+        ({"plan": "another"}, "it has another plan"),
+        ({"name": "00000000"}, "what it writes beside the target is not seen here"),
+        (ModuleNotFoundError("No module named 'wherry'"), "ModuleNotFoundError: No module named 'wherry'"),
+    ],
+)
+def test_a_worker_that_cannot_is_named_and_left_out(source, target, caplog, answer, why):
+    def faults(worker, function, _call):
+        if worker != "b" or function != "prove":
+            return None
+        if isinstance(answer, Exception):
+            return answer
+        token = challenges(target)[0].split("-")[1]
+        return {**job_work.prove(made.uri, token), **answer}
+
+    made = job_of(source, target)
+    pool = ImaginaryPool("ab", faults)
+    found = coordinated(made, pool)
+    assert pool.units_of("b") == []
+    assert re.match(why, found.left_out["b"])
+    assert f"worker b is left out: {found.left_out['b']}" in caplog.text
+
+
+def test_what_a_worker_writes_must_hold_the_secret(source, target):
+    made = job_of(source, target)
+    with job_work.job_work(made) as challenge:
+        answer = job_work.prove(made.uri, challenge.token)
+        assert challenge.problem(answer) == ""
+        name = f"challenge-{challenge.token}-{answer['name']}"
+        made.records.replace(name, ChallengeRecord("another"), "00000000")
+        assert challenge.problem(answer) == "what it writes beside the target is not seen here"
+        assert (
+            challenge.problem({**answer, "name": "../x"})
+            == "what it writes beside the target is not seen here"
+        )
+        job_work.close(challenge.token)
+    assert challenges(target) == []
+
+
+def test_a_worker_without_memory_says_so(source, target, monkeypatch):
+    made = job_of(source, target)
+    monkeypatch.setattr("wherry.workers.job.available_memory", lambda: 1 << 20)
+    monkeypatch.setenv("WHERRY_WORKER_WAIT", "0.3")
+    with pytest.raises(
+        StorageError,
+        match=r"no worker can make units; a: this worker has 1\.\d MB of free memory; a unit needs",
+    ):
+        carried(made, ImaginaryPool("a"))
+
+
+def test_a_worker_with_another_key_says_so(source, target, monkeypatch):
+    made = job_of(source, target)
+
+    def faults(_worker, _function, _call):
+        monkeypatch.setenv("WHERRY_KEY", "a key of somebody else")
+        answer = job_work.prove(made.uri, "12345678")
+        monkeypatch.delenv("WHERRY_KEY")
+        return answer
+
+    monkeypatch.setenv("WHERRY_WORKER_WAIT", "0.3")
+    with pytest.raises(
+        StorageError, match=r"a: the record job\.json was altered, or signed with another key"
+    ):
+        carried(made, ImaginaryPool("a", faults))
+
+
+def test_a_worker_that_does_not_see_the_record_of_the_coordinator_says_so(source, target):
+    made = job_of(source, target)
+    assert (
+        "does not see the files that the coordinator wrote" in job_work.prove(made.uri, "12345678")["problem"]
+    )
+    job_work.close("12345678")
+
+
+def test_a_pool_without_workers_is_not_waited_for_without_end(source, target, monkeypatch):
+    made = job_of(source, target)
+    monkeypatch.setenv("WHERRY_WORKER_WAIT", "0.1")
+    with pytest.raises(StorageError, match="no worker can make units; there is none") as caught:
+        carried(made, ImaginaryPool(""))
+    assert caught.value.retryable
+    with pytest.raises(StorageError, match="no worker can make units; a has not answered"):
+        carried(made, ImaginaryPool("a", lambda *_: HANGS))
+
+
+def test_an_error_that_can_pass_is_tried_again_and_a_worker_that_fails_again_and_again_is_left_out(
+    source, target, tmp_path
+):
+    made = job_of(source, target)
+    pool = ImaginaryPool(
+        "ab", lambda worker, function, _c: FAILED if worker == "b" and makes(function) else None
+    )
+    found = coordinated(made, pool)
+    assert len(pool.units_of("b")) == coordinator.ALLOWED_STRIKES
+    assert found.left_out == {"b": "the storage does not answer"}
+    assert committed_as_by_one(made, source, tmp_path)
+
+
+def test_a_unit_that_fails_everywhere_ends_the_carriage(source, target):
+    made = job_of(source, target)
+
+    def faults(_worker, function, _call):
+        return FAILED if makes(function) and pool.calls[-1][1].startswith("unit-00003") else None
+
+    pool = ImaginaryPool("abcdef", faults)
+    with pytest.raises(
+        StorageError, match=r"unit 00003-\w{8} cannot be made; worker \w: the storage does not"
+    ):
+        carried(made, pool)
+    assert sum(title.startswith("unit-00003") for _w, title in pool.calls) == coordinator.ALLOWED_FAILURES + 1
+
+
+def test_an_error_that_no_retry_can_cure_ends_the_carriage_at_once(source, target):
+    made = job_of(source, target)
+    error = NotFoundError("the job has ended", uri=made.uri, cure="run the same command again").to_json()
+    pool = ImaginaryPool("ab", lambda _w, function, _c: {"error": error} if makes(function) else None)
+    with pytest.raises(StorageError, match="the job has ended") as caught:
+        carried(made, pool)
+    assert not caught.value.retryable
+    assert caught.value.cure == "run the same command again"
+
+
+def test_a_unit_that_kills_its_workers_ends_the_carriage(source, target):
+    made = job_of(source, target)
+
+    def faults(worker, function, call):
+        if makes(function) and pool.calls[-1][1].startswith("unit-00003"):
+            pool.workers ^= {worker, f"next {call}"}
+            return HANGS
+        return None
+
+    pool = ImaginaryPool("a", faults)
+    with pytest.raises(StorageError, match=r"11 workers were lost while making unit 00003-"):
+        carried(made, pool)
+
+
+def test_a_unit_that_another_process_makes_is_looked_at_again(source, target):
+    busy = [{"busy": True}] * 3
+    made = job_of(source, target)
+    pool = ImaginaryPool("ab", lambda _w, function, _c: busy.pop() if busy and makes(function) else None)
+    assert sorted(carried(made, pool)) == list(range(12))
+
+
+def test_the_claim_of_a_worker_holds_off_the_workers_of_others_alone(source, target, monkeypatch):
+    made = made_job(source, target)
+    [first_task, second_task, *_], records = made.tasks, made.records
+    as_elsewhere(monkeypatch)
+    first = Claims(records, coordinator="aaaa").take(first_task, records.names())
+    assert Claims(records).take(first_task, records.names()) is None
+    assert Claims(records, coordinator="bbbb").take(first_task, records.names()) is None
+    second = Claims(records, coordinator="aaaa").take(first_task, records.names())
+    assert second.attempt == 1
+    assert second.before == {first.token}
+    without = Claims(records).take(second_task, records.names())
+    assert without is not None
+    assert Claims(records).take(second_task, records.names()) is None
+
+
+def test_a_worker_answers_what_went_wrong(source, target, tmp_path):
+    made = job_of(source, target)
+    made.records.end()
+    answer = job_work.do(made.uri, "12345678", "receipt", 0)
+    assert answer["error"]["what"] == "no job found"
+    assert not answer["error"]["retryable"]

@@ -1,0 +1,381 @@
+"""A conversion by several processes without an engine: what comes out is what one process makes, or nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import wherry
+from tests.support.jobs import (
+    as_dead,
+    as_elsewhere,
+    by_two,
+    changed,
+    claimed,
+    committed,
+    killed,
+    made_job,
+    put_row,
+    receipts,
+    record_from,
+    requested,
+    row_of,
+    slow_worker,
+    undisturbed,
+)
+from tests.support.object_stores import left_beside, uploads_below
+from tests.support.waits import told_at_once
+from wherry.core.digest import sha256_of
+from wherry.core.request import TargetRequest, convert_request
+from wherry.errors import (
+    HostileError,
+    IncompleteError,
+    MismatchError,
+    NotFoundError,
+    StorageError,
+    TargetExistsError,
+    TargetInUseError,
+    UnsupportedError,
+)
+from wherry.storage.stores import locate
+from wherry.target.owners import JOB
+from wherry.workers import job as job_module
+from wherry.workers import make
+from wherry.workers import work as working
+from wherry.workers.claims import Claims
+from wherry.workers.commit import commit
+from wherry.workers.job import opened_job, split
+from wherry.workers.record import encode
+from wherry.workers.records import records_beside
+from wherry.workers.work import work
+
+
+@pytest.mark.parametrize("to", ["hf", "dcp", "orbax", "safetensors", "npz", "torch-zip"])
+def test_units_make_what_one_process_makes(source, target, tmp_path, to):
+    job = made_job(source, target, to)
+    report = work(target)
+    assert report.made == tuple(unit.name for unit in job.units)
+    receipt = committed(target)
+    expected = undisturbed(source, tmp_path, to)
+    assert receipt.target.checkpoint_digest == expected.checkpoint_digest
+    if target.startswith("/") or to not in ("npz", "torch-zip"):  # of these, `test_shared_uploads` has more
+        assert receipt.resumed_bytes == receipt.bytes_written  # the commit has moved no byte itself
+    assert receipt.verification["level"] == "digest"
+    assert wherry.verify(target, level="digest").ok
+    assert left_beside(target) == [name for name in left_beside(target) if name.startswith("undisturbed")]
+    if not target.startswith("/"):
+        assert uploads_below(target) == []
+
+
+def test_the_files_are_the_same_bytes(source, tmp_path):
+    made_job(source, tmp_path / "out", "dcp")
+    work(str(tmp_path / "out"))
+    commit(str(tmp_path / "out"))
+    undisturbed(source, tmp_path, "dcp")
+    for one in (tmp_path / "undisturbed").iterdir():
+        if one.name != "wherry.json":
+            assert (tmp_path / "out" / one.name).read_bytes() == one.read_bytes(), one.name
+
+
+def test_workers_share_the_units(source, target, tmp_path):
+    job = made_job(source, target)
+    made = []
+    threads = [threading.Thread(target=lambda: made.extend(work(target).made)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(made) == sorted(unit.name for unit in job.units)  # each was made once
+    assert committed(target).target.checkpoint_digest == undisturbed(source, tmp_path).checkpoint_digest
+
+
+@pytest.mark.parametrize("step", ["move", "finish", "_describe_file", "_require_moved"])
+def test_a_unit_of_a_worker_that_was_killed_is_made_again(source, target, tmp_path, monkeypatch, step):
+    job = made_job(source, target)
+    with monkeypatch.context() as patch:
+        as_dead(patch)
+        killed(target, patch, step, 2)
+    report = work(target)
+    assert 0 < len(report.made) < len(job.units) + 1
+    assert job.units[1].name in report.made or step == "_describe_file"
+    assert committed(target).target.checkpoint_digest == undisturbed(source, tmp_path).checkpoint_digest
+    assert uploads_below(target) == [] if not target.startswith("/") else True
+
+
+def test_a_claim_of_another_machine_expires_when_it_is_not_renewed(source, target, tmp_path, monkeypatch):
+    made_job(source, target)
+    with monkeypatch.context() as patch:
+        as_elsewhere(patch)
+        killed(target, patch, "finish", 1)
+    begun = time.monotonic()
+    with told_at_once(monkeypatch) as lines:
+        report = work(target, expiry=3.0)  # longer than its own units take, also at load
+    assert time.monotonic() - begun > 3.0
+    assert set(lines) == {f"{report.job}: waiting for units that other workers make"}
+    assert committed(target).target.checkpoint_digest == undisturbed(source, tmp_path).checkpoint_digest
+
+
+@pytest.mark.parametrize("call", ["wherry.workers.work.run_claimed", "wherry.workers.claims.Claims.renewed"])
+def test_a_worker_that_is_interrupted_between_its_claim_and_its_unit_gives_it_back(
+    source, target, monkeypatch, call
+):
+    """Its machine is taken away at that moment; others need not wait until the claim expires."""
+    made_job(source, target)
+
+    def interrupt(*_arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(call, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            work(target)
+    assert claimed(target) == []
+    assert len(work(target).made) == 6
+
+
+@pytest.mark.parametrize("hours", [-30, 30])
+def test_a_worker_whose_clock_is_wrong_waits_as_long_as_others(source, target, tmp_path, monkeypatch, hours):
+    """It neither takes a claim for an old one, nor waits for the time that its clock is behind."""
+    made_job(source, target)
+    with monkeypatch.context() as patch:
+        as_elsewhere(patch)
+        killed(target, patch, "finish", 1)
+    real, begun = time.time, time.monotonic()
+    monkeypatch.setattr(time, "time", lambda: real() + hours * 3600)
+    work(target, expiry=0.3)
+    assert time.monotonic() - begun > 0.3
+    monkeypatch.setattr(time, "time", real)
+    assert committed(target).target.checkpoint_digest == undisturbed(source, tmp_path).checkpoint_digest
+
+
+def test_a_slow_worker_whose_claim_has_expired_changes_nothing(source, target, tmp_path, monkeypatch):
+    """It comes back from the dead after its unit was made by another, with the same bytes."""
+    made_job(source, target)
+    with slow_worker(target, monkeypatch):
+        work(target, expiry=0.3)
+    assert committed(target).target.checkpoint_digest == undisturbed(source, tmp_path).checkpoint_digest
+    assert wherry.verify(target, level="digest").ok
+
+
+def test_nothing_is_committed_while_a_unit_is_missing(source, target):
+    made_job(source, target)
+    with pytest.raises(IncompleteError, match=r"6 of 6 units are not written: 00000-\w{8}, .*") as caught:
+        commit(target)
+    assert "wherry work" in caught.value.cure
+    assert not locate(target).exists()
+
+
+def test_a_receipt_that_lies_about_hashes_is_refused(source, target):
+    made_job(source, target)
+    work(target)
+    name, row = next(iter(receipts(target).items()))
+    moves = [list(move) for move in row["moves"]]
+    moves[0][4] = _other(moves[0][4])
+    changed(target, name, moves=moves)
+    with pytest.raises(MismatchError, match="read-back differs"):
+        commit(target)
+    assert _not_committed(target)
+
+
+def _other(hashes):
+    """Hashes in base64, of which the first differs."""
+    return ("B" if hashes[0] == "A" else "A") + hashes[1:]
+
+
+def _not_committed(target):
+    place = locate(target)
+    return not place.exists() or not place.join("model.safetensors.index.json").exists()
+
+
+@pytest.mark.parametrize("field", ["files", "moves", "digest"])
+def test_a_receipt_that_does_not_cover_its_unit_is_refused(source, target, field):
+    made_job(source, target)
+    work(target)
+    name, row = next(iter(receipts(target).items()))
+    changed(target, name, **{field: "0" * 64 if field == "digest" else row[field][1:]})
+    with pytest.raises(
+        MismatchError, match=r"the receipt of unit 00000-\w{8} by process \d+ on .* does not cover"
+    ):
+        commit(target)
+    assert _not_committed(target)
+
+
+def test_a_file_that_was_changed_after_its_receipt_is_made_again(source, tmp_path):
+    target = str(tmp_path / "out")
+    made_job(source, target)
+    work(target)
+    [file, *_] = sorted(Path(f"{tmp_path}/.wherry-out.job").rglob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    with pytest.raises(IncompleteError, match=r"1 of 6 units are not written"):
+        commit(target)
+    assert len(work(target).made) == 1
+    assert committed(target).target.checkpoint_digest == undisturbed(source, tmp_path).checkpoint_digest
+
+
+def test_two_receipts_of_one_unit_must_agree(source, target):
+    made_job(source, target)
+    work(target)
+    name, row = next(iter(receipts(target).items()))
+    other = json.loads(json.dumps(row))
+    other["token"], other["moves"][0][4] = "00000000", _other(other["moves"][0][4])
+    put_row(records_beside(locate(target)), f"{name[:-8]}00000000", other)
+    with pytest.raises(MismatchError, match="two workers made different bytes of unit 0"):
+        commit(target)
+    assert _not_committed(target)
+
+
+def test_a_worker_with_another_wherry_is_named_and_left_out(source, target, monkeypatch):
+    made_job(source, target)
+    with monkeypatch.context() as patch:
+        patch.setattr(job_module, "__version__", "0.0.1")
+        with pytest.raises(
+            MismatchError, match=r"the job was made by wherry .*; this process has wherry 0\.0\.1"
+        ):
+            work(target)
+    work(target)
+    name, _row = next(iter(receipts(target).items()))
+    changed(target, name, version="0.0.1")
+    with pytest.raises(MismatchError, match=r"unit 0 was made with wherry 0\.0\.1 by process"):
+        commit(target)
+
+
+def test_a_worker_that_sees_another_source_is_left_out(source, target, tmp_path, monkeypatch):
+    made_job(source, target)
+    row = row_of(records_beside(locate(target)), JOB)
+    header = {**row["header"], "source": sha256_of("source", "another")}
+    changed(target, JOB, header=header)
+    with pytest.raises(
+        MismatchError, match="this process sees another source than the one that made the job"
+    ):
+        work(target)
+
+
+def test_records_of_another_key_are_not_believed(source, target, monkeypatch):
+    made_job(source, target)
+    monkeypatch.setenv("WHERRY_KEY", "a key of somebody else")
+    with pytest.raises(
+        HostileError, match=r"the record job\.json was altered, or signed with another key"
+    ) as caught:
+        work(target)
+    assert "WHERRY_KEY" in caught.value.cure
+
+
+def test_two_coordinators_make_one_job_and_one_target(source, target, tmp_path):
+    first, second = made_job(source, target), made_job(source, target)
+    assert [unit.digest for unit in first.units] == [unit.digest for unit in second.units]
+    work(target)
+    done_ones, _failed = by_two(
+        lambda: commit(target).receipts[0],
+        (TargetInUseError, NotFoundError, TargetExistsError, IncompleteError),
+    )
+    assert done_ones
+    assert wherry.verify(target, level="digest").ok
+    expected = undisturbed(source, tmp_path).checkpoint_digest
+    assert {one.target.checkpoint_digest for one in done_ones} == {expected}
+
+
+def test_a_commit_that_was_interrupted_is_taken_up(source, target, tmp_path, monkeypatch):
+    made_job(source, target)
+    work(target)
+    with monkeypatch.context() as patch:
+        patch.setattr("wherry.converter.passes.complete", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            commit(target)
+    receipt = committed(target)
+    assert receipt.target.checkpoint_digest == undisturbed(source, tmp_path).checkpoint_digest
+    assert receipt.resumed_bytes == receipt.bytes_written
+
+
+def _interrupted(*_args):
+    raise KeyboardInterrupt
+
+
+def test_a_commit_that_was_killed_before_it_removed_the_job(source, target, monkeypatch):
+    made_job(source, target)
+    work(target)
+    with monkeypatch.context() as patch:
+        patch.setattr("wherry.workers.records.Records.end", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            commit(target)
+    assert committed(target).already
+    with pytest.raises(NotFoundError, match="no job found"):
+        commit(target)
+    assert left_beside(target) == []
+
+
+def test_another_conversion_to_the_same_target_is_refused(source, target):
+    made_job(source, target)
+    with pytest.raises(TargetInUseError, match="a job of another conversion to this target exists"):
+        made_job(source, target, unit=500_000)
+    with pytest.raises(TargetInUseError, match="with another plan"):
+        made_job(source, target, "dcp")
+
+
+def test_a_target_that_exists_is_refused(source, target):
+    request = requested(source, target)
+    wherry.convert(source, target, to="hf", options=request.targets[0].options, lineage=False)
+    with pytest.raises(TargetExistsError, match="is the result of this conversion"):
+        split(request, 300_000)
+
+
+def test_a_format_that_one_process_writes_is_refused(source, tmp_path):
+    """Compressed chunks are appended as they come, so their places cannot be known."""
+    target = TargetRequest(str(tmp_path / "out"), "orbax", {"compression": "zstd"})
+    request = convert_request(str(source), [target], lineage=False)
+    with pytest.raises(
+        UnsupportedError, match="orbax cannot be written by several processes here: the sizes"
+    ):
+        split(request, 300_000)
+
+
+def test_a_worker_tries_again_after_an_error_that_a_retry_can_fix(source, target, monkeypatch):
+    job = made_job(source, target)
+    failure = StorageError("the storage does not answer", retryable=True)
+    monkeypatch.setattr(make, "finish", _failing(make.finish, [failure, failure]))
+    assert len(work(target).made) == len(job.units)
+
+
+def test_a_worker_gives_up_after_several_errors_and_leaves_its_unit_to_others(source, target, monkeypatch):
+    job = made_job(source, target)
+    failure = StorageError("the storage does not answer", retryable=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(make, "finish", _failing(make.finish, [failure] * 9))
+        with pytest.raises(StorageError, match="does not answer"):
+            work(target)
+    assert claimed(target) == []
+    assert len(work(target).made) == len(job.units)
+
+
+def _failing(real, errors):
+    waiting = list(errors)
+
+    def call(writer):
+        if waiting:
+            raise waiting.pop()
+        real(writer)
+
+    return call
+
+
+def test_a_worker_ends_when_the_job_was_committed(source, target, monkeypatch):
+    made_job(source, target)
+    work(target)
+    with opened_job(target) as opened:
+        commit(target)
+        worker = working._Worker(opened, Claims(opened.records), None)
+        assert worker.run().ended
+
+
+def test_a_receipt_is_what_it_was_after_its_record(source, target):
+    made_job(source, target)
+    work(target)
+    for row in receipts(target).values():
+        receipt = record_from(row)
+        assert json.loads(json.dumps(encode(receipt)))["boxes"] == row["boxes"]
+        assert len(receipt.moves) == len(row["moves"])
+        assert re.fullmatch(r"process \d+ on .+", receipt.worker)

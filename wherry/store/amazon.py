@@ -1,0 +1,298 @@
+"""amazon: s3://, with the client of aiobotocore that s3fs opens.
+
+An upload is a multipart upload, whose completion takes `If-None-Match: *`. Each part carries its CRC-32C, which the
+store compares with the bytes that it received, and the completion carries that of the whole object. A client that is
+configured to send checksums only where S3 requires them (`request_checksum_calculation = when_required`, for stores of
+others that know none) sends none.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from wherry.errors import StorageError, UnsupportedError
+from wherry.remote.addresses import checking_resolver
+from wherry.remote.errors import altered_error
+from wherry.remote.failures import FORBIDDEN, status_of
+from wherry.remote.filesystems import CONNECT_SECONDS, CONNECTIONS, call_async, stated_options
+from wherry.remote.transfers import exchange
+from wherry.store.amazon_calls import call_client, presign, refusal, sends_checksums
+from wherry.store.checksums import by_algorithm, checksum_of, from_base64, joined_checksum, to_base64
+from wherry.store.fsspec_store import page_row
+from wherry.store.object_store import ObjectStore, for_each
+from wherry.store.ranged_store import RangedStore, range_header, require_range
+from wherry.store.store import AnonymousUpload, Entry, Part, StoredObject, Upload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from wherry.remote.buffer_fill import BufferFill
+    from wherry.remote.transfers import BodyRequest, HttpAnswer
+
+_RUN = "wherry-run"  # key of the metadata
+_COPIED = 128 << 20  # bytes of a part that the store copies, at least
+_REMOVALS = 1000  # objects that one request removes, at most
+_COPIES = 8  # parts that it copies at the same time
+_PAGE = 1000  # objects of one page of a listing
+_BLOCK = 256 << 10  # bytes that are read at a time
+_PRECONDITION_FAILED = 412  # HTTP
+_UNKNOWN = datetime.min.replace(tzinfo=UTC)  # when a part was sent, in a list that does not tell
+
+
+class AmazonStore(RangedStore, ObjectStore):
+    """Objects of S3, or of a store with its interface."""
+
+    names_uploads = False
+
+    def _open(self, timeout: float) -> Any:
+        from s3fs import S3FileSystem
+
+        config = {
+            "signature_version": "s3v4",  # of presigned URLs too, which have an older one by default
+            "connect_timeout": min(CONNECT_SECONDS, timeout),
+            "read_timeout": timeout,
+            "retries": {"mode": "standard", "total_max_attempts": 1},
+            "max_pool_connections": CONNECTIONS,
+            "connector_args": {"resolver": checking_resolver()},
+        }
+        fs: Any = S3FileSystem(**stated_options("s3", config_kwargs=config, use_listings_cache=False))
+        fs.retries = 1
+        return fs
+
+    def page(self, path: str, start: str) -> tuple[list[tuple[str, Entry]], bool]:
+        """See Store."""
+        bucket, prefix, _version = self.fs.split_path(path)
+        how: dict[str, Any] = {
+            "Prefix": f"{prefix}/" if prefix else "",
+            "StartAfter": start.partition("/")[2],
+            "MaxKeys": _PAGE,
+        }
+        answer = self.call(path, "call_s3", "list_objects_v2", Bucket=bucket, **how)
+        rows = answer.get("Contents", [])
+        found = [page_row(f"{bucket}/{row['Key']}", row["Size"], row["ETag"]) for row in rows]
+        return found, bool(answer.get("IsTruncated"))
+
+    def head(self, path: str) -> StoredObject | None:
+        """See Store."""
+        try:
+            answer = self._call(path, "head_object", ChecksumMode="ENABLED")
+        except FileNotFoundError:
+            self.require_bucket(path)
+            return None
+        except StorageError as error:
+            if error.kind == FORBIDDEN:
+                self.probe(path)
+            raise
+        return _describe(answer, answer["ContentLength"], answer.get("Metadata", {}).get(_RUN, ""))
+
+    def remove_many(self, marks: Mapping[str, str]) -> None:
+        """See Store. Stores of others do not all know the request; there each object is removed by itself."""
+        paths = list(marks)
+        for first in range(0, len(paths), _REMOVALS):
+            some = paths[first : first + _REMOVALS]
+            try:
+                self._remove_together(some)
+            except (StorageError, UnsupportedError) as error:
+                if error.retryable:
+                    raise
+                super().remove_many({path: marks[path] for path in some})
+
+    def begin(self, path: str, run: str) -> Upload:
+        """See Store. If the answer is lost, an upload without parts remains, of which nobody has the id.
+
+        Its run finds it in the list of uploads when it has committed the target, or removed it; or the next run does.
+        """
+        answer = self._call(path, "create_multipart_upload", Metadata={_RUN: run})
+        return Upload(path, answer["UploadId"], run)
+
+    def put_part(self, upload: Upload, number: int, data: Sequence[memoryview]) -> Part:
+        """See Store."""
+        checksum, nbytes = checksum_of(data), sum(one.nbytes for one in data)
+        where = _part_arguments(upload, number)
+
+        def once(seconds: float) -> Part:
+            mark, reported = self._sent_plainly(upload.path, data, checksum, where, seconds) or call_async(
+                self.fs, lambda: self._sent_by_client(upload.path, data, checksum, where), seconds
+            )
+            if reported not in ("", checksum):
+                raise altered_error(f"s3://{upload.path}", checksum, reported)
+            return Part(number, nbytes, mark, reported)
+
+        return self.transfer(upload.path, once, nbytes)
+
+    def parts(self, upload: Upload) -> list[Part]:
+        """See Store. SeaweedFS lists what a part replaced too, in any order."""
+        rows: list[Mapping[str, Any]] = []
+        after: dict[str, Any] = {}
+        while True:
+            page = self._call(upload.path, "list_parts", UploadId=upload.key, **after)
+            rows += page.get("Parts", ())
+            if not page.get("IsTruncated"):
+                return _latest_parts(rows)
+            after = {"PartNumberMarker": page["NextPartNumberMarker"]}
+
+    def abort(self, upload: Upload) -> None:
+        """See Store."""
+        with suppress(FileNotFoundError):
+            self._call(upload.path, "abort_multipart_upload", UploadId=upload.key)
+
+    def uploads(self, prefix: str) -> Iterator[Upload]:
+        """See Store. S3 does not tell the metadata of an upload, so their run is empty."""
+        bucket, key, _version = self.fs.split_path(prefix)
+        after: dict[str, Any] = {}
+        while True:
+            page = self._call(prefix, "list_multipart_uploads", Prefix=key, **after)
+            for row in page.get("Uploads", ()):
+                begun = row["Initiated"].timestamp() if "Initiated" in row else time.time()
+                yield AnonymousUpload(f"{bucket}/{row['Key']}", row["UploadId"], "", begun)
+            if not page.get("IsTruncated"):
+                return
+            after = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+
+    async def _list_one(self, bucket: str) -> None:
+        await self.fs._call_s3("list_objects_v2", Bucket=bucket, MaxKeys=1)  # noqa: SLF001  fsspec's own way
+
+    async def _range_request(self, path: str, start: int, nbytes: int, mark: str) -> BodyRequest | None:
+        headers = {"Range": range_header(start, nbytes)} | ({"If-Match": mark} if mark else {})
+        return await presign(self.fs, path, "get_object", headers, **self.fs.req_kw)
+
+    def _refusal(self, answer: HttpAnswer, path: str) -> Exception | None:
+        return refusal(answer, path, "GetObject")
+
+    async def _receive(self, path: str, start: int, into: BufferFill, mark: str) -> None:
+        bucket, key, version = self.fs.split_path(path)
+        how = {"Range": range_header(start, into.size), **self.fs.req_kw}
+        how |= ({"IfMatch": mark} if mark else {}) | ({"VersionId": version} if version else {})
+        try:
+            answer = await self.fs._call_s3("get_object", Bucket=bucket, Key=key, **how)  # noqa: SLF001  the same
+        except OSError as error:
+            if error.__cause__ is not None and status_of(error.__cause__) == _PRECONDITION_FAILED:
+                raise FileNotFoundError(path) from error
+            raise
+        told = answer["ResponseMetadata"]
+        require_range(told["HTTPStatusCode"], told["HTTPHeaders"], start)
+        async with answer["Body"] as body:
+            while block := await body.read(_BLOCK):
+                into.add(block)
+
+    def _put(
+        self, path: str, data: Sequence[memoryview], checksum: str, run: str, replaces: str
+    ) -> StoredObject:
+        condition = {"IfMatch": replaces} if replaces else {"IfNoneMatch": "*"}
+        nbytes = sum(map(len, data))
+        sent = {"data": data, "checksum": checksum, "Metadata": {_RUN: run}, **condition}
+        return _describe(self._call(path, "put_object", nbytes, **sent), nbytes, run)
+
+    async def _mark_of(self, fs: Any, path: str) -> str:
+        return (await call_client(fs, path, "head_object"))["ETag"]
+
+    async def _delete(self, fs: Any, path: str, mark: str) -> None:
+        await call_client(fs, path, "delete_object", IfMatch=mark)
+
+    def _remove_together(self, paths: Sequence[str]) -> None:
+        rows = [{"Key": self.fs.split_path(path)[1]} for path in paths]
+        answer = self._call(paths[0], "delete_objects", Delete={"Objects": rows, "Quiet": True})
+        if failed := answer.get("Errors"):
+            raise StorageError(
+                f"the store removed {len(paths) - len(failed)} of {len(paths)} objects: {failed[0].get('Message', '')}",
+                uri=f"s3://{paths[0]}",
+                cure="grant these credentials s3:DeleteObject",
+            )
+
+    def _copy(
+        self, source: str, found: StoredObject, path: str, run: str, guard: Callable[[], None]
+    ) -> StoredObject:
+        """An upload of parts that the store copies."""
+        bucket, key, _version = self.fs.split_path(source)
+        size = max(_COPIED, -(-found.nbytes // self.part_limits.most))
+        upload = self.begin(path, run)
+
+        def copy(number: int) -> Part:
+            start, stop = number * size, min((number + 1) * size, found.nbytes)
+            what = {"CopySourceRange": f"bytes={start}-{stop - 1}", "CopySourceIfMatch": found.mark}
+            what |= {"CopySource": {"Bucket": bucket, "Key": key}, **_part_arguments(upload, number)}
+            try:
+                made = self._call(path, "upload_part_copy", stop - start, **what)["CopyPartResult"]
+            except FileExistsError as error:
+                raise FileNotFoundError(f"{source} in the state {found.mark}") from error
+            return Part(number, stop - start, made["ETag"], from_base64(made.get("ChecksumCRC32C")))
+
+        try:
+            parts = for_each(copy, range(-(-found.nbytes // size)), at_once=_COPIES)
+            guard()
+            return self.assemble(upload, parts)
+        except Exception:
+            with suppress(StorageError):
+                self.abort(upload)
+            raise
+
+    def _assemble(self, upload: Upload, parts: Sequence[Part]) -> StoredObject:
+        nbytes, checksum = sum(part.nbytes for part in parts), joined_checksum(parts)
+        rows = [{"PartNumber": part.number + 1, "ETag": part.mark} for part in parts]
+        what = {"UploadId": upload.key, "MultipartUpload": {"Parts": rows}, "IfNoneMatch": "*"}
+        answer = self._call(upload.path, "complete_multipart_upload", nbytes, checksum=checksum, **what)
+        return _describe(answer, nbytes, upload.run)
+
+    def _sent_plainly(
+        self, path: str, data: Sequence[memoryview], checksum: str, where: Mapping[str, Any], seconds: float
+    ) -> tuple[str, str] | None:
+        """ETag and checksum of a part, sent by this thread; None if only the client can send it."""
+        request = call_async(self.fs, lambda: self._part_request(path, to_base64(checksum), where), seconds)
+        if request is None:
+            return None
+        answer = exchange(request, seconds, views=data)
+        if answer.is_success:
+            return answer.headers["etag"], from_base64(answer.headers.get("x-amz-checksum-crc32c"))
+        if (error := refusal(answer, path, "UploadPart")) is not None:
+            raise error
+        return None
+
+    async def _part_request(self, path: str, checksum: str, where: Mapping[str, Any]) -> BodyRequest | None:
+        """The request that puts a part; None if only the client can send it."""
+        await self.fs.set_session()
+        if not sends_checksums(await self.fs.get_s3(path.partition("/")[0])):
+            return None
+        headers = {"x-amz-sdk-checksum-algorithm": "CRC32C", "x-amz-checksum-crc32c": checksum}
+        stated = {**where, "ChecksumAlgorithm": "CRC32C", "ChecksumCRC32C": checksum}
+        return await presign(self.fs, path, "upload_part", headers, **stated)
+
+    async def _sent_by_client(
+        self, path: str, data: Sequence[memoryview], checksum: str, where: Mapping[str, Any]
+    ) -> tuple[str, str]:
+        """ETag and checksum of a part that the client has sent."""
+        answer = await call_client(self.fs, path, "upload_part", data=data, checksum=checksum, **where)
+        return answer["ETag"], from_base64(answer.get("ChecksumCRC32C"))
+
+    def _call(self, path: str, method: str, nbytes: int = 0, **sent: Any) -> Any:
+        return self.request(path, partial(call_client, path=path, method=method, **sent), nbytes)
+
+
+def _part_arguments(upload: Upload, number: int) -> dict[str, Any]:
+    return {"UploadId": upload.key, "PartNumber": number + 1}
+
+
+def _latest_parts(rows: Sequence[Mapping[str, Any]]) -> list[Part]:
+    """The state of each part that was sent last, by number; none where the time does not tell which one it is."""
+    latest: dict[int, tuple[datetime, set[Part]]] = {}
+    for row in rows:
+        part, moment = _parse_part(row), row.get("LastModified", _UNKNOWN)
+        before, states = latest.get(part.number, (moment, set[Part]()))
+        if moment >= before:
+            latest[part.number] = moment, {part, *(states if moment == before else ())}
+    return [
+        part for _number, (_moment, states) in sorted(latest.items()) if len(states) == 1 for part in states
+    ]
+
+
+def _parse_part(row: Mapping[str, Any]) -> Part:
+    return Part(row["PartNumber"] - 1, row["Size"], row["ETag"], from_base64(row.get("ChecksumCRC32C")))
+
+
+def _describe(answer: Mapping[str, Any], nbytes: int, run: str) -> StoredObject:
+    whole = answer.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT"
+    checksum = from_base64(answer.get("ChecksumCRC32C")) if whole else ""
+    return StoredObject(nbytes, answer["ETag"], run, by_algorithm(checksum))

@@ -1,0 +1,338 @@
+"""Flat files of known size, written by offset from several threads and made durable in groups.
+
+Every file is created and its space allocated before the first byte, so that a full disk fails early. Whole blocks are
+written with direct I/O, where the file system supports it and the memory is aligned like the file (`place` of a writer
+names the offset); parts of blocks are collected in `Blocks`. Everything else goes through the page cache, and `sync`
+drops those pages, so that a later read comes from storage. `sync` makes every `write` durable that has returned. The
+number of open files is bounded (see `Descriptors`), whatever the number of shards. Once a sync has failed, every later
+`sync` fails too: the kernel drops the failed pages, and a second fsync would report success for lost data.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wherry.errors import StorageError, UnsupportedError, storage_error
+from wherry.storage.descriptors import Descriptors
+from wherry.storage.direct import BLOCK, DIRECT, NO_DIRECT, cut, lies_on_block
+from wherry.storage.folders import sync_folder
+from wherry.storage.open_file import open_regular
+from wherry.target.blocks import Blocks
+from wherry.target.selected_files import SelectedFiles
+from wherry.target.shared_file import require_size
+from wherry.upload.selection import Selection
+from wherry.upload.staged_objects import UploadedFiles, is_staged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from wherry.storage.location import Location
+
+# Concurrent large writes. Two keep a device busy; with more, all would end, and then hash, at the same time.
+_AT_ONCE = 2
+_STEP = 64 << 20  # bytes by which files grow
+SMALL = 64 << 10  # smaller writes are collected in `Blocks`
+
+
+class FlatFiles:
+    """A set of preallocated files in one local folder."""
+
+    def __init__(self, folder: Path, sizes: Mapping[str, int]) -> None:
+        """Create the files.
+
+        Args:
+            folder: an existing folder.
+            sizes: name → bytes.
+
+        Raises:
+            StorageError: the storage is full or failed.
+        """
+        self._folder = folder
+        self._sizes: dict[str, int] = {}
+        self._room: dict[str, int] = {}  # of files that grow: bytes that are allocated
+        self._lock = threading.Lock()
+        self._syncing = threading.Lock()
+        self._turn = threading.Semaphore(_AT_ONCE)
+        self._open = Descriptors(self._open_file)
+        self._direct = bool(DIRECT)
+        self._blocks = Blocks(self._read_block, self._write_run)
+        self._dirty: set[str] = set()
+        self._failed: StorageError | None = None
+        try:
+            for name, size in sizes.items():
+                self.add(name, size)
+            above = set(folder.parents)
+            homes = {home for name in sizes for home in (folder / name).parents} - above
+            for home in sorted(homes, reverse=True):
+                self._check(lambda home=home: sync_folder(home))
+        except BaseException:
+            self.close()
+            raise
+
+    def add(self, name: str, size: int) -> None:
+        """Create one more file; a longer existing file is truncated.
+
+        Raises:
+            StorageError: the storage is full or failed.
+        """
+        self._sizes[name] = size
+        self._guard(name, lambda fd: _allocate(fd, size))
+
+    def grow(self, name: str, size: int) -> None:
+        """Allow writes up to a size. Space is allocated in large steps; `finish` frees what is unused.
+
+        Raises:
+            StorageError: the storage is full or failed.
+        """
+        self._sizes[name] = size
+        if size > self._room.get(name, 0):
+            self._guard(name, lambda fd: self._enlarge(fd, name, size))
+
+    def write(self, name: str, offset: int, data: memoryview | bytes | bytearray) -> None:
+        """Write bytes at an offset of a file.
+
+        Raises:
+            StorageError: the storage failed.
+        """
+        view = memoryview(data).cast("B")
+        try:
+            if offset + len(view) <= self._sizes[name]:
+                self._write_blocks(name, offset, view)
+            else:
+                self._write(name, offset, view)
+        except OSError as error:
+            raise storage_error(error, str(self._folder / name)) from error
+        with self._lock:
+            self._dirty.add(name)
+
+    def read(self, name: str, start: int, stop: int) -> memoryview:
+        """Read bytes [start, stop) of a file, after the blocks that wait in memory are written.
+
+        Raises:
+            StorageError: the storage failed, now or in an earlier call.
+        """
+        self.sync()
+        try:
+            with os.fdopen(open_regular(str(self._folder / name)), "rb", buffering=0) as opened:
+                opened.seek(start)
+                return memoryview(opened.read(stop - start))
+        except OSError as error:
+            raise storage_error(error, str(self._folder / name)) from error
+
+    def sync(self) -> None:
+        """Make every `write` durable that has returned.
+
+        Raises:
+            StorageError: the storage failed, now or in an earlier call.
+        """
+        with self._syncing:  # a second caller returns when the writes of the first are durable
+            with self._lock:
+                dirty, self._dirty = self._dirty, set()
+            self._check(self._blocks.flush)
+            self._check(lambda: [self._guard(name, _settle) for name in sorted(dirty)])
+
+    def finish(self) -> None:
+        """Make the files and their names durable.
+
+        Raises:
+            StorageError: the storage failed, now or in an earlier call.
+        """
+        self.sync()
+        for name in self._room:
+            self._guard(name, lambda fd, name=name: os.ftruncate(fd, self._sizes[name]))
+        self._check(lambda: [self._guard(name, os.fsync) for name in self._sizes])
+        self._check(lambda: sync_folder(self._folder))
+
+    def close(self) -> None:
+        """Close every descriptor."""
+        self._open.close()
+
+    def _check(self, act: Callable[[], object]) -> None:
+        if self._failed is not None:
+            raise self._failed
+        try:
+            act()
+        except OSError as error:
+            self._failed = storage_error(error, str(self._folder))
+            raise self._failed from error
+
+    def _guard(self, name: str, act: Callable[[int], None]) -> None:
+        try:
+            with self._open.using((name, False)) as descriptor:
+                act(descriptor)
+        except OSError as error:
+            raise storage_error(error, str(self._folder / name)) from error
+
+    def _enlarge(self, descriptor: int, name: str, size: int) -> None:
+        """Allocate one step more than requested, or exactly the requested size where space is short."""
+        self._room[name] = size + _STEP
+        try:
+            os.posix_fallocate(descriptor, 0, size + _STEP)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            self._room[name] = size
+            os.posix_fallocate(descriptor, 0, size)
+
+    def _write_blocks(self, name: str, offset: int, view: memoryview) -> None:
+        if len(view) < SMALL:
+            self._blocks.put(name, offset, view)
+            return
+        parts = cut(offset, len(view))
+        body = view[parts.body - offset : parts.tail - offset]
+        self._blocks.put(name, offset, view[: parts.body - offset])
+        self._blocks.forget(name, parts.body, parts.tail)
+        with self._turn:
+            self._write(name, parts.body, body, direct=lies_on_block(body))
+        self._blocks.put(name, parts.tail, view[parts.tail - offset :])
+
+    def _write_run(self, name: str, offset: int, run: memoryview) -> None:
+        held = run[: self._sizes[name] - offset]  # nothing is written beyond the end
+        whole = len(held) // BLOCK * BLOCK
+        self._write(name, offset, held[:whole], direct=True)
+        self._write(name, offset + whole, held[whole:])
+
+    def _write(self, name: str, offset: int, view: memoryview, *, direct: bool = False) -> None:
+        done = 0
+        while done < len(view):
+            straight = direct and (offset + done) % BLOCK == 0  # not aligned after a partial write
+            done += self._act(name, straight, lambda fd, at=done: os.pwrite(fd, view[at:], offset + at))
+
+    def _read_block(self, name: str, offset: int, block: memoryview) -> None:
+        self._act(name, True, lambda fd: os.preadv(fd, [block], offset))
+
+    def _act(self, name: str, direct: bool, act: Callable[[int], int]) -> int:
+        """Read or write, with direct I/O where it is requested and supported."""
+        direct = direct and self._direct
+        try:
+            with self._open.using((name, direct)) as descriptor:
+                return act(descriptor)
+        except OSError as error:
+            if not direct or error.errno not in NO_DIRECT:
+                raise
+        self._direct = False
+        with self._open.using((name, False)) as descriptor:
+            return act(descriptor)
+
+    def _open_file(self, key: tuple[str, bool]) -> int:
+        name, direct = key
+        flags = os.O_RDWR | os.O_CREAT | (DIRECT if direct else 0)
+        return open_regular(str(self._folder / name), flags=flags)
+
+
+class SharedFiles(FlatFiles):
+    """Files of which other processes write other regions: this one writes exactly its own bytes, and no others.
+
+    No block is read, changed and written again, as by `Blocks`: a process that was slow would put back what it had read
+    before somebody else wrote there.
+    """
+
+    def add(self, name: str, size: int) -> None:
+        """Create one more file, or open it.
+
+        Raises:
+            StorageError: the file has another size; or the storage is full or failed.
+        """
+        self._sizes[name] = size
+        self._guard(name, lambda descriptor: require_size(descriptor, self._folder / name, size))
+
+    def finish(self) -> None:
+        """Make what was written durable."""
+        self.sync()
+
+    def _write_blocks(self, name: str, offset: int, view: memoryview) -> None:
+        if len(view) < SMALL:
+            self._write(name, offset, view)
+            return
+        parts = cut(offset, len(view))
+        body = view[parts.body - offset : parts.tail - offset]
+        self._write(name, offset, view[: parts.body - offset])
+        with self._turn:
+            self._write(name, parts.body, body, direct=lies_on_block(body))
+        self._write(name, parts.tail, view[parts.tail - offset :])
+
+
+def open_files(folder: Location, sizes: Mapping[str, int]) -> FlatFiles | UploadedFiles | SelectedFiles:
+    """The files of a folder, on a local disk or in the staged objects of a run.
+
+    Raises:
+        UnsupportedError: the folder is neither.
+        StorageError: the storage is full or failed.
+    """
+    chosen = folder.store
+    if isinstance(chosen, Selection):
+        kept = {name: size for name, size in sizes.items() if chosen.takes(folder.join(name).path, size)}
+        region = chosen.region is not None
+        return SelectedFiles(_open_all(folder, kept, region=region) if kept else None, kept, chosen)
+    return _open_all(folder, sizes)
+
+
+def _open_all(
+    folder: Location, sizes: Mapping[str, int], *, region: bool = False
+) -> FlatFiles | UploadedFiles:
+    if is_staged(folder):
+        return UploadedFiles(folder, sizes)
+    require_local(folder)
+    if region:
+        return SharedFiles(Path(folder.path), sizes)
+    return FlatFiles(Path(folder.path), sizes)
+
+
+def require_local(folder: Location) -> None:
+    """Refuse a folder that is neither on a local disk nor in the staged objects of a run.
+
+    Raises:
+        UnsupportedError: it is neither.
+    """
+    if not folder.store.capabilities.local:
+        raise UnsupportedError(
+            "files can only be written into a staging area", uri=folder.uri, cure="use wherry.convert"
+        )
+
+
+def write_runs(
+    files: FlatFiles | UploadedFiles | SelectedFiles,
+    rows: list[tuple[str, int, bytes | bytearray | memoryview]],
+) -> None:
+    """Write pieces of files; those that follow one another in a file are written at once.
+
+    Args:
+        files: the files.
+        rows: name, offset and bytes of each piece; they are sorted.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    rows.sort(key=itemgetter(0, 1))
+    run: list[bytes | bytearray | memoryview] = []
+    file, start, end = "", 0, 0
+    for name, offset, data in rows:
+        if not run or name != file or offset != end:
+            if run:
+                files.write(file, start, b"".join(run))
+            run, file, start = [], name, offset
+        run.append(data)
+        end = offset + len(data)
+    if run:
+        files.write(file, start, b"".join(run))
+
+
+def start_after(end: int, nbytes: int) -> int:
+    """Offset of bytes that are written at once after others: many begin on a block, for direct I/O."""
+    return end if nbytes < SMALL else -(-end // BLOCK) * BLOCK
+
+
+def _allocate(descriptor: int, size: int) -> None:
+    os.ftruncate(descriptor, size)
+    if size:
+        os.posix_fallocate(descriptor, 0, size)
+
+
+def _settle(descriptor: int) -> None:
+    os.fdatasync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # pages used again cost less than fresh ones

@@ -1,0 +1,245 @@
+"""The journal: which moves of an interrupted conversion are done, so that a second run writes only the rest.
+
+It is a signed log (see `wherry.target.signed_log`) in the staging area, with which it is removed. The first line
+identifies the conversion: plan digest, source fingerprint and version. The journal of another conversion is not used;
+a new one is started, and the reason is kept. Each further line is a group of facts that are durable:
+
+- moves: each was synced, with the names in the staging area, before its line was. A move is recorded once every leaf
+  that it touches has been hashed, together with those digests, so a resumed run does not read it again;
+- in a store of objects: uploads that were begun, parts that were sent, and what the writers of the target have noted.
+
+On a file system each group commit is a line. In a store a line is an object, and is written for each fiftieth of the
+checkpoint that was sent, or for each part of a small one; senders whose parts are finished meanwhile wait. So after a
+run that was killed the parts in flight are sent again, and 2 % at most. There every owner writes its id first, so what
+carries the id of a run that is in the journal was made by this conversion.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from wherry.errors import storage_error
+from wherry.store.store import Part, Upload
+from wherry.target.durable_move import decode_all, encode_all
+from wherry.target.key import journal_key
+from wherry.target.signed_log import FileSink, SignedLog, read_log
+from wherry.text.json_values import json_value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from wherry.core.keypath import KeyPath
+    from wherry.core.tensorspec import Span
+    from wherry.target.durable_move import DurableMove
+    from wherry.target.signed_log import Line
+
+Header = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class JournalPast:
+    """What earlier runs have written.
+
+    Attributes:
+        lines: the lines, each with a valid MAC; none if the journal is not used.
+        reason: why it is not used; None if it is, or if there is none.
+        done: the finished moves.
+        uploads: path → the upload of the object.
+        parts: path → the parts that were sent, by number.
+        notes: what the writers of the target have noted, in order.
+        runs: ids of the runs that wrote it.
+        count: number of its objects.
+    """
+
+    lines: tuple[Line, ...] = ()
+    reason: str | None = None
+    done: tuple[DurableMove, ...] = ()
+    uploads: Mapping[str, Upload] = field(default_factory=dict[str, Upload])
+    parts: Mapping[str, Mapping[int, Part]] = field(default_factory=dict[str, "Mapping[int, Part]"])
+    notes: tuple[list[Any], ...] = ()
+    runs: frozenset[str] = frozenset()
+    count: int = 0
+
+
+def past_in(lines: list[Line], header: Header, count: int = 0) -> JournalPast:
+    """What the lines of a journal say, if it is that of the same conversion.
+
+    Args:
+        lines: with valid MACs.
+        header: what identifies the conversion; every field must agree with an earlier run's.
+        count: number of its objects.
+    """
+    if not lines:
+        return JournalPast(count=count)
+    try:
+        first, *groups = [json_value(line.text) for line in lines]
+        changed = [name for name in header if first.get(name) != header[name]]
+        if changed:
+            reason = f"the interrupted run had a different {' and '.join(changed)}"
+            return JournalPast(reason=reason, count=count)
+        uploads: dict[str, Upload] = {}
+        parts: dict[str, dict[int, Part]] = {}
+        for group in groups:
+            uploads |= {row["path"]: Upload(**row) for row in group.get("uploads", ())}
+            for path, row in group.get("parts", ()):
+                parts.setdefault(path, {})[row["number"]] = Part(**row)
+        done = tuple(move for group in groups if "run" not in group for move in decode_all(group))
+        runs = frozenset(str(group["run"]) for group in (first, *groups) if "run" in group)
+        notes = tuple(note for group in groups for note in group.get("notes", ()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = f"the journal of the interrupted run cannot be read: {error}"
+        return JournalPast(reason=reason, count=count)
+    return JournalPast(tuple(lines), None, done, uploads, parts, notes, runs, count)
+
+
+@dataclass(slots=True)
+class Journal:
+    """The journal of one run; thread-safe.
+
+    Attributes:
+        log: its lines.
+        past: what earlier runs have written.
+        guard: called before every line; raises if this run may no longer write.
+        group: bytes of parts that are sent and not written, at most, besides those in flight; None on a file system,
+            where each group of moves is written at once.
+        notes: new notes of the writers of the target, about bytes that are sent.
+    """
+
+    log: SignedLog
+    past: JournalPast = JournalPast()
+    guard: Callable[[], None] = lambda: None
+    group: int | None = None
+    notes: Callable[[], list[list[Any]]] = list
+    _spans: frozenset[tuple[KeyPath, Span]] = field(default_factory=frozenset[tuple["KeyPath", "Span"]])
+    _moves: list[DurableMove] = field(default_factory=list["DurableMove"])
+    _parts: list[tuple[str, dict[str, Any]]] = field(default_factory=list[tuple[str, dict[str, Any]]])
+    _uploads: dict[str, Upload] = field(default_factory=dict[str, Upload])
+    _known: set[str] = field(default_factory=set[str])
+    _sent: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _writing: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        """Look up what is done."""
+        self._spans = frozenset((move.source, move.span) for move in self.done)
+        self._known = {upload.key for upload in self.past.uploads.values()}
+
+    @property
+    def done(self) -> tuple[DurableMove, ...]:
+        """What earlier runs finished."""
+        return self.past.done
+
+    @property
+    def reason(self) -> str | None:
+        """Why an earlier journal was not used; None if there was none or it is used."""
+        return self.past.reason
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that earlier runs finished."""
+        return sum(move.span.nbytes for move in self.done)
+
+    def has(self, source: KeyPath, span: Span) -> bool:
+        """Whether a move is done."""
+        return (source, span) in self._spans
+
+    def record(self, moves: Iterable[DurableMove]) -> None:
+        """Note finished moves, whose data must already be durable, or in parts that were noted.
+
+        Raises:
+            TargetInUseError: another run has taken over the target.
+            StorageError: the storage failed.
+        """
+        if self.group is None:
+            self._write(encode_all(moves))
+            return
+        with self._lock:
+            self._moves += moves
+
+    def part(self, upload: Upload, part: Part) -> None:
+        """Note a part that the store has; see UploadLog."""
+        with self._lock:
+            if upload.key not in self._known:
+                self._uploads[upload.key] = upload
+            self._parts.append((upload.path, asdict(part)))
+            self._sent += part.nbytes
+        if self._is_due(part) or self._writing.locked():
+            with self._writing:
+                if self._is_due(part):
+                    self._flush()
+
+    def whole(self, path: str, part: Part) -> None:
+        """Note an object that was put at once; see UploadLog."""
+        with self._lock:
+            self._parts.append((path, asdict(part)))
+            self._sent += part.nbytes
+
+    def flush(self) -> None:
+        """Write what was noted.
+
+        Raises:
+            TargetInUseError: another run has taken over the target.
+            StorageError: the storage failed.
+        """
+        with self._writing:
+            self._flush()
+
+    def close(self) -> None:
+        """Close the log, which is kept for a later run."""
+        self.log.sink.close()
+
+    def _is_due(self, part: Part) -> bool:
+        """Whether another part of that size would be one too many."""
+        return self._sent + part.nbytes > (self.group or 0)
+
+    def _flush(self) -> None:
+        with self._lock:
+            moves, self._moves = self._moves, []
+            parts, self._parts = self._parts, []
+            uploads, self._uploads = self._uploads, {}
+            self._known |= set(uploads)
+            self._sent = 0
+        notes = self.notes()  # after the moves, which may depend on them
+        begun = [asdict(upload) for upload in uploads.values()]
+        self._write({"uploads": begun, "parts": parts, "notes": notes, **encode_all(moves)})
+
+    def _write(self, group: Mapping[str, Any]) -> None:
+        """Append a group, unless it says nothing."""
+        if not (group["done"] or group["small"]["paths"] or group.get("parts") or group.get("notes")):
+            return
+        self.guard()
+        try:
+            self.log.append(group)
+        except FileExistsError as error:
+            self.guard()
+            raise storage_error(error, self.log.sink.uri) from error
+
+
+def open_journal(path: Path, header: Header, guard: Callable[[], None] = lambda: None) -> Journal:
+    """Open the journal of a staging area on a file system, and resume that of an earlier run of the same conversion.
+
+    Args:
+        path: the file; it may not exist.
+        header: what identifies the conversion; every field must agree with an earlier run's.
+        guard: called before every line; raises if this run may no longer write.
+
+    Raises:
+        UsageError: the key is too short.
+        StorageError: the storage failed.
+    """
+    key = journal_key()
+    lines, reason = read_log(path, key)
+    past = past_in(lines, header) if reason is None else JournalPast(reason=reason)
+    kept = past.lines if past.done else ()
+    log = SignedLog(FileSink(path, sum(line.size for line in kept)), key, kept)
+    try:
+        if not kept:
+            log.append(header)
+        return Journal(log, past, guard)
+    except BaseException:
+        log.sink.close()
+        raise

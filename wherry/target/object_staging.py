@@ -1,0 +1,366 @@
+"""Staging in a store of objects: nothing is renamed, and no byte lies on a local disk.
+
+Beside the target are the lease, `.wherry-<name>.lease`, and the folder of staging objects, `.wherry-<name>.<id>/`, with
+the journal and with commit members that are held back. All other objects have their final names as soon as they are
+complete. They are created on the condition that nothing is there, and carry the id of the run that made them: a run
+removes and replaces only its own objects and those of runs of the same conversion that have ended.
+
+A target without its commit member is not there for any reader. The commit creates that member, last, on the condition
+that it does not exist; so of two runs, whatever they believe, one makes the target.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shutil
+import tempfile
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wherry.core.progress import Meter
+from wherry.errors import TargetExistsError, WherryError
+from wherry.storage.folders import PREFIX
+from wherry.storage.listing_view import objects_below
+from wherry.storage.location import Location
+from wherry.storage.sidecar import sidecar_name
+from wherry.store.object_store import heads
+from wherry.target.journal import JournalPast
+from wherry.target.lease import lease_of
+from wherry.target.object_journal import (
+    NAME,
+    begin_journal,
+    read_past,
+    remove_journal,
+    sent_before,
+    without_unproved,
+)
+from wherry.target.staging import Staging
+from wherry.upload.file_copies import copy_to_store
+from wherry.upload.overflow import PREFIX as OVERFLOW
+from wherry.upload.run import UploadRun, is_inner
+from wherry.upload.sender import Sender, parts_share, reading_share
+from wherry.upload.staged_objects import StagedObjects
+from wherry.upload.uploaded_file import UploadContext
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from wherry.core.progress import OnProgress
+    from wherry.store.store import Store, StoredObject, Upload
+    from wherry.target.journal import Header, Journal
+    from wherry.upload.file_copies import CopiedFile
+
+_AREA = re.compile(r"\.[0-9a-f]{8}")
+
+
+class ObjectStaging(Staging):
+    """The objects of one conversion to a store that takes parts; see Staging.
+
+    Files that are put at `location` are uploaded at once.
+
+    Attributes:
+        run: the objects.
+    """
+
+    run: UploadRun
+
+    def __init__(
+        self,
+        target: Location,
+        identity: str,
+        header: Header,
+        members: tuple[str, ...],
+        nbytes: int,
+        *,
+        resume: bool = True,
+        is_file: bool = False,
+        memory: int | None = None,
+        by_checksum: bool = False,
+    ) -> None:
+        """Choose the names; nothing is asked of the store.
+
+        Args:
+            target: what will be committed.
+            identity: eight hex digits of the conversion; the same conversion finds its objects again.
+            header: what identifies the conversion, for the journal.
+            members: names of commit members, relative to the target.
+            nbytes: size of the checkpoint.
+            resume: whether a later run of the conversion goes on where this one ends.
+            is_file: whether the target is a single file.
+            memory: budget in bytes, of which parts take a share; None for what Sender takes by default.
+            by_checksum: whether the checksums of the store are the proof, so that those of every part must be known; a
+                single file is then read by nobody before the commit.
+        """
+        store = target.store
+        self._stem = f"{PREFIX}{target.name}"
+        self._area = target.parent.join(f"{self._stem}.{identity}")
+        super().__init__(target, lease_of(target), self._area.uri, resume=resume)
+        self.location = target
+        self.spill = Path(tempfile.gettempdir()) / f"{PREFIX}spill-{secrets.token_hex(8)}"
+        self._store: Store = store
+        self._header, self._members, self._nbytes = header, members, nbytes
+        self._held = None if memory is None else parts_share(memory)
+        self._by_checksum, self._direct = by_checksum, by_checksum and is_file
+        self._journal: Journal
+
+    def journal(self) -> Journal:
+        """See Staging."""
+        return self._journal
+
+    def copy_files(self, files: Sequence[CopiedFile], memory: int, progress: OnProgress | None) -> int:
+        """See Staging."""
+        meter = Meter("fetch", sum(entry.size for _source, _place, entry in files), progress)
+        return copy_to_store(self.run, files, reading_share(memory), meter.add)
+
+    def prove_small(self) -> None:
+        """See Staging."""
+        self.run.prove_small()
+
+    def withdraw(self) -> None:
+        """Let the target that was committed be removed at the end of the `with` block."""
+        self._committed = False
+
+    def _open(self) -> None:
+        """Take up what earlier runs of this conversion have sent, and remove what others have left."""
+        if is_committed(self.target, self._members):
+            raise _exists(self.target)
+        past = read_past(self._area, self._header)
+        if past.reason:
+            self.discarded, past = past.reason, JournalPast()
+        present = self._taken_up(past)
+        if any(self.target.join(name).path in present for name in self._members[:1]):
+            raise _exists(self.target)  # committed since, by a run that was stopped or whose request was late
+        own, fresh = present, self._lease.require_fresh
+        if self._by_checksum:
+            own = without_unproved(past, present, self._store, fresh)
+        before, agreed = sent_before(past, own, self._store, fresh)
+        if not agreed:
+            self.discarded = "the store no longer has all parts that the interrupted run had sent"
+        if not agreed or len(own) < len(present):  # moves whose bytes are gone are not done
+            past = replace(past, done=())
+        self._journal = begin_journal(
+            past,
+            self._header,
+            self._area,
+            self._store,
+            self._lease.token,
+            self.require_held,
+            self._nbytes,
+            self._members,
+        )
+        using = UploadContext(
+            self._store, self._lease.token, Sender(self._held), self._journal, self.target.store.protocol,
+            past.runs.union(filter(None, [self._lease.former])), self.require_held, self._lease.require_fresh,
+        )  # fmt: skip
+        self.run = UploadRun(
+            self.target, self._area.path, using, self._members, before, past.notes, self.require_held
+        )
+        # Units of one file send their parts under its staging name. Where an upload is aborted by an empty object at
+        # its name, all are sent under it: a file that is not whole would be visible.
+        direct = self._direct and self._store.aborts_apart
+        self.run.direct = direct and self.run.place(self.target.path) not in before
+        self._journal.notes = self.run.new_notes
+        self.location = Location(StagedObjects(self.target.store, self.run), self.target.path)
+
+    def _taken_up(self, past: JournalPast) -> Mapping[str, StoredObject]:
+        """The complete objects of the runs of a journal; objects and uploads of all others are removed.
+
+        Raises:
+            TargetExistsError: there are objects that no run of wherry has put there.
+        """
+        areas = list(areas_of(self.target))
+        own: dict[str, StoredObject] = {}
+        others: dict[str, StoredObject] = {}
+        for path, found in heads(self._store, self._present(areas, journal=not past.lines)):
+            if found is None:
+                continue
+            if found.run in past.runs and path.startswith(self._area.join(OVERFLOW).path):
+                self._drop(path, found)
+            elif found.run in past.runs:
+                own[path] = found
+            elif self._is_inner(path) or (areas and found.run):
+                others[path] = found
+            else:  # at the first one: there may be a million more
+                raise _exists(self.target)
+        if areas:
+            self._drop_sidecar()
+        self._drop_others(others, past)
+        return own
+
+    def _drop_others(self, others: Mapping[str, StoredObject], past: JournalPast) -> None:
+        """Remove the objects of other conversions, and all uploads but those of a journal.
+
+        The staging objects go last, and of them the head of a journal: as long as one is there, the target is known to
+        be unfinished, whatever a run that ends here leaves at its names.
+        """
+        staged = sorted(filter(self._is_inner, others), reverse=True)
+        for path in [path for path in others if not self._is_inner(path)]:
+            self._drop(path, others[path])
+        self._abort_uploads(past.uploads)
+        for path in staged:
+            self._drop(path, others[path])
+        if others:
+            self.discarded = self.discarded or (
+                "the interrupted run had a different source, plan, option or digest algorithm"
+            )
+
+    def _abort_uploads(self, kept: Mapping[str, Upload]) -> None:
+        """Abort the uploads of the target but some: also those whose ids nobody has learned, as an answer was lost."""
+        known, apart = {upload.key for upload in kept.values()}, self._store.aborts_apart
+        for upload in list(uploads_of(self.target, self._store)):
+            if upload.key not in known and (apart or upload.path not in kept):
+                self._lease.require_fresh()
+                self._store.abort(upload)
+
+    def _drop(self, path: str, found: StoredObject) -> None:
+        self._store.remove_object(path, found.mark, self._lease.require_fresh)
+
+    def _present(self, areas: list[Location], *, journal: bool) -> Iterator[str]:
+        """Paths of the objects of the target and of all folders of staging objects.
+
+        Args:
+            areas: these folders.
+            journal: whether the objects of this conversion's journal count.
+        """
+        for entry in objects_below(self.target):
+            if not is_inner(entry.name):
+                yield self.target.join(entry.name).path
+        for area in areas:
+            for entry in objects_below(area):
+                own = area == self._area and not journal and entry.name.startswith(NAME)
+                if not own and not is_inner(entry.name):
+                    yield area.join(entry.name).path
+
+    def _is_inner(self, path: str) -> bool:
+        """Whether a path is that of a staging object."""
+        return path.startswith(self.target.parent.join(f"{self._stem}.").path)
+
+    def _stop(self) -> None:
+        self.run.using.sender.stop()
+        shutil.rmtree(self.spill, ignore_errors=True)
+
+    def _commit(self, sidecar: bytes | None) -> None:
+        self.require_held()
+        if sidecar is not None:
+            self._put_sidecar(sidecar)
+        self.run.commit()
+        self._committed = True
+
+    def _put_sidecar(self, data: bytes) -> None:
+        """Put the sidecar of a single file in place of one that was left by a target that no longer exists."""
+        place = self.target.parent.join(sidecar_name(self.target.name))
+        before = self._store.head(place.path)
+        if self._store.head(self.target.path) is not None:
+            raise _exists(self.target)
+        try:
+            self._store.put_object(
+                place.path, data, self._lease.token, replaces=before.mark if before else ""
+            )
+        except FileExistsError as error:
+            raise _exists(self.target) from error
+
+    def _drop_sidecar(self, *runs: str) -> None:
+        """Remove the sidecar of a file that does not exist; only that of some runs, if any are named."""
+        place = self.target.parent.join(sidecar_name(self.target.name)).path
+        found = self._store.head(place)
+        if found is not None and found.run and (not runs or found.run in runs):
+            self._store.remove_object(place, found.mark, self.require_held)
+
+    def _keep(self) -> None:
+        with suppress(WherryError):
+            self._journal.flush()
+            self.run.drop_overflow()
+
+    def _remove(self) -> None:
+        self.run.abort(committed=self._is_committed_by(self.run.using.former))
+        self._drop_sidecar(self._lease.token)
+        self._remove_log()
+
+    def _remove_rest(self) -> None:
+        self.run.drop_staged()
+        self._remove_log()
+
+    def _remove_log(self) -> None:
+        """Remove the journal, after the uploads of which nobody has the id."""
+        self._abort_unanswered()
+        remove_journal(self._journal, self._area, self._store)
+
+    def _abort_unanswered(self) -> None:
+        """Abort the uploads that are left when the target is committed or removed: nobody has their ids."""
+        if not self._store.names_uploads:
+            self._abort_uploads({})
+
+    def _is_committed_by(self, runs: frozenset[str]) -> bool:
+        """Whether one of these runs has committed the target."""
+        members = [self.target.join(name).path for name in self._members[:1]] or [self.target.path]
+        return any((found := self._store.head(path)) is not None and found.run in runs for path in members)
+
+
+def areas_of(target: Location) -> Iterator[Location]:
+    """The folders of staging objects that runs have left for a target.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    stem = f"{PREFIX}{target.name}"
+    for entry in target.parent.entries():
+        if entry.is_dir and entry.name.startswith(stem) and _AREA.fullmatch(entry.name[len(stem) :]):
+            yield target.parent.join(entry.name)
+
+
+def uploads_of(target: Location, store: Store) -> Iterator[Upload]:
+    """The uploads of a target, and of its staging objects, that are not assembled.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    inside = f"{target.path}/"
+    for upload in store.uploads(target.path):
+        if upload.path == target.path or upload.path.startswith(inside):
+            yield upload
+    yield from store.uploads(target.parent.join(f"{PREFIX}{target.name}.").path)
+
+
+def is_committed(target: Location, members: tuple[str, ...]) -> bool:
+    """Whether a target in a store of objects has its commit member: of several, that which is written last.
+
+    Args:
+        target: a file or folder.
+        members: names of commit members of its format.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    store = target.store
+    if not store.capabilities.parts:
+        return False
+    if any(store.head(path) for path in (target.path, *(target.join(name).path for name in members[:1]))):
+        return True
+    # A run that was killed in its commit still has the staging object of the last one.
+    return any(store.head(target.join(name).path) for name in members[1:]) and not any(
+        store.head(area.join(members[0]).path) for area in areas_of(target)
+    )
+
+
+def is_unfinished(target: Location, members: tuple[str, ...]) -> bool:
+    """Whether what is at a target in a store of objects was left by a run that has not committed it.
+
+    Args:
+        target: a file or folder.
+        members: names of commit members of its format.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    if not target.store.capabilities.parts or is_committed(target, members):
+        return False
+    return next(areas_of(target), None) is not None
+
+
+def _exists(target: Location) -> TargetExistsError:
+    return TargetExistsError(
+        "target already exists", uri=target.uri, cure="choose another target, or remove this one"
+    )

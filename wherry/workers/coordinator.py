@@ -1,0 +1,539 @@
+"""Coordinator: gives one unit at a time to each worker of a pool, until every unit of a workload is done.
+
+- A worker proves itself first; one that cannot is named in the log and left out.
+- One unit is outstanding for each worker, so a worker that hangs holds up one unit, and nothing waits in the engine.
+- The unit of a worker that is lost, or that failed in a way that can pass, goes to another; one that is lost or fails
+  again and again ends the run, and so does an error that no retry can cure.
+- When no unit waits, a straggler gets a second attempt. The first may go on: its worker gets a new unit when it has
+  ended, and not before.
+- It waits ten minutes for a worker that can make units (`worker_wait`), as spot machines that are lost together take
+  minutes to be replaced; one where every worker that is there has failed its proof and none has ever passed it.
+
+The coordinator keeps nothing that counts: if it dies, the receipts are there.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from wherry.config.settings import configured_value
+from wherry.core.progress import UnitCounts, logger
+from wherry.core.units import duration, plural, show_seconds
+from wherry.errors import StorageError
+from wherry.remote.waits import waiting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+    from concurrent.futures import Future
+
+
+# ---- what is done, and by whom ---------------------------------------------------------------------------------------
+
+
+class Call(NamedTuple):
+    """A function that a worker runs, with its arguments, which are JSON values."""
+
+    function: WorkerFunction
+    arguments: tuple[Any, ...]
+
+
+class Workload(ABC):
+    """Units that any worker can do; see Coordinator.
+
+    Attributes:
+        uri: what errors name.
+        again: what the same command does when it is run again.
+        names: of the units.
+    """
+
+    uri: str
+    again: str
+    names: Sequence[str]
+
+    def finished(self) -> Mapping[int, Any]:
+        """Number of each unit that is done already → its result; by default none is."""
+        return {}
+
+    @abstractmethod
+    def first(self) -> Call:
+        """What a worker does first: its answer shows whether it can do units."""
+
+    @abstractmethod
+    def problem(self, answer: Mapping[str, Any]) -> str:
+        """Why a worker that gave this answer cannot do units; empty if it can."""
+
+    def suits(self, number: int, answer: Mapping[str, Any]) -> bool:  # noqa: ARG002  of the interface
+        """Whether a unit can be done now by a worker that has proved itself with this answer; by default by any.
+
+        Units that suit none of the workers, none of which does anything, are left.
+        """
+        return True
+
+    @abstractmethod
+    def call(self, number: int) -> Call:
+        """Do a unit; the answer has `seconds` and what `result` reads, or `busy`, or `error`."""
+
+    @abstractmethod
+    def result(self, number: int, answer: Mapping[str, Any]) -> Any:
+        """The result of a unit, from an answer."""
+
+    def last(self) -> Call | None:
+        """What an idle worker does last; by default nothing."""
+        return None
+
+
+if TYPE_CHECKING:
+    # What runs on a worker: a function of `job_work` or `hash_on`, which takes and returns JSON values.
+    WorkerFunction = Callable[..., Mapping[str, Any]]
+
+
+class Workplace(NamedTuple):
+    """Where the workers of a carrier are.
+
+    Attributes:
+        address: of an engine that is running; empty to start one on this machine.
+        workers: number of workers to start.
+    """
+
+    address: str = ""
+    workers: int = 1
+
+
+class WorkerPool(Protocol):
+    """Workers, each a process that makes one unit at a time.
+
+    Only names of functions, small arguments and answers of a few hundred bytes pass through the engine: bytes of
+    checkpoints go between the workers and the stores.
+    """
+
+    def present(self) -> Collection[str]:
+        """The names of the workers that are there now; a worker that was restarted has another name.
+
+        Raises:
+            StorageError: the engine is not reachable.
+        """
+        ...
+
+    def submit(self, worker: str, title: str, function: WorkerFunction, *arguments: Any) -> Future[Any]:
+        """Run a function on one worker.
+
+        Args:
+            worker: its name.
+            title: what the engine's dashboard shows.
+            function: what is run.
+            arguments: JSON values.
+
+        Returns:
+            Its answer. The future does not end while the worker hangs, and also not always if it is lost; one that is
+            cancelled is forgotten by the engine, whether or not it ran.
+        """
+        ...
+
+
+class OpenPool(Protocol):
+    """What the adapter of an engine is: opens a pool, as a context manager."""
+
+    def __call__(self, where: Workplace) -> Any:
+        """Connect to the engine, or start one on this machine; a `with` block of it gives a WorkerPool.
+
+        Args:
+            where: address of the engine, or number of workers to start.
+
+        Raises:
+            UsageError: the address is invalid.
+            StorageError: the engine is not reachable, or did not start.
+        """
+        ...
+
+
+# ---- the coordinator -------------------------------------------------------------------------------------------------
+
+
+LOOK_SECONDS = 0.5  # between two looks at the pool, while nothing ends
+AGAIN_SECONDS = 1.0  # before a unit that failed, or that another process makes, is tried again
+ALLOWED_STRIKES = 3  # failures of a worker, one after the other
+ALLOWED_FAILURES = 5  # of the same unit
+ALLOWED_LOSSES = (
+    10  # of workers that were making the same unit: spot machines die without a fault of the unit
+)
+_CLOSE_SECONDS = 5.0
+_log = logger(__name__)
+
+
+@dataclass(slots=True)
+class Post:
+    """A worker, as the coordinator sees it.
+
+    Attributes:
+        name: of the worker.
+        future: what it is doing; None if it is idle.
+        unit: number of the unit that it makes; None while it proves itself.
+        since: monotonic time at which it began.
+        answer: how it has proved itself; None until then.
+        strikes: failures, one after the other.
+    """
+
+    name: str
+    future: Future[Any] | None = None
+    unit: int | None = None
+    since: float = 0.0
+    answer: Mapping[str, Any] | None = None
+    strikes: int = 0
+
+
+@dataclass(slots=True)
+class UnitState:
+    """A unit that is not done, as its coordinator sees it.
+
+    Attributes:
+        ready: monotonic time from which on it can be given to a worker; units go in the order of these times.
+        attempts, losses, failures: how often it was given to a worker, its worker was lost, and it was not made.
+    """
+
+    ready: float = 0.0
+    attempts: int = 0
+    losses: int = 0
+    failures: int = 0
+
+
+def run_workload(work: Workload, pool: WorkerPool, counts: UnitCounts | None = None) -> Generator[Any]:
+    """Have a workload done by a pool; the result of each unit, as they come.
+
+    Args:
+        work: the workload.
+        pool: its workers.
+        counts: gets the numbers of workers and of failed attempts.
+
+    Raises:
+        StorageError: units are left; `retryable` if another try may help.
+    """
+    coordinator = Coordinator(work, pool, counts)
+    try:
+        yield from coordinator.results()
+    finally:
+        coordinator.close()
+
+
+class Coordinator:
+    """Shares the units of a workload out to a pool."""
+
+    def __init__(self, work: Workload, pool: WorkerPool, counts: UnitCounts | None = None) -> None:
+        """Begin.
+
+        Args:
+            work: the units, and what workers have to prove.
+            pool: the workers.
+            counts: gets the numbers of workers and of failed attempts.
+        """
+        self._work, self._pool, self._counts = work, pool, counts or UnitCounts()
+        self._left: dict[int, UnitState] = {}
+        self._taken: list[float] = []  # seconds of each unit that was done
+        self._posts: dict[str, Post] = {}
+        self._wait = WorkerWait(work.uri, work.again)
+        self.left_out: dict[str, str] = {}  # name of each worker that gets no unit → why
+
+    def results(self) -> Iterator[Any]:
+        """Have every unit done; the result of each, as they come.
+
+        Raises:
+            StorageError: units are left; `retryable` if another try may help.
+        """
+        finished = self._work.finished()
+        yield from finished.values()
+        self._left = {
+            number: UnitState() for number in range(len(self._work.names)) if number not in finished
+        }
+        while self._left:
+            self._meet()
+            now = time.monotonic()
+            self._assign(now)
+            if self._suits_none(now):
+                return
+            self._counts.workers = sum(post.answer is not None for post in self._posts.values())
+            yield from self._collect_results()
+            self._require_workers()
+
+    def close(self) -> None:
+        """Forget what is running, and have idle workers close the job."""
+        self._wait.end()
+        last, idle = self._work.last(), [post for post in self._posts.values() if post.future is None]
+        for post in self._posts.values():
+            if post.future is not None:
+                post.future.cancel()
+        with suppress(Exception):  # the engine may be gone
+            for post in idle:
+                if last is not None:
+                    self._start(post, f"close-{post.name}", last)
+        wait([post.future for post in idle if post.future is not None], timeout=_CLOSE_SECONDS)
+
+    def _meet(self) -> None:
+        """Challenge new workers, and take back the units of those that are lost."""
+        present = set(self._pool.present())
+        for name in self._posts.keys() - present:
+            post = self._posts.pop(name)
+            if post.future is not None:
+                post.future.cancel()
+            self._lose(post)
+        for name in sorted(present - self._posts.keys() - self.left_out.keys()):
+            post = self._posts[name] = Post(name)
+            self._start(post, f"prove-{name}", self._work.first())
+
+    def _assign(self, now: float) -> None:
+        """Give a unit to each idle worker; stragglers when no unit waits."""
+        running = {post.unit for post in self._posts.values()}
+        waiting = [
+            number for number, unit in self._left.items() if number not in running and unit.ready <= now
+        ]
+        waiting.sort(key=lambda number: self._left[number].ready)
+        rest: list[Post] = []
+        for post in self._idle():
+            number = next((number for number in waiting if self._suits(post, number)), None)
+            if number is None:
+                rest.append(post)
+            else:
+                waiting.remove(number)
+                self._give(post, number)
+        for number in self._stragglers() if rest else ():
+            post = next((idle for idle in rest if idle.future is None and self._suits(idle, number)), None)
+            if post is not None:
+                _log.warning("unit %s is slow; it gets a second attempt", self._work.names[number])
+                self._give(post, number)
+
+    def _idle(self) -> list[Post]:
+        return [post for post in self._posts.values() if post.answer is not None and post.future is None]
+
+    def _suits(self, post: Post, number: int) -> bool:
+        return self._work.suits(number, post.answer or {})
+
+    def _suits_none(self, now: float) -> bool:
+        """Whether what is left suits none of the idle workers, and nothing else of it is done or will be tried again.
+
+        A unit that a worker does counts as long as it is no straggler.
+        """
+        posts, idle = list(self._posts.values()), self._idle()
+        proving = any(post.future is not None and post.unit is None for post in posts)
+        if not idle or proving or any(unit.ready > now for unit in self._left.values()):
+            return False
+        slow = {unit for unit in self._stragglers() if not any(self._suits(post, unit) for post in idle)}
+        return {post.unit for post in posts if post.unit in self._left} <= slow
+
+    def _give(self, post: Post, number: int) -> None:
+        left = self._left[number]
+        left.attempts, post.unit = left.attempts + 1, number
+        title = f"unit-{self._work.names[number]}-{left.attempts}"
+        self._start(post, title, self._work.call(number))
+
+    def _start(self, post: Post, title: str, call: Call) -> None:
+        post.future = self._pool.submit(post.name, title, call.function, *call.arguments)
+        post.since = time.monotonic()
+
+    def _stragglers(self) -> list[int]:
+        """The units that one worker makes and that get a second attempt."""
+        now, attempts = time.monotonic(), Counter(post.unit for post in self._posts.values())
+        making = ((post.unit, post.since) for post in self._posts.values() if post.unit is not None)
+        seconds = {unit: now - since for unit, since in making if unit in self._left}
+        return [unit for unit in stragglers(seconds, self._taken) if attempts[unit] == 1]
+
+    def _collect_results(self) -> Iterator[Any]:
+        """The results of what has ended; waits for it a short time."""
+        futures = {post.future: post for post in self._posts.values() if post.future is not None}
+        if not futures:
+            time.sleep(LOOK_SECONDS)
+            return
+        for future in wait(futures, timeout=LOOK_SECONDS, return_when=FIRST_COMPLETED).done:
+            post = futures[future]
+            post.future = None
+            if post.unit is None:
+                self._admit(post, future)
+            elif (result := self._result(post, post.unit, future)) is not None:
+                yield result
+            post.unit = None
+
+    def _admit(self, post: Post, future: Future[Any]) -> None:
+        """Judge the answer of a worker to the challenge."""
+        error = future.exception()
+        problem = f"{type(error).__name__}: {error}" if error else self._work.problem(future.result())
+        if problem:
+            self._leave_out(post, problem)
+        else:
+            post.answer = future.result()
+
+    def _result(self, post: Post, number: int, future: Future[Any]) -> Any:
+        """The result of a unit, if the worker has done it, and is the first; else None."""
+        if future.exception() is not None:
+            self._lose(post)
+            return None
+        answer, left = future.result(), self._left.get(number)
+        if error := answer.get("error"):
+            if left is not None:
+                self._fail(post, number, left, error)
+            post.strikes += 1
+            if post.strikes >= ALLOWED_STRIKES:
+                self._leave_out(post, str(error["what"]))
+        elif not answer.get("busy"):
+            post.strikes = 0
+            if left is None:
+                return None
+            del self._left[number]
+            if answer["seconds"] is not None:
+                self._taken.append(answer["seconds"])
+            return self._work.result(number, answer)
+        if left is not None:
+            left.ready = time.monotonic() + AGAIN_SECONDS
+        return None
+
+    def _lose(self, post: Post) -> None:
+        """Let the unit of a worker that is lost be the next.
+
+        Raises:
+            StorageError: it was one loss too many.
+        """
+        if post.unit is None or post.unit not in self._left:
+            return
+        left, name = self._left[post.unit], self._work.names[post.unit]
+        left.losses, left.ready = left.losses + 1, -1.0
+        self._counts.failed += 1
+        _log.warning("worker %s was lost while it wrote unit %s", post.name, name)
+        if left.losses > ALLOWED_LOSSES:
+            raise StorageError(
+                f"{plural(left.losses, 'worker', 'was/were')} lost while making unit {name}",
+                uri=self._work.uri,
+                cure="give the workers more memory, or make smaller units: --unit 256MiB",
+            )
+
+    def _fail(self, post: Post, number: int, left: UnitState, error: Mapping[str, Any]) -> None:
+        """Note that a unit was not made.
+
+        Raises:
+            StorageError: no retry can cure it, or it was one failure too many.
+        """
+        name = self._work.names[number]
+        left.failures += 1
+        self._counts.failed += 1
+        _log.warning("unit %s was not written by %s: %s", name, post.name, error["what"])
+        if not error["retryable"] or left.failures > ALLOWED_FAILURES:
+            raise StorageError(
+                f"unit {name} cannot be made; worker {post.name}: {error['what']}",
+                uri=error.get("uri") or self._work.uri,
+                cure=error.get("cure"),
+                retryable=bool(error["retryable"]),
+            )
+
+    def _leave_out(self, post: Post, problem: str) -> None:
+        _log.warning("worker %s is left out: %s", post.name, problem)
+        self.left_out[post.name] = problem
+        del self._posts[post.name]
+
+    def _require_workers(self) -> None:
+        """Refuse to wait for ever for a worker that can make units."""
+        if not self._left or any(post.answer is not None for post in self._posts.values()):
+            self._wait.end()
+        else:
+            self._wait.go_on(self.left_out, list(self._posts))
+
+
+FEWEST_STARTED = 10
+LEAST_DONE = 0.5  # of those that were started
+TIMES_MEDIAN = 3.0
+LEAST_SECONDS = 1.0  # no unit that takes less is worth a second attempt
+
+
+def stragglers(running: Mapping[int, float], finished: Iterable[float]) -> list[int]:
+    """The units that get a second attempt, the slowest first.
+
+    Args:
+        running: number of each unit that is being made → seconds since it was started.
+        finished: how many seconds each finished unit took.
+    """
+    taken = list(finished)
+    started = len(taken) + len(running)
+    if started < FEWEST_STARTED or len(taken) < LEAST_DONE * started:
+        return []
+    limit = max(TIMES_MEDIAN * median(taken), LEAST_SECONDS)
+    return sorted(
+        (unit for unit, seconds in running.items() if seconds > limit), key=lambda unit: -running[unit]
+    )
+
+
+# ---- its waits -------------------------------------------------------------------------------------------------------
+
+
+WAIT_SECONDS = 600.0
+REFUSED_SECONDS = 60.0
+_VARIABLE = "WHERRY_WORKER_WAIT"
+_NAMED = 3  # workers that a line names
+
+
+def worker_wait() -> float:
+    """Seconds without a usable worker after which a coordinator gives up: `WHERRY_WORKER_WAIT`, or the setting.
+
+    Raises:
+        UsageError: it is not a duration, or the configuration is invalid.
+    """
+    stated = os.environ.get(_VARIABLE) or configured_value("worker_wait")
+    return WAIT_SECONDS if stated is None else duration(stated)
+
+
+class WorkerWait:
+    """Waits of one coordinator; begins with the first."""
+
+    def __init__(self, uri: str, again: str) -> None:
+        """Begin to wait.
+
+        Args:
+            uri: of the workload.
+            again: what the same command does when it is run again.
+        """
+        self._uri, self._again = uri, again
+        self._seconds = worker_wait()
+        self._since = time.monotonic()
+        self._had_worker = False
+        self._line = ExitStack()
+        self._text = ""
+
+    def end(self) -> None:
+        """Note that a worker is there that can make units, or that none is needed."""
+        self._line.close()
+        self._since, self._had_worker, self._text = time.monotonic(), True, ""
+
+    def go_on(self, left_out: Mapping[str, str], silent: Collection[str]) -> None:
+        """Wait on, as there is no worker that can make units.
+
+        Args:
+            left_out: name of each worker that gets no unit → why.
+            silent: the names of those that have not answered.
+
+        Raises:
+            StorageError: it has waited long enough.
+        """
+        refused = left_out and not silent and not self._had_worker
+        limit = min(self._seconds, REFUSED_SECONDS) if refused else self._seconds
+        why = _why(left_out, silent)
+        if time.monotonic() - self._since > limit:
+            raise StorageError(
+                f"no worker can make units; {why}",
+                uri=self._uri,
+                cure="start workers that see source and target, with the same wherry and WHERRY_KEY, and run the same "
+                f"command again; it {self._again}. To wait longer for workers, set {_VARIABLE}, for example 1h",
+                retryable=True,
+            )
+        if why != self._text:
+            self._line.close()
+            what = f"a worker that can make units ({why}; gives up after {show_seconds(limit)})"
+            self._line.enter_context(waiting(self._uri, what=what)).since = self._since
+            self._text = why
+
+
+def _why(left_out: Mapping[str, str], silent: Collection[str]) -> str:
+    rows = [f"{name}: {why}" for name, why in sorted(left_out.items())]
+    rows += [f"{name} has not answered" for name in sorted(silent)]
+    more = [f"{plural(len(rows) - _NAMED, 'other')}"] if len(rows) > _NAMED else []
+    return "; ".join([*rows[:_NAMED], *more]) or "there is none"

@@ -1,0 +1,257 @@
+"""hash_on: has the bytes of a checkpoint read and hashed by the workers of an engine.
+
+A checkpoint that is read is cut at leaves of its digests. Workers answer with hashes, which merge in any order; they
+write nothing, so there is no job, and a unit that was lost is read again. Each worker first shows that it has the same
+wherry, and sees the same state of the same checkpoint. What a worker finds damaged, this process reads itself, so that
+the error is the one of a verification in one process.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import os
+import secrets
+import sys
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from wherry.core import dtypes
+from wherry.core.algorithms import HASH_BYTES
+from wherry.core.digest import LEAF, leaf_count, sha256_of, tensor_digest
+from wherry.core.progress import Meter
+from wherry.core.request import SourceRequest
+from wherry.errors import DamagedError, HostileError, MismatchError, WherryError, wherry_error
+from wherry.formats.checkpoint import open_source, present_fingerprint
+from wherry.ledger.open import resolve_named
+from wherry.mover.hashing import Hashes, hash_leaves
+from wherry.text.json_values import json_value
+from wherry.version import __version__
+from wherry.workers.coordinator import Call, Workload, run_workload
+from wherry.workers.engines import pool_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from wherry.core.keypath import KeyPath
+    from wherry.core.progress import OnProgress
+    from wherry.core.tensorspec import TensorSpec
+    from wherry.formats.checkpoint import Checkpoint
+
+    # Leaves of tensors that are read together: key path → their numbers.
+    ReadUnit = Mapping[KeyPath, range]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOrder:
+    """How a checkpoint is read by several workers.
+
+    Attributes:
+        source: the checkpoint, as every worker opens it.
+        unit_bytes: size of a unit.
+        algorithm: of the hashes.
+        memory: budget of a worker.
+    """
+
+    source: SourceRequest
+    unit_bytes: int
+    algorithm: str
+    memory: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The argument of the functions of workers; the inverse of `_reading`."""
+        return asdict(self)
+
+
+class ReadWork(Workload):
+    """The units of a checkpoint that is read; the result of each is its number and its raw hashes. See Workload."""
+
+    again = "reads the checkpoint anew"
+
+    def __init__(self, reading: ReadOrder, checkpoint: Checkpoint, units: Sequence[ReadUnit]) -> None:
+        self._reading, self.uri = reading.to_json(), checkpoint.uri
+        self._seen = _seen_of(checkpoint, units)
+        self.names = [f"{number:05d}-{secrets.token_hex(2)}" for number in range(len(units))]
+
+    def first(self) -> Call:
+        """See Workload."""
+        return Call(prove_reading, (self._reading,))
+
+    def problem(self, answer: Mapping[str, Any]) -> str:
+        """See Workload."""
+        if answer.get("problem"):
+            return str(answer["problem"])
+        different = [name for name, value in self._seen.items() if answer.get(name) != value]
+        words = {
+            "version": f"wherry {answer.get('version')}",
+            "units": "other tensors",
+            "state": "another state",
+        }
+        return f"it sees {words[different[0]]} of the checkpoint" if different else ""
+
+    def call(self, number: int) -> Call:
+        """See Workload."""
+        return Call(read_unit, (self._reading, number))
+
+    def result(self, number: int, answer: Mapping[str, Any]) -> tuple[int, list[str] | None]:
+        """See Workload; None if the worker found damage."""
+        return number, answer["hashes"]
+
+
+def hash_on(
+    checkpoint: Checkpoint, reading: ReadOrder, on: str, *, progress: OnProgress | None = None
+) -> Hashes:
+    """Read every tensor of a checkpoint with a carrier; see `hash_checkpoint`.
+
+    Args:
+        checkpoint: the checkpoint, as this process sees it.
+        reading: how it is read.
+        on: the carrier; not `threads`.
+        progress: called a few times a second.
+
+    Raises:
+        UsageError: there is no such carrier.
+        DamagedError: bytes are missing or corrupt.
+        StorageError: no worker can read it, or the storage failed.
+    """
+    units, specs = read_units(checkpoint.manifest.tensors, reading.unit_bytes), checkpoint.manifest.tensors
+    leaves: dict[KeyPath, list[bytes]] = {
+        path: [b""] * leaf_count(spec.nbytes) for path, spec in specs.items()
+    }
+    meter = Meter("verify", sum(spec.nbytes for spec in specs.values()), progress)
+    with pool_of(on) as pool:
+        for number, hashes in run_workload(ReadWork(reading, checkpoint, units), pool):
+            unit = units[number]
+            for (path, rows), own in zip(
+                unit.items(), _hashes(checkpoint, reading, unit, hashes), strict=True
+            ):
+                if len(own) != len(rows):
+                    raise MismatchError(
+                        "a worker returned hashes of another unit",
+                        uri=checkpoint.uri,
+                        cure="run the same command again without --on",
+                    )
+                leaves[path][rows.start : rows.stop] = own
+            meter.add(read_bytes(unit, specs), f"unit {number}")
+    full = {path: tuple(rows) for path, rows in leaves.items()}
+    digests = {path: tensor_digest(specs[path], rows, reading.algorithm) for path, rows in full.items()}
+    return Hashes(reading.algorithm, digests, full)
+
+
+def source_of(source: SourceRequest) -> SourceRequest:
+    """The request for a checkpoint as processes in other folders open it."""
+    found = resolve_named(source)
+    return found if "://" in found.uri else replace(found, uri=os.path.abspath(found.uri))  # noqa: PTH100
+
+
+def _hashes(
+    checkpoint: Checkpoint, reading: ReadOrder, unit: ReadUnit, answer: list[str] | None
+) -> list[list[bytes]]:
+    if answer is None:  # a worker found damage; if this process finds none, the worker was wrong
+        own = hash_leaves(checkpoint, reading.algorithm, unit, memory=reading.memory)
+        return [list(own[path]) for path in unit]
+    raw = [base64.b64decode(text, validate=True) for text in answer]
+    return [[one[at : at + HASH_BYTES] for at in range(0, len(one), HASH_BYTES)] for one in raw]
+
+
+def _seen_of(checkpoint: Checkpoint, units: Sequence[ReadUnit]) -> dict[str, str]:
+    """What all processes that read a checkpoint must have in common."""
+    rows = [[[list(path), rows.start, rows.stop] for path, rows in unit.items()] for unit in units]
+    state = present_fingerprint(checkpoint)
+    return {"version": __version__, "units": sha256_of("reading", rows), "state": state}
+
+
+def prove_reading(reading: Mapping[str, Any]) -> dict[str, Any]:
+    """On a worker: show that it sees the checkpoint.
+
+    Args:
+        reading: as `ReadOrder.to_json` gives it.
+
+    Returns:
+        What it sees, or in `problem` why it cannot read.
+    """
+    how = _reading(reading)
+    try:
+        with open_source(how.source) as checkpoint:
+            return _seen_of(checkpoint, read_units(checkpoint.manifest.tensors, how.unit_bytes))
+    except (WherryError, ImportError) as error:
+        return {"problem": " ".join(str(error).split())}
+
+
+def read_unit(reading: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """On a worker: read and hash a unit.
+
+    Args:
+        reading: as `ReadOrder.to_json` gives it.
+        number: of the unit.
+
+    Returns:
+        `hashes`, of each part; None if it is damaged; or `error`.
+    """
+    clock, how = time.monotonic(), _reading(reading)
+    try:
+        with open_source(how.source) as checkpoint:
+            unit = read_units(checkpoint.manifest.tensors, how.unit_bytes)[number]
+            found = hash_leaves(checkpoint, how.algorithm, unit, memory=how.memory)
+        hashes = [base64.b64encode(b"".join(found[path])).decode() for path in unit]
+    except (DamagedError, HostileError):
+        hashes = None
+    except Exception as error:  # noqa: BLE001  the coordinator decides
+        return {"error": wherry_error(error, uri=how.source.uri).to_json()}
+    return {"hashes": hashes, "seconds": round(time.monotonic() - clock, 3)}
+
+
+def _reading(row: Mapping[str, Any]) -> ReadOrder:
+    source: dict[str, Any] = {**row["source"], "allow_opaque": tuple(row["source"]["allow_opaque"])}
+    return ReadOrder(SourceRequest(**source), row["unit_bytes"], row["algorithm"], row["memory"])
+
+
+# ---- units of a checkpoint that is read ------------------------------------------------------------------------------
+
+
+_MOST_CHUNK = (
+    64 << 20
+)  # a tensor of larger chunks is not cut: each of its readers would decode all of a chunk
+
+
+def read_bytes(unit: ReadUnit, specs: Mapping[KeyPath, TensorSpec]) -> int:
+    """Bytes of the leaves of a unit."""
+    return sum(min(rows.stop * LEAF, specs[path].nbytes) - rows.start * LEAF for path, rows in unit.items())
+
+
+def read_units(specs: Mapping[KeyPath, TensorSpec], unit_bytes: int) -> list[ReadUnit]:
+    """Cut a checkpoint into units; every leaf of a tensor with elements is in exactly one.
+
+    Args:
+        specs: its tensors.
+        unit_bytes: size of a unit; one leaf at least.
+    """
+    most, held, filled = max(unit_bytes // LEAF, 1), dict["KeyPath", range](), 0
+    units: list[ReadUnit] = []
+    for path, spec in specs.items():
+        count, chunk = leaf_count(spec.nbytes), math.prod(spec.chunks or (1,))
+        can_be_cut = dtypes.canonical_size(spec.dtype, chunk) <= _MOST_CHUNK
+        step = most if can_be_cut else max(count, 1)
+        for start in range(0, count, step):
+            part = range(start, min(start + step, count))
+            if held and filled + len(part) > most:
+                units.append(held)
+                held, filled = {}, 0
+            held[path] = part
+            filled += len(part)
+    return [*units, held] if held else units
+
+
+# ---- in a child process of this machine ------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Run the function of a worker that standard input names; its name and arguments are JSON, and so is the answer."""
+    name, arguments = json_value(sys.stdin.read())
+    json.dump({one.__name__: one for one in (prove_reading, read_unit)}[name](*arguments), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

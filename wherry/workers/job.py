@@ -1,0 +1,314 @@
+"""SplitJob: a conversion that is cut into units, as each of its processes opens it.
+
+The record of the job holds the request, not the plan: every process opens the source and plans by itself, and takes
+part only if it gets the same plan of the same source with the same wherry. So nothing that a process is told is
+believed about the source, and a worker that sees another storage, or another state of it, is named and left out.
+
+Where the home cannot hold a key, each process has its own, and passes it on to the workers that it starts. When it has
+ended, nobody can read the records of its job. So its record names the process, and the next conversion to the target
+sets the job aside if no worker is left at it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wherry.converter.convert import existing, plan_jobs
+from wherry.converter.job import header_of, identity_of
+from wherry.converter.passes import algorithms_of
+from wherry.core.progress import RunContext, logger
+from wherry.core.units import show_size
+from wherry.errors import (
+    HostileError,
+    MismatchError,
+    MissingExtraError,
+    NotFoundError,
+    StorageError,
+    TargetExistsError,
+    TargetInUseError,
+    UnsupportedError,
+    schema_error,
+    storage_errors,
+)
+from wherry.formats.checkpoint import open_source
+from wherry.formats.pin import settled_checkpoint
+from wherry.installation import package_command
+from wherry.ledger.open import resolve_named
+from wherry.runtime.memory import available_memory
+from wherry.storage.folders import remove_leftover
+from wherry.storage.location import MOST_CONFIG
+from wherry.storage.sidecar import read_sidecar
+from wherry.storage.stores import locate
+from wherry.target.area import set_aside
+from wherry.target.file_staging import FileStaging, require_file_commit
+from wherry.target.in_use import in_use
+from wherry.target.janitor import owner_text, text_has_ended
+from wherry.target.key import key_for_workers
+from wherry.target.lease_watch import judge_all
+from wherry.target.leftovers import clean_leftovers
+from wherry.target.object_leftovers import objects_beside
+from wherry.target.owners import JOB, owners_of_job, unverified_row
+from wherry.version import __version__
+from wherry.workers.estimate import CLIENT_BYTES, units_of
+from wherry.workers.record import SCHEMA, JobRecord, Task, TaskKind
+from wherry.workers.records import Records, records_beside, target_of
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from wherry.converter.job import Job
+    from wherry.core.request import ConvertRequest
+    from wherry.storage.location import Location
+    from wherry.workers.records import Records
+    from wherry.workers.unit import Unit
+
+
+@dataclass(frozen=True, slots=True)
+class SplitJob:
+    """A conversion that is cut into units.
+
+    Attributes:
+        job: the planned conversion.
+        units: its units.
+        records: what its processes leave for each other.
+        record: the record of the job; the same in each of its processes.
+        algorithms: with which its leaves are hashed.
+        whole: why there is only one unit; empty if there are several.
+    """
+
+    job: Job
+    units: tuple[Unit, ...]
+    records: Records
+    record: JobRecord
+    algorithms: tuple[str, ...]
+    whole: str = ""
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """What workers do: they make every unit; then they read units back, each another one's.
+
+        Left to the commit are the regions of an object, which cannot be read before its upload is complete. None are
+        left to anybody where nothing is read back at all.
+        """
+        read = self.units if self.job.plan.verify == "digest" else ()
+        return (
+            *(Task(TaskKind.MAKE, unit) for unit in self.units),
+            *(
+                Task(TaskKind.READ, unit)
+                for unit in read
+                if unit.region is None or self.records.store is None
+            ),
+        )
+
+    @property
+    def uri(self) -> str:
+        """The folder of the job."""
+        return self.records.folder.uri
+
+
+def split(request: ConvertRequest, unit_bytes: int) -> SplitJob:
+    """Make a job of a conversion to one target; workers can take units of it from then on.
+
+    Args:
+        request: with one target.
+        unit_bytes: size of a unit.
+
+    Raises:
+        UnsupportedError: the target's format cannot be written by several processes.
+        TargetExistsError: the target exists.
+        TargetInUseError: there is a job of another conversion to this target.
+        WherryError: what planning raises.
+    """
+    resolved = replace(request, source=resolve_named(request.source))
+    with _plan_job(resolved.anchored, unit_bytes) as opened:
+        set_dead_job_aside(opened.records, opened.job.committed)
+        if opened.records.read(JOB, JobRecord) is None:
+            if existing(opened.job, request.if_exists) is not None:
+                # Then records without a job are of a commit that was killed in `end`, or of a late worker.
+                opened.records.end()
+                raise TargetExistsError(
+                    "the target exists already, and is the result of this conversion",
+                    uri=opened.job.committed.uri,
+                    cure="there is nothing to do",
+                )
+            opened.records.begin()
+            if opened.job.row.single_file and opened.records.store is None:
+                try:
+                    with storage_errors(opened.uri):
+                        require_file_commit(Path(opened.records.folder.path), opened.job.committed)
+                except UnsupportedError:  # the file system cannot do the commit
+                    opened.records.end()
+                    raise
+            opened.records.create(JOB, opened.record, opened.record.run)
+        if difference := _difference(_record(opened.records), opened):
+            raise TargetInUseError(
+                f"a job of another conversion to this target exists, with {difference}",
+                uri=opened.uri,
+                cure=f"finish it with `wherry commit {shlex.quote(opened.uri)}`, or remove {opened.uri}",
+            )
+        return opened
+
+
+@contextmanager
+def opened_job(uri: str) -> Generator[SplitJob]:
+    """Open a job by its folder or its target, as each of its processes does; the source is open in the block.
+
+    Raises:
+        NotFoundError: there is no job.
+        MismatchError: this process has another wherry, or sees another source or plan.
+        HostileError: the job was made with another key.
+        CorruptError: its record is invalid.
+        WherryError: what planning raises.
+    """
+    row = _record(records_beside(target_of(locate(uri))))
+    if (version := row.header.get("version")) != __version__:
+        raise MismatchError(
+            f"the job was made by wherry {version}; this process has wherry {__version__}",
+            uri=uri,
+            cure=f"install wherry {version} for this worker",
+        )
+    with _plan_job(row.request, row.unit_bytes) as opened:
+        if difference := _difference(row, opened):
+            raise MismatchError(
+                f"this process sees {difference} than the one that made the job",
+                uri=opened.uri,
+                cure="check that all workers see the same storage, and that the source has not changed",
+            )
+        yield opened
+
+
+@contextmanager
+def _plan_job(request: ConvertRequest, unit_bytes: int) -> Generator[SplitJob]:
+    """The job that this process would make of a request."""
+    with (
+        settled_checkpoint(lambda: open_source(resolve_named(request.source))) as checkpoint,
+        in_use(checkpoint.uri),
+    ):
+        [job] = plan_jobs(checkpoint, request, RunContext.begun())
+        units, whole = units_of(job.checkpoint, job.plan, job.committed, unit_bytes)
+        store = job.committed.store
+        if not units or not (store.capabilities.local or store.capabilities.parts):
+            raise UnsupportedError(
+                f"{job.row.name} cannot be written by several processes here{whole and ': '}{whole}",
+                uri=job.target.uri,
+                cure="use `wherry convert`",
+            )
+        algorithms = algorithms_of(job.algorithm, read_sidecar(checkpoint.location))
+        header, digests = header_of(job, algorithms), tuple(unit.digest for unit in units)
+        members, run = tuple(job.row.commit_members), identity_of(header)
+        owner = owner_text() if key_for_workers() else ""  # else the home or `WHERRY_KEY` has the key
+        record = JobRecord(header, request, unit_bytes, digests, members, run, owner, SCHEMA)
+        yield SplitJob(job, units, records_beside(job.committed), record, algorithms, whole)
+
+
+def _record(records: Records) -> JobRecord:
+    row = records.read(JOB, JobRecord)
+    if row is None:
+        raise NotFoundError(
+            "no job found",
+            uri=records.folder.uri,
+            cure="create one: `wherry split SOURCE TARGET --to FORMAT`",
+        )
+    if row.schema != SCHEMA:
+        uri = records.folder.uri
+        raise schema_error("job", row.schema, SCHEMA, uri, cure=f"remove {uri} and begin again")
+    return row
+
+
+def _difference(row: JobRecord, opened: SplitJob) -> str:
+    """How a job's record differs from what this process plans; empty if it does not."""
+    own = opened.record
+    changed = [name for name, value in own.header.items() if row.header.get(name) != value]
+    if changed:
+        return f"another {' and another '.join(changed)}"
+    return "" if row.units == own.units else "another size of units"
+
+
+# ---- a job without its key -------------------------------------------------------------------------------------------
+
+
+_log = logger(__name__)
+
+
+def set_dead_job_aside(records: Records, target: Location) -> None:
+    """Remove a job that nobody can finish: its process has ended with its key, and its workers have ended too.
+
+    Args:
+        records: of the job, if there is one.
+        target: what it was to make.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    if not _is_lost(records) or _is_worked_on(records):
+        return
+    if records.store is None:
+        with suppress(TargetInUseError, FileNotFoundError), FileStaging(target, "0" * 8, resume=False):
+            # Entering has discarded the staging areas of the job.
+            remove_leftover(set_aside(Path(records.folder.path)))
+    elif left := objects_beside(target, records.folder):
+        clean_leftovers([left], dry_run=False)
+    if not _is_lost(records):
+        _log.warning(
+            "%s: the job of a process that has ended was set aside: nobody has its key; the conversion starts again",
+            records.folder.uri,
+        )
+
+
+def _is_lost(records: Records) -> bool:
+    """Whether the record of a job was signed with the key of a process that has ended."""
+    try:
+        records.read(JOB, JobRecord)
+    except HostileError:
+        return text_has_ended(_key_owner_of(records))
+    return False
+
+
+def _key_owner_of(records: Records) -> str:
+    """The process that a record names which cannot be checked: whoever could lie here could remove the job."""
+    with suppress(NotFoundError):
+        return str(unverified_row(records.folder.join(JOB).read_whole(MOST_CONFIG)).get("key_owner", ""))
+    return ""
+
+
+def _is_worked_on(records: Records) -> bool:
+    owners = owners_of_job(records.folder)
+    return owners.live(judge_all(list(owners.watches)))
+
+
+# ---- what a worker needs before it takes a unit ----------------------------------------------------------------------
+
+
+_CODECS = ("blake3", "deflate", "isal", "ml_dtypes", "numpy", "tensorstore", "zstandard")
+
+
+def require_able(split: SplitJob) -> None:
+    """Refuse to work on a job that this process cannot make a unit of.
+
+    Args:
+        split: the job, opened.
+
+    Raises:
+        MissingExtraError: a codec is not installed.
+        StorageError: there is too little memory.
+    """
+    for name in _CODECS:
+        try:
+            import_module(name)
+        except ImportError as error:
+            raise MissingExtraError(
+                f"this worker lacks the package {name}: {error}", cure=f"run `{package_command(name)}` there"
+            ) from error
+    needed, free = split.job.plan.peak_memory + CLIENT_BYTES, available_memory()
+    if free is not None and free < needed:
+        raise StorageError(
+            f"this worker has {show_size(free)} of free memory; a unit needs {show_size(needed)}",
+            uri=split.uri,
+            cure="give the worker more memory, or lower --memory of the conversion",
+            retryable=True,
+        )

@@ -1,0 +1,237 @@
+"""TargetFiles: which files the writer of a format would create for a plan, and where each tensor lies in them.
+
+Nothing is written: the writer is created in a store that holds nothing (`FileSketch`), and asked for the file of every
+tensor, or of every chunk of it. So this follows the writer itself, and no second description of a format can disagree
+with it.
+
+A large file of which the writer knows the place of every byte of its tensors has regions, cut at places that its bytes
+do not decide. A region begins at a multiple of a step: on a disk of 64 KiB, so that no two workers write the same block
+or page; in a store of objects of the size of the parts, so that a unit makes whole parts. A move with bytes in two
+regions belongs to both units, as one with chunks in two files does.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from wherry.converter.plan import joint_moves
+from wherry.core.tensorspec import Span
+from wherry.errors import UnsupportedError
+from wherry.formats.registry import find_format
+from wherry.mover.map_writer import writer_of
+from wherry.mover.move import cells
+from wherry.storage.location import Location
+from wherry.upload.selection import ROOT, FileSketch, name_at
+from wherry.upload.uploaded_file import part_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from wherry.converter.plan import Plan
+    from wherry.core.keypath import KeyPath
+    from wherry.core.tensorspec import TensorSpec
+    from wherry.formats.writer import Writer
+    from wherry.mover.move import JointMoves, Move
+
+DISK_STEP = 64 << 10  # at least a page, and a block, of any system
+
+
+class FileRegion(NamedTuple):
+    """A region of a file.
+
+    Attributes:
+        file: name of the file.
+        span: its bytes in the file.
+    """
+
+    file: str
+    span: Span
+
+    @property
+    def name(self) -> str:
+        """Its name among the files of a target."""
+        return f"{self.file}[{self.span.start}:{self.span.stop}]"
+
+
+@dataclass(frozen=True, slots=True)
+class FilesOfMoves:
+    """The files that get bytes of each move of a tensor, in order, in 16 bytes each: a giant has several 100,000 moves.
+
+    Attributes:
+        stops: where each move ends; the next one begins there.
+        files: the names of its files.
+        box: whether the moves are boxes.
+    """
+
+    stops: array[int] = field(default_factory=lambda: array("q"))
+    files: list[frozenset[str]] = field(default_factory=list[frozenset[str]])
+    box: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFiles:
+    """The files of a target.
+
+    Attributes:
+        sizes: name relative to the target → bytes, in the writer's order; `.` for the target itself if it is one file;
+            empty if the files cannot be known. A file that is cut has its regions here, by their names.
+        homes: target key path → name of the file that holds the tensor; only of tensors with elements.
+        spread: target key path → its moves, of a tensor whose chunks or bytes lie in several files.
+        whole: why the target cannot be cut; empty if it can.
+        regions: name in `sizes` → the region of a file.
+    """
+
+    sizes: Mapping[str, int]
+    homes: Mapping[KeyPath, str]
+    whole: str = ""
+    spread: Mapping[KeyPath, FilesOfMoves] = field(default_factory=dict["KeyPath", FilesOfMoves])
+    regions: Mapping[str, FileRegion] = field(default_factory=dict[str, FileRegion])
+
+
+def target_files(
+    plan: Plan, companion: Callable[[str], Location], target: Location, unit_bytes: int
+) -> TargetFiles:
+    """The files of a plan's target; none if one process has to make it.
+
+    Args:
+        plan: the plan.
+        companion: where the source has a companion file.
+        target: where the files will be.
+        unit_bytes: larger files are cut into regions.
+
+    Raises:
+        UnrepresentableError: the format cannot hold one of the tensors.
+    """
+    row, sketch, moves = find_format(plan.to), FileSketch(), joint_moves([plan])
+    try:
+        writer = writer_of(row, Location(sketch, ROOT), plan.manifest, plan.options, companion)
+    except UnsupportedError as error:  # it needs a file system, or sizes that are not known
+        return TargetFiles({}, {}, error.what)
+    specs = {path: spec for path in plan.pairs if (spec := plan.manifest.tensors[path]).nbytes}
+    homes, spread = dict["KeyPath", str](), dict["KeyPath", FilesOfMoves]()
+    regions, pieces = dict[str, list[FileRegion]](), dict[str, int]()
+    with closing(writer):
+        sizes = {name_at(path): size for path, size in sketch.sizes.items()}
+        flat = {path for path, spec in specs.items() if _has_places(writer, spec)}
+        for path in (path for path in specs if path not in flat):
+            files = _of_chunks(writer, specs[path], moves, plan.pairs[path])
+            if not all(files.files):
+                return TargetFiles(
+                    sizes, {}, f"the bytes of {'/'.join(path)} are encoded before they are written"
+                )
+            _put(path, files, homes, spread)
+        whole = {
+            *homes.values(),
+            *(name for rows in spread.values() for names in rows.files for name in names),
+        }
+        store, disk_step = target.store, DISK_STEP * target.store.capabilities.local
+        for name, size in sizes.items():  # a chunk is written whole, or encoded
+            step = part_size(size, store.part_limits) if store.capabilities.parts else disk_step
+            if name not in whole and (rows := regions_of(name, size, unit_bytes, step)):
+                regions[name] = rows
+            pieces |= {one.name: one.span.nbytes for one in regions.get(name, ())} or {name: size}
+        for path in flat:
+            names = _names_at(writer, path, Span(0, specs[path].nbytes), regions)
+            if len(names) == 1:
+                homes[path] = next(iter(names))
+                continue
+            source = plan.pairs[path]
+            rows = ((move.span, _names_at(writer, path, move.span, regions)) for move in moves.of(source))
+            _put(path, _of_moves(rows), homes, spread)
+    single = f"{row.name} is one file" if row.single_file else "its tensors fit one file"
+    by_name = {one.name: one for rows in regions.values() for one in rows}
+    return TargetFiles(pieces, homes, single if len(pieces) == 1 else "", spread, by_name)
+
+
+def _has_places(writer: Writer, spec: TensorSpec) -> bool:
+    """Whether the place of every byte of a tensor is known."""
+    return spec.chunks is None and writer.extents(spec.path, Span(0, spec.nbytes)) is not None
+
+
+def _put(
+    path: KeyPath, files: FilesOfMoves, homes: dict[KeyPath, str], spread: dict[KeyPath, FilesOfMoves]
+) -> None:
+    """Note the files of a tensor."""
+    first = files.files[0]
+    if len(first) == 1 and all(names == first for names in files.files):
+        homes[path] = next(iter(first))
+    else:
+        spread[path] = files
+
+
+def _of_chunks(writer: Writer, spec: TensorSpec, moves: JointMoves, source: KeyPath) -> FilesOfMoves:
+    """The files of each move of a tensor that is written in chunks, or encoded; none of a move if one is not known."""
+    if spec.chunks in (None, spec.shape):
+        whole = Span(0, spec.nbytes)
+        home = writer.home(spec.path, whole if spec.chunks is None else spec.whole)
+        return _of_moves([(whole, _names([home]))])
+
+    def names(move: Move) -> frozenset[str]:
+        regions = cells(move.region or spec.whole, spec.chunks or ())  # moves to chunks are regions
+        return _names([writer.home(spec.path, cell) for cell in regions])
+
+    rows = ((move.span, names(move)) for move in moves.of(source))
+    return _of_moves(rows, box=moves.are_boxes(source))
+
+
+def _of_moves(rows: Iterable[tuple[Span, frozenset[str]]], *, box: bool = False) -> FilesOfMoves:
+    stops, files = array("q"), list[frozenset[str]]()
+    for span, names in rows:
+        assert span.start == (stops[-1] if stops else 0), "the moves of a tensor follow one another"
+        stops.append(span.stop)
+        files.append(names)
+    return FilesOfMoves(stops, files, box)
+
+
+def _names(places: Sequence[Location | None]) -> frozenset[str]:
+    """The names of files; none if one of them is not known."""
+    found = {_name_set(place.path) for place in places if place is not None}
+    if None in places:
+        return frozenset()
+    return next(iter(found)) if len(found) == 1 else frozenset[str]().union(*found)
+
+
+@lru_cache(1 << 16)
+def _name_set(path: str) -> frozenset[str]:
+    return frozenset([name_at(path)])
+
+
+def _names_at(
+    writer: Writer, path: KeyPath, span: Span, regions: Mapping[str, Sequence[FileRegion]]
+) -> frozenset[str]:
+    """The names of the files that get bytes of a span, and of the regions of those that are cut."""
+    found = set[str]()
+    for extent in writer.extents(path, span) or ():
+        file, stop = name_at(extent.location.path), extent.offset + extent.length
+        rows = regions.get(file, ())
+        first = bisect_right(rows, extent.offset, key=lambda one: one.span.start) - 1
+        last = bisect_left(rows, stop, key=lambda one: one.span.start)
+        found.update(one.name for one in rows[first:last]) if rows else found.add(file)
+    return frozenset(found)
+
+
+def regions_of(file: str, size: int, unit_bytes: int, step: int) -> list[FileRegion]:
+    """Cut a file into regions of nearly the same size.
+
+    Args:
+        file: its name.
+        size: its bytes.
+        unit_bytes: most bytes of a region, unless a step has more.
+        step: a region begins at a multiple of it; 0 if the file is not cut.
+
+    Returns:
+        The regions, in order; none if the file is one unit.
+    """
+    if not step or size <= unit_bytes:
+        return []
+    most = max(unit_bytes // step, 1)
+    steps = -(-size // step)
+    count = -(-steps // most)
+    each = -(-steps // count) * step
+    found = [FileRegion(file, Span(at, min(at + each, size))) for at in range(0, size, each)]
+    return found if len(found) > 1 else []
