@@ -140,6 +140,13 @@ def receipts(target):
     return _rows(target, TaskKind.MAKE)
 
 
+def claimants(target):
+    """The processes that have claimed a task."""
+    records = records_beside(locate(target))
+    rows = [row_of(records, name) for name in records.names() if name.startswith("claim-")]
+    return {json.loads(row["owner"])["pid"] for row in rows}
+
+
 def proofs(target):
     """Name → contents of the records of what was read back."""
     return _rows(target, TaskKind.READ)

@@ -15,10 +15,16 @@ if TYPE_CHECKING:
 
 @contextmanager
 def told_at_once(monkeypatch: pytest.MonkeyPatch) -> Generator[list[str]]:
-    """The lines that are told while the block runs, without the seconds."""
+    """What is waited for while the block runs, without the seconds; slow answers of stores depend on load."""
     lines: list[str] = []
     monkeypatch.setattr(waits, "_watch", waits._Watch())  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(waits, "NOTICE_SECONDS", 0.05)
     monkeypatch.setattr(waits, "_LOOK_SECONDS", 0.01)
-    with waits.told_to(lambda line: lines.append(line.rpartition(", ")[0])):
+
+    def keep(line: str) -> None:
+        waited, _, seconds = line.rpartition(", ")
+        if seconds.endswith(" so far"):
+            lines.append(waited)
+
+    with waits.told_to(keep):
         yield lines
