@@ -22,6 +22,7 @@ from wherry.core.tensorspec import Span, TensorSpec
 from wherry.formats.registry import find_format, formats
 from wherry.integrations.containers.zarr.listing import list_ocdbt
 from wherry.mover.map_writer import MapWriter
+from wherry.mover.move import cells
 from wherry.storage.stores import locate
 from wherry.target.file_map import (
     Coded,
@@ -33,6 +34,7 @@ from wherry.target.file_map import (
     Segments,
     SeparateChunks,
 )
+from wherry.target.file_ranges import file_of, file_sizes, lengths_of, ranges_of
 from wherry.target.grids import ChunkPlace
 from wherry.testing import samples, writers
 
@@ -191,7 +193,42 @@ def test_what_is_written_is_what_the_map_says_and_the_format_reads_it(name, tmp_
             assert found[bounds.start : bounds.stop] == wanted, f"{file.name}, segment {number}"
     if file_map.chunks is not None:
         _compare_chunks(sample, file_map.chunks, root)
+    _compare_ranges(sample, file_map, root)
     writers.check_written(sample, place)
+
+
+def _compare_ranges(sample, file_map, root):
+    """Compare the files that the map names, their sizes, and the byte ranges of each tensor in them."""
+    sizes = file_sizes(file_map)
+    if sizes is None:
+        assert not file_map.chunks.codec.plain
+        specs = file_map.chunks.grids.specs
+        assert {file_of(file_map, spec.path, next(cells(spec.whole, spec.chunks))) for spec in specs} == {
+            None
+        }
+        return
+    for name, size in sizes.items():
+        assert root.joinpath(name).stat().st_size == size
+    for path, spec in sample.manifest.tensors.items():
+        whole = Span(0, spec.nbytes)
+        cells_of = [whole] if spec.chunks is None else list(cells(spec.whole, spec.chunks))
+        found = [ranges_of(file_map, path, cell) for cell in cells_of]
+        for cell, ranges in zip(cells_of, found, strict=True):
+            if not spec.nbytes or (ranges is None and spec.chunks is None):
+                continue
+            assert file_of(file_map, path, cell) in {*sizes, None}
+            if ranges is None:  # padding lies inside
+                continue
+            data = b"".join(root.joinpath(file).read_bytes()[start:stop] for file, start, stop in ranges)
+            wanted = sample.contents[path] if cell is whole else array_of(sample, spec)[cell].tobytes()
+            assert data == bytes(wanted)
+        if spec.chunks is None:
+            assert lengths_of(file_map, spec) == [stop - start for _file, start, stop in found[0] or ()]
+
+
+def array_of(sample, spec):
+    """The elements of a tensor."""
+    return np.frombuffer(sample.contents[spec.path], dtypes.numpy_dtype(spec.dtype)).reshape(spec.shape)
 
 
 def _compare_chunks(sample, chunks, root):
@@ -200,8 +237,7 @@ def _compare_chunks(sample, chunks, root):
     places = [_place_of(chunks, folder, number) for number in range(len(chunks.grids))]
     for number, (file, offset, nbytes, stop) in enumerate(places):
         spec, region = chunks.grids[number].spec, chunks.grids[number].region
-        array = np.frombuffer(sample.contents[spec.path], dtypes.numpy_dtype(spec.dtype)).reshape(spec.shape)
-        data = memoryview(np.ascontiguousarray(array[region]).reshape(-1).view("u1"))
+        data = memoryview(np.ascontiguousarray(array_of(sample, spec)[region]).reshape(-1).view("u1"))
         wanted = bytes(chunks.codec.encode(data, region, spec)).ljust(chunks.size(number) or 0, b"\0")
         assert (folder / file).read_bytes()[offset:stop] == wanted.ljust(stop - offset, b"\0")
         assert len(wanted) == nbytes

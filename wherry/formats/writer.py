@@ -10,14 +10,12 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from wherry.core.keypath import KeyPath
-    from wherry.core.tensorspec import Region, Span
+    from wherry.core.tensorspec import Region, Span, TensorSpec
     from wherry.formats.contents import EncodedChunk, Extent
-    from wherry.storage.location import Location
 
-    ExtentsFunction: TypeAlias = Callable[[KeyPath, Region | Span], tuple[Extent, ...] | None]
     # Start, stop and checksum of pieces of a tensor.
     Checks: TypeAlias = Sequence[tuple[int, int, int]]
 
@@ -45,10 +43,9 @@ class Writer(ABC):
         """
         return None
 
-    def home(self, path: KeyPath, where: Region | Span) -> Location | None:
-        """The only file that gets the bytes of a region or span, known before they are written; else None."""
-        places = {one.location.path: one.location for one in self.extents(path, where) or ()}
-        return next(iter(places.values())) if len(places) == 1 else None
+    def lengths(self, spec: TensorSpec) -> Sequence[int]:  # noqa: ARG002  overridden
+        """Bytes of each byte range of a tensor; none of one that is encoded or written on a grid."""
+        return ()
 
     def encoded(self, path: KeyPath, where: Region) -> EncodedChunk | None:  # noqa: ARG002  overridden
         """A chunk that `write` got and encoded into one byte range of a staged file; None for other chunks."""

@@ -1,4 +1,4 @@
-"""Stores the chunks of a target: on a local disk, in a store of objects, or those of one unit, as `Chunks` says.
+"""Stores the chunks of a target: on a local disk or in a store of objects, all or those of a slice, as `Chunks` says.
 
 What is put is durable after a `sync`; in a store of objects, when its bytes are sent. Where encoded chunks lie is known
 to this process and noted: in a log on a disk, in the journal for a store of objects. So a resumed run finds those of
@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wherry.errors import UnsupportedError, storage_error, storage_errors
+from wherry.errors import storage_error, storage_errors
 from wherry.storage.folders import make_folders, sync_folder
 from wherry.storage.open_file import open_regular
 from wherry.storage.stores import make_folder, sync_folders
@@ -23,7 +23,6 @@ from wherry.target.file_map import PackedChunks, PlacedChunks, SeparateChunks, c
 from wherry.target.files import FlatFiles, open_files, require_local, start_after
 from wherry.target.grids import ChunkPlace
 from wherry.upload.growing_file import without_gaps
-from wherry.upload.selection import Selection, is_selected
 from wherry.upload.staged_objects import is_staged, run_of
 
 if TYPE_CHECKING:
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 
     from wherry.storage.location import Location
     from wherry.target.file_map import Chunks, File
+    from wherry.target.slice import Slice
     from wherry.upload.growing_file import GrowingFile
 
 _LOG = f"chunks{LOG_SUFFIX}"
@@ -65,35 +65,30 @@ class ChunkStore(ABC):
         """Release the resources."""
 
 
-def open_chunks(folder: Location, chunks: Chunks) -> ChunkStore:
+def open_chunks(folder: Location, chunks: Chunks, part: Slice | None = None) -> ChunkStore:
     """The store of the chunks of a target.
 
     Args:
-        folder: of the chunks, on a local disk, in the staged objects of a run, or where only the files of one unit are
-            written.
+        folder: of the chunks, on a local disk or in the staged objects of a run.
         chunks: the chunks.
+        part: the files that are written, with names relative to the folder; all by default.
 
     Raises:
-        UnsupportedError: the folder is none of them, or the chunks of a unit have no known sizes.
+        UnsupportedError: the folder is neither.
         StorageError: the storage is full or failed.
     """
-    if is_selected(folder) and not chunks.codec.plain:
-        raise UnsupportedError(
-            "the sizes of compressed chunks are not known before they are written",
-            uri=folder.uri,
-            cure="omit --set compression",
-        )
+    assert part is None or chunks.codec.plain, "a slice has files of known sizes"
     make_folder(folder)
     if isinstance(chunks, PlacedChunks):
-        return _PlacedChunks(folder, chunks)
-    if not is_staged(folder) and not is_selected(folder):
+        return _PlacedChunks(folder, chunks, part)
+    if not is_staged(folder):
         require_local(folder)
     if isinstance(chunks, PackedChunks):
         return _PackedObjects(folder, chunks) if is_staged(folder) else _PackedFiles(folder, chunks)
     assert isinstance(chunks, SeparateChunks)
-    if is_selected(folder):
-        return _SelectedFiles(folder, chunks)
-    return _SeparateObjects(folder, chunks) if is_staged(folder) else _SeparateFiles(folder, chunks)
+    if part is None:
+        return _SeparateObjects(folder, chunks) if is_staged(folder) else _SeparateFiles(folder, chunks)
+    return _SlicedChunks(folder, chunks, part)
 
 
 def put_in_order(folder: Location, files: Iterable[File]) -> None:
@@ -114,13 +109,13 @@ def put_in_order(folder: Location, files: Iterable[File]) -> None:
 class _PlacedChunks(ChunkStore):
     """Chunks at known places, like tensors in flat files; see ChunkStore."""
 
-    def __init__(self, folder: Location, chunks: PlacedChunks) -> None:
+    def __init__(self, folder: Location, chunks: PlacedChunks, part: Slice | None) -> None:
         self._folder, self._chunks = folder, chunks
         for home in {
             folder.join(name).parent.path: folder.join(name).parent for name in chunks.sizes
         }.values():
             make_folder(home)
-        self._files = open_files(folder, chunks.sizes)
+        self._files = open_files(folder, chunks.sizes, part)
 
     def put(self, number: int, data: memoryview) -> None:
         """See ChunkStore; in a store zeros follow up to the next chunk, so that the parts become complete."""
@@ -170,10 +165,11 @@ class _SeparateFiles(ChunkStore):
 
     def place(self, number: int) -> ChunkPlace:
         """See ChunkStore."""
-        name, size = self._chunks.name(number), self._chunks.size(number)
-        if size is None:
-            with storage_errors(str(self._folder)):
-                size = (self._folder / name).stat().st_size
+        if place := self._chunks.known_place(number):
+            return place
+        name = self._chunks.name(number)
+        with storage_errors(str(self._folder)):
+            size = (self._folder / name).stat().st_size
         return ChunkPlace(name, 0, size, size)
 
     def sync(self) -> None:
@@ -278,10 +274,7 @@ class _SeparateObjects(_NotedChunks):
 
     def place(self, number: int) -> ChunkPlace | None:
         """See ChunkStore."""
-        size = self._chunks.size(number)
-        if size is None:
-            return super().place(number)
-        return ChunkPlace(self._chunks.name(number), 0, size, size)
+        return self._chunks.known_place(number) or super().place(number)
 
     def finish(self, index: Iterable[File]) -> None:
         """See ChunkStore; they are sent at the same time."""
@@ -298,30 +291,22 @@ class _SeparateObjects(_NotedChunks):
         return complete
 
 
-class _SelectedFiles(ChunkStore):
-    """Those files that this process writes, of a file for each chunk; see ChunkStore."""
+class _SlicedChunks(ChunkStore):
+    """Those of a slice, of a file for each chunk; see ChunkStore."""
 
-    def __init__(self, folder: Location, chunks: SeparateChunks) -> None:
-        chosen = folder.store
-        assert isinstance(chosen, Selection), "the caller has asked `is_selected`"
-        self._chunks = chunks
-        self._kept = frozenset(
-            number
-            for number in range(len(chunks.grids))
-            if chosen.takes(folder.join(chunks.name(number)).path, chunks.size(number) or 0)
-        )
+    def __init__(self, folder: Location, chunks: SeparateChunks, part: Slice) -> None:
+        self._chunks, self._part = chunks, part
         kept = _SeparateObjects if is_staged(folder) else _SeparateFiles
-        self._inner = kept(folder, chunks) if self._kept else None
+        self._inner = kept(folder, chunks) if part.files else None
 
     def put(self, number: int, data: memoryview) -> None:
-        """See ChunkStore; a chunk of another unit is left out."""
-        if self._inner is not None and number in self._kept:
+        """See ChunkStore; a chunk of another slice is left out."""
+        if self._inner is not None and self._chunks.name(number) in self._part.files:
             self._inner.put(number, data)
 
-    def place(self, number: int) -> ChunkPlace:
+    def place(self, number: int) -> ChunkPlace | None:
         """See ChunkStore."""
-        size = self._chunks.size(number) or 0
-        return ChunkPlace(self._chunks.name(number), 0, size, size)
+        return self._chunks.known_place(number)
 
     def sync(self) -> None:
         """See ChunkStore."""
@@ -329,7 +314,7 @@ class _SelectedFiles(ChunkStore):
             self._inner.sync()
 
     def finish(self, index: Iterable[File]) -> None:
-        """See ChunkStore; a unit has none of the files that describe chunks."""
+        """See ChunkStore."""
         if self._inner is not None:
             self._inner.finish(index)
 

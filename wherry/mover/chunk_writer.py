@@ -12,7 +12,6 @@ from wherry.formats.contents import EncodedChunk, Extent
 from wherry.mover.chunk_files import open_chunks
 from wherry.runtime.threads import carrier_count
 from wherry.target.grids import chunk_bytes
-from wherry.upload.selection import is_selected
 from wherry.upload.staged_objects import is_staged, run_of
 
 if TYPE_CHECKING:
@@ -24,17 +23,19 @@ if TYPE_CHECKING:
     from wherry.storage.location import Location
     from wherry.target.file_map import Chunks
     from wherry.target.grids import ChunkPlace
+    from wherry.target.slice import Slice
 
 
 class ChunkWriter:
     """Encodes chunks, and puts them where the map says; used from several threads."""
 
-    def __init__(self, target: Location, chunks: Chunks) -> None:
+    def __init__(self, target: Location, chunks: Chunks, part: Slice | None = None) -> None:
         """Open their files.
 
         Args:
             target: a folder in a staging area.
             chunks: its chunks.
+            part: what is written of the target; all of it by default.
 
         Raises:
             UnsupportedError: the target is neither on a local disk nor in the staged objects of a run, or the chunks of
@@ -46,7 +47,8 @@ class ChunkWriter:
         if is_staged(target) and not self._codec.plain:
             most = max(map(chunk_bytes, self._grids.specs), default=0)
             run_of(target).using.sender.set_aside(carrier_count() * most)
-        self._store = open_chunks(self._folder, chunks)
+        self._part = part
+        self._store = open_chunks(self._folder, chunks, part.within(chunks.folder) if part else None)
 
     def __contains__(self, path: KeyPath) -> bool:
         """Whether a tensor is written in chunks."""
@@ -70,14 +72,6 @@ class ChunkWriter:
         assert place is not None, "plain chunks have known places"
         nbytes = dtypes.canonical_size(spec.dtype, math.prod(region_shape(region)))
         return (Extent(self._folder.join(place.file), place.offset, nbytes),)
-
-    def home(self, path: KeyPath, region: Region) -> Location | None:
-        """The file of a chunk; None of an encoded one."""
-        if not self._codec.plain:
-            return None
-        place = self._store.place(self._grids.number(path, region))
-        assert place is not None, "plain chunks have known places"
-        return self._folder.join(place.file)
 
     def encoded(self, path: KeyPath, region: Region) -> EncodedChunk | None:
         """An encoded chunk; None for one that is stored as it is, or of which no run knows the place any more."""
@@ -117,14 +111,14 @@ class ChunkWriter:
         self._store.sync()
 
     def finish(self) -> None:
-        """Make all chunks durable, then write the files that describe them."""
+        """Make all chunks durable, then write the files that describe them; a slice has none of these."""
 
         def place(number: int) -> ChunkPlace:
             found = self._store.place(number)
             assert found is not None, f"chunk {self._chunks.name(number)} was not written"
             return found
 
-        self._store.finish(() if is_selected(self._folder) else self._chunks.index(place))
+        self._store.finish(() if self._part else self._chunks.index(place))
 
     def close(self) -> None:
         """Close the files."""

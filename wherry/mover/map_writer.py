@@ -13,6 +13,7 @@ import threading
 import time
 from array import array
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from struct import pack_into
 from typing import TYPE_CHECKING
@@ -31,21 +32,22 @@ from wherry.storage.stores import make_folder
 from wherry.store.crc import combine
 from wherry.target.file_map import Late, Literal, Scene, Segments, names_in
 from wherry.target.file_names import require_separate_names
+from wherry.target.file_ranges import lengths_of
 from wherry.target.files import SMALL, FlatFiles, open_files, write_runs
-from wherry.target.selected_files import SelectedFiles
-from wherry.upload.selection import is_selected
+from wherry.target.slice import SlicedFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
+    from collections.abc import Callable, Generator, Iterable, Sequence
 
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
-    from wherry.core.tensorspec import Region
+    from wherry.core.tensorspec import Region, TensorSpec
     from wherry.formats.contents import EncodedChunk
     from wherry.formats.format import Format, Options
     from wherry.formats.writer import Checks
     from wherry.storage.location import Location
     from wherry.target.file_map import FileMap
+    from wherry.target.slice import Slice
 
 _Rows = list[tuple[str, int, "bytes | bytearray | memoryview"]]
 
@@ -56,6 +58,7 @@ def writer_of(
     manifest: Manifest,
     options: Options,
     companion: Callable[[str], Location] | None = None,
+    part: Slice | None = None,
 ) -> Writer:
     """The writer of a format for a target in a staging area.
 
@@ -65,12 +68,39 @@ def writer_of(
         manifest: as the format's `prepare` has returned it.
         options: checked.
         companion: where the source has a companion of the manifest, which some layouts have to parse.
+        part: what is written of the target; all of it by default.
 
     Raises:
         UnrepresentableError: the format cannot hold one of the tensors.
         UnsupportedError: the target is neither on a local disk nor in the staged objects of a run, or its file system
             does not tell two of the files apart.
         StorageError: the storage is full or failed.
+    """
+    file_map = map_of(row, target, manifest, options, companion)
+    with _at(target):
+        companions = (f"{row.companion_folder}{one.name}" for one in manifest.companions)
+        require_separate_names(target, chain(names_in(file_map), () if row.single_file else companions))
+        return MapWriter(target, file_map, part)
+
+
+def map_of(
+    row: Format,
+    target: Location,
+    manifest: Manifest,
+    options: Options,
+    companion: Callable[[str], Location] | None = None,
+) -> FileMap:
+    """The map of a target, whose files state this time.
+
+    Args:
+        row: the format.
+        target: where the checkpoint is staged, or will be; its name may decide what files state.
+        manifest: as the format's `prepare` has returned it.
+        options: checked.
+        companion: where the source has a companion of the manifest, which some layouts have to parse.
+
+    Raises:
+        UnrepresentableError: the format cannot hold one of the tensors.
     """
     assert row.layout is not None, f"format {row.name} cannot be written"
     names = frozenset(companion.name for companion in manifest.companions)
@@ -79,11 +109,7 @@ def writer_of(
         return companion(name) if companion is not None and name in names else None
 
     with _at(target):
-        scene = Scene(find_companion, target.name, time.time_ns())
-        file_map = row.layout(manifest, options, scene)
-        companions = (f"{row.companion_folder}{name}" for name in names)
-        require_separate_names(target, chain(names_in(file_map), () if row.single_file else companions))
-        return MapWriter(target, file_map)
+        return row.layout(manifest, options, Scene(find_companion, target.name, time.time_ns()))
 
 
 @contextmanager
@@ -137,18 +163,19 @@ class _FileState:
 class MapWriter(Writer):
     """Writes the files of a map, in any order, from several threads."""
 
-    def __init__(self, target: Location, file_map: FileMap) -> None:
+    def __init__(self, target: Location, file_map: FileMap, part: Slice | None = None) -> None:
         """Create the files that hold tensors.
 
         Args:
             target: a file or folder in a staging area.
             file_map: its files.
+            part: what is written of them; all by default. The files without tensors are in no slice.
 
         Raises:
             UnsupportedError: the target is neither on a local disk nor in the staged objects of a run.
             StorageError: the storage is full or failed.
         """
-        self._map = file_map
+        self._map, self._part = file_map, part
         is_file = any(file.name == "." for file in file_map.files)
         self._folder = target.parent if is_file else target
         # Of the files that hold tensors; the others follow them.
@@ -162,8 +189,9 @@ class MapWriter(Writer):
             folders = [place.parent for place in self._locations]
             for folder in {folder.path: folder for folder in (target, *folders)}.values():
                 make_folder(folder)
-        self._files = open_files(self._folder, {state.name: state.body.nbytes for state in self._states})
-        self._chunks = ChunkWriter(target, file_map.chunks) if file_map.chunks else None
+        own = replace(part, files=frozenset([target.name])) if part and is_file else part
+        self._files = open_files(self._folder, {state.name: state.body.nbytes for state in self._states}, own)
+        self._chunks = ChunkWriter(target, file_map.chunks, part) if file_map.chunks else None
 
     def grid(self, path: KeyPath) -> tuple[int, ...] | None:
         """Extents of the chunk of a tensor that is written on a grid."""
@@ -192,11 +220,9 @@ class MapWriter(Writer):
             crc = state.crcs[number]
         return Extent(self._locations[file], start, stop - start, crc)
 
-    def home(self, path: KeyPath, where: Region | Span) -> Location | None:
-        """The only file of a span or a plain chunk."""
-        if self._chunks and path in self._chunks and not isinstance(where, Span):
-            return self._chunks.home(path, where)
-        return super().home(path, where)
+    def lengths(self, spec: TensorSpec) -> Sequence[int]:
+        """Bytes of each byte range of a tensor; none of one that is encoded or written on a grid."""
+        return lengths_of(self._map, spec)
 
     def encoded(self, path: KeyPath, where: Region) -> EncodedChunk | None:
         """An encoded chunk that was written."""
@@ -411,7 +437,7 @@ class MapWriter(Writer):
     def finish(self) -> None:
         """Write the frames that are left, make the files durable, then put those without tensors, in their order."""
         for state in self._states:
-            if isinstance(self._files, SelectedFiles) and not self._files.keeps(state.name):
+            if isinstance(self._files, SlicedFiles) and not self._files.keeps(state.name):
                 continue
             for first, stop in state.body.frames():
                 if not state.framed[first] and not self._was_stored(state, first, stop):
@@ -422,7 +448,7 @@ class MapWriter(Writer):
         self._files.finish()
         if self._chunks:
             self._chunks.finish()
-        if not is_selected(self._folder):
+        if self._part is None:
             put_in_order(self._folder, self._map.files[len(self._states) :])
 
     def _was_stored(self, state: _FileState, first: int, stop: int) -> bool:

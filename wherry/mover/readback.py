@@ -26,7 +26,7 @@ import threading
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from wherry.core.algorithms import HASH_BYTES, new_hash
 from wherry.core.digest import LEAF, LeafHasher, hashes_boxes, leaf_count, leaves_touched
@@ -48,10 +48,26 @@ if TYPE_CHECKING:
     from wherry.core.tensorspec import Region, TensorSpec
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.contents import Access
-    from wherry.formats.writer import Checks, ExtentsFunction, Writer
+    from wherry.formats.writer import Checks
     from wherry.mover.leaf_table import LeafTable
     from wherry.mover.move import Move
     from wherry.storage.location import Location
+
+
+class WrittenBytes(Protocol):
+    """Where the bytes of a target are: of the files that its writer writes, or of those that workers have made."""
+
+    def extents(self, path: KeyPath, where: Region | Span) -> tuple[Extent, ...] | None:
+        """The byte ranges that hold the canonical bytes of a span or chunk; None if they are encoded."""
+        ...
+
+    def encoded(self, path: KeyPath, where: Region) -> EncodedChunk | None:
+        """A chunk that is encoded in one byte range; None for other chunks."""
+        ...
+
+    def lengths(self, spec: TensorSpec) -> Sequence[int]:
+        """Bytes of each byte range of a tensor; none of one that is encoded or written on a grid."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,17 +183,17 @@ class ReadBack:
     """The parts of one target that were read back, or wait for it; used from several threads.
 
     Attributes:
-        writer: names the byte ranges of what it wrote.
+        written: where the bytes of the target are.
         targets: source key path → target tensor.
         uri: of the target, for errors.
         files: when they can be read.
-        with_checksums: sources of which the writer was given checksums that an earlier run, or a worker, has computed;
-            those that the container records are compared with the bytes that are read.
+        with_checksums: sources of which an earlier run, or a worker, has computed checksums; those that the container
+            records are compared with the bytes that are read.
         evidence: what other processes have read back.
         algorithms: with which the leaves of the source are hashed; by default, boxes are left to the reader.
     """
 
-    writer: Writer
+    written: WrittenBytes
     targets: Mapping[KeyPath, TensorSpec]
     uri: str
     files: FilesBeingWritten = FilesBeingWritten()
@@ -379,10 +395,11 @@ class ReadBack:
         return known
 
     def _crc(self, part: StoredPart) -> PieceCrc | None:
-        """The checksum of what was read of a tensor, if the writer was given one; the caller has the lock."""
+        """The checksum of what was read of a tensor, if it must be known; the caller has the lock."""
         source = part.move.source
         if source in self.with_checksums and source not in self._crcs:
-            self._crcs[source] = crc_of(self.writer.extents, part.target)
+            ends = accumulate(self.written.lengths(part.target))
+            self._crcs[source] = PieceCrc(part.target.nbytes, ends=ends)
         return self._crcs.get(source)
 
     def _same_blocks(self, source: KeyPath) -> bool:
@@ -412,7 +429,7 @@ class ReadBack:
         if move.source in self._left or move.region is None or target.chunks is None:
             return None
         boxes = tuple(cells(move.region, target.chunks))
-        found = [self.writer.extents(target.path, box) or () for box in boxes]
+        found = [self.written.extents(target.path, box) or () for box in boxes]
         if not all(
             len(extents) == 1 and hashes_boxes(target, box, self.algorithms)
             for box, extents in zip(boxes, found, strict=True)
@@ -423,13 +440,13 @@ class ReadBack:
 
     def _part(self, move: Move, target: TensorSpec) -> StoredPart | None:
         if target.chunks is None or move.region is None:
-            extents = self.writer.extents(target.path, move.span) if target.chunks is None else None
+            extents = self.written.extents(target.path, move.span) if target.chunks is None else None
             return None if extents is None else StoredPart(move, target, extents)
         regions = list(cells(move.region, target.chunks))
         extents = self._in_order(move, target, regions)
         if extents is not None:
             return StoredPart(move, target, extents)
-        chunks = tuple(filter(None, (self.writer.encoded(target.path, region) for region in regions)))
+        chunks = tuple(filter(None, (self.written.encoded(target.path, region) for region in regions)))
         if len(chunks) < len(regions):
             return None
         return StoredPart(move, target, tuple(chunk.extent for chunk in chunks), chunks)
@@ -439,7 +456,7 @@ class ReadBack:
     ) -> tuple[Extent, ...] | None:
         """The byte ranges of chunks that are stored as they are and are, one after the other, the bytes of a move."""
         found = (
-            [self.writer.extents(target.path, region) for region in regions] if is_run(target, move) else []
+            [self.written.extents(target.path, region) for region in regions] if is_run(target, move) else []
         )
         known = [extents for extents in found if extents is not None]
         return tuple(chain.from_iterable(known)) if known and len(known) == len(regions) else None
@@ -468,7 +485,7 @@ class ReadBack:
         target = self.targets[source]
         if recorded and (crc := self._crcs.get(source)):
             return all(_has_crc(crc, part, extent) for part, extent in _parts_of(raw))
-        whole = self.writer.extents(target.path, Span(0, target.nbytes)) if recorded else ()
+        whole = self.written.extents(target.path, Span(0, target.nbytes)) if recorded else ()
         return recorded == [extent.crc32 for extent in whole or ()]
 
 
@@ -489,17 +506,6 @@ def _are_decoded(chunks: Sequence[EncodedChunk], spec: TensorSpec, access: Acces
     known = [extent for extent in found if extent is not None]
     keys = {access.decoder.key, *(chunk.codec for chunk in chunks)}
     return len(keys) == 1 and _places(known) == _places(chunk.extent for chunk in chunks)
-
-
-def crc_of(where: ExtentsFunction, target: TensorSpec) -> PieceCrc:
-    """The CRC of a tensor that is read, of which each byte range may have a CRC of its own.
-
-    Args:
-        where: names its byte ranges.
-        target: the tensor.
-    """
-    ranges = where(target.path, Span(0, target.nbytes)) or ()
-    return PieceCrc(target.nbytes, ends=accumulate(one.length for one in ranges))
 
 
 def _parts_of(extents: Iterable[Extent]) -> Iterator[tuple[Span, Extent]]:

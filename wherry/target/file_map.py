@@ -18,7 +18,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from wherry.core.tensorspec import Span
-from wherry.target.grids import chunk_bytes
+from wherry.target.grids import ChunkPlace, chunk_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import TensorSpec
     from wherry.storage.location import Location
-    from wherry.target.grids import ChunkCodec, ChunkPlace, Grids
+    from wherry.target.grids import ChunkCodec, Grids
 
 
 def _no_companion(_name: str) -> Location | None:
@@ -244,10 +244,23 @@ class Chunks:
         """Stored bytes of a chunk; None if they are known only when it is encoded."""
         return chunk_bytes(self.grids[number].spec) if self.codec.plain else None
 
+    def known_place(self, number: int) -> ChunkPlace | None:  # noqa: ARG002  overridden
+        """Where a chunk lies; None if sizes decide it that are known only when chunks are encoded."""
+        return None
+
+    def name_in_target(self, file: str) -> str:
+        """The name of a file relative to the target, from the one relative to the folder."""
+        return f"{self.folder}/{file}" if self.folder else file
+
 
 @dataclass(frozen=True, slots=True)
 class SeparateChunks(Chunks):
     """Chunks in a file each, which has the name of the chunk; no order is needed among the files that describe them."""
+
+    def known_place(self, number: int) -> ChunkPlace | None:
+        """See Chunks."""
+        size = self.size(number)
+        return None if size is None else ChunkPlace(self.name(number), 0, size, size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,6 +274,10 @@ class PlacedChunks(Chunks):
 
     place: Callable[[int], ChunkPlace]
     sizes: Mapping[str, int]
+
+    def known_place(self, number: int) -> ChunkPlace:
+        """See Chunks."""
+        return self.place(number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,10 +344,9 @@ def names_in(file_map: FileMap) -> Iterator[str]:
     yield from (file.name for file in file_map.files if file.name != ".")
     chunks = file_map.chunks
     if isinstance(chunks, SeparateChunks):
-        folder = f"{chunks.folder}/" if chunks.folder else ""
         index = chunks.index(_no_place)
         names = chain(map(chunks.name, range(len(chunks.grids))), (file.name for file in index))
-        yield from (f"{folder}{name}" for name in names)
+        yield from map(chunks.name_in_target, names)
 
 
 def _no_place(number: int) -> ChunkPlace:

@@ -23,9 +23,8 @@ from wherry.storage.direct import BLOCK, DIRECT, NO_DIRECT, cut, lies_on_block
 from wherry.storage.folders import sync_folder
 from wherry.storage.open_file import open_regular
 from wherry.target.blocks import Blocks
-from wherry.target.selected_files import SelectedFiles
 from wherry.target.shared_file import require_size
-from wherry.upload.selection import Selection
+from wherry.target.slice import Slice, SlicedFiles
 from wherry.upload.staged_objects import UploadedFiles, is_staged
 
 if TYPE_CHECKING:
@@ -257,19 +256,24 @@ class SharedFiles(FlatFiles):
         self._write(name, parts.tail, view[parts.tail - offset :])
 
 
-def open_files(folder: Location, sizes: Mapping[str, int]) -> FlatFiles | UploadedFiles | SelectedFiles:
+def open_files(
+    folder: Location, sizes: Mapping[str, int], part: Slice | None = None
+) -> FlatFiles | UploadedFiles | SlicedFiles:
     """The files of a folder, on a local disk or in the staged objects of a run.
+
+    Args:
+        folder: the folder.
+        sizes: name of each file → its bytes.
+        part: the files that are written, with names relative to the folder; all by default.
 
     Raises:
         UnsupportedError: the folder is neither.
         StorageError: the storage is full or failed.
     """
-    chosen = folder.store
-    if isinstance(chosen, Selection):
-        kept = {name: size for name, size in sizes.items() if chosen.takes(folder.join(name).path, size)}
-        region = chosen.region is not None
-        return SelectedFiles(_open_all(folder, kept, region=region) if kept else None, kept, chosen)
-    return _open_all(folder, sizes)
+    if part is None:
+        return _open_all(folder, sizes)
+    kept = {name: size for name, size in sizes.items() if name in part.files}
+    return SlicedFiles(_open_all(folder, kept, region=part.region is not None) if kept else None, part)
 
 
 def _open_all(
@@ -296,7 +300,7 @@ def require_local(folder: Location) -> None:
 
 
 def write_runs(
-    files: FlatFiles | UploadedFiles | SelectedFiles,
+    files: FlatFiles | UploadedFiles | SlicedFiles,
     rows: list[tuple[str, int, bytes | bytearray | memoryview]],
 ) -> None:
     """Write pieces of files; those that follow one another in a file are written at once.

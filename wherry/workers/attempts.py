@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from wherry.converter.job import inside
 from wherry.errors import MismatchError, StorageError, TargetExistsError
+from wherry.mover.map_writer import map_of
 from wherry.storage.folders import PREFIX
 from wherry.storage.location import Location
 from wherry.store.object_store import heads
@@ -35,7 +36,9 @@ from wherry.workers.record import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from wherry.converter.job import Job
     from wherry.store.store import Part, StoredObject, Upload
+    from wherry.target.file_map import FileMap
     from wherry.workers.claims import Claim
     from wherry.workers.job import SplitJob
     from wherry.workers.record import MadeFile
@@ -68,6 +71,18 @@ def staging_of(split: SplitJob) -> Location:
     """The staging area of the conversion, as a run leaves it that can be resumed; in a store, of commit members."""
     committed = split.job.committed
     return committed.parent.join(f"{PREFIX}{committed.name}.{split.record.run}")
+
+
+def map_of_job(job: Job) -> FileMap:
+    """The map of the target; its files state another time than those that were written.
+
+    Raises:
+        WherryError: a companion that decides bytes cannot be read.
+    """
+    plan = job.plan
+    return map_of(
+        job.row, inside(job, job.committed), plan.manifest, plan.options, job.checkpoint.reader.companion
+    )
 
 
 def object_path(split: SplitJob, name: str) -> str:

@@ -22,28 +22,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry.converter.convert import convert_all
-from wherry.converter.job import inside, targets_of
+from wherry.converter.job import targets_of
 from wherry.core.keypath import render
 from wherry.core.units import plural
 from wherry.errors import IncompleteError, TargetInUseError, storage_errors
 from wherry.mover.hashing import Hashes, hash_checkpoint
-from wherry.mover.map_writer import writer_of
 from wherry.mover.readback import ReadEvidence
 from wherry.runtime import threads
 from wherry.storage.copy import add_name
 from wherry.storage.folders import make_folders, sync_folder, sync_tree
-from wherry.storage.location import Location
 from wherry.target.area import JOURNAL, left_for
+from wherry.target.file_ranges import file_sizes, ranges_of
 from wherry.target.journal import open_journal
 from wherry.target.object_journal import finished_journal
 from wherry.target.object_staging import is_committed
-from wherry.upload.selection import FileSketch
 from wherry.upload.uploaded_file import part_size
 from wherry.workers.attempts import (
     SharedUploads,
     attempt_folder,
     folder_token,
     made_place,
+    map_of_job,
     object_path,
     receipt_of,
     shared_marks,
@@ -64,9 +63,10 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.progress import OnProgress
     from wherry.core.receipt import GroupReceipt
-    from wherry.formats.contents import Extent
+    from wherry.storage.location import Location
     from wherry.store.store import Part
     from wherry.target.durable_move import DurableMove
+    from wherry.target.file_ranges import FileRange
     from wherry.workers.job import SplitJob
     from wherry.workers.unit import Unit
 
@@ -326,30 +326,25 @@ def without_open(
     """
     if not shared.uploads:
         return rows
-    job, store, sketch = split.job, split.records.store, FileSketch()
+    job, store = split.job, split.records.store
     assert store is not None, "uploads are in one"
-    base, paths = inside(job, job.committed).path, {upload.path for upload in shared.uploads.values()}
+    paths = {upload.path for upload in shared.uploads.values()}
     sent = {(path, part.number) for path, part in parts}
-    target = Location(sketch, base)
-    writer = writer_of(job.row, target, job.plan.manifest, job.plan.options, job.checkpoint.reader.companion)
-    extents_at, targets = writer.extents, targets_of(job.plan)
+    file_map, targets = map_of_job(job), targets_of(job.plan)
+    sizes = file_sizes(file_map)
+    assert sizes is not None, "files of unknown sizes have one process"
 
-    def was_sent(extent: Extent) -> bool:
-        path = extent.location.path
-        place = object_path(split, path[len(base) :].strip("/") or ".")
-        if place not in paths or not extent.length:
+    def was_sent(found: FileRange) -> bool:
+        path = object_path(split, found.file)
+        if path not in paths or found.start == found.stop:
             return True
-        step = part_size(sketch.sizes[path], store.part_limits)
-        numbers = range(extent.offset // step, -(-(extent.offset + extent.length) // step))
-        return all((place, number) in sent for number in numbers)
+        step = part_size(sizes[found.file], store.part_limits)
+        return all((path, number) in sent for number in range(found.start // step, -(-found.stop // step)))
 
     def is_done(row: DurableMove) -> bool:
         target = targets[row.source]
         if target.chunks is not None:  # files with chunks have no regions
             return True
-        return all(map(was_sent, extents_at(target.path, row.span) or ()))
+        return all(map(was_sent, ranges_of(file_map, target.path, row.span) or ()))
 
-    try:
-        return [row for row in rows if is_done(row)]
-    finally:
-        writer.close()
+    return [row for row in rows if is_done(row)]

@@ -1,7 +1,7 @@
 """make: makes one unit: its moves through the writer of the format, into files or objects of this attempt alone.
 
-The writer is created for the whole target, in a store that keeps only the files of the unit (`Selection`), so the bytes
-are those of a conversion in one process. Where they are put: `attempts`.
+The writer has the map of the whole target, and writes the slice of it that is the unit, so the bytes are those of a
+conversion in one process. Where they are put: `attempts`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from wherry.mover.output import Output
 from wherry.mover.spill import FOLDER_VARIABLE
 from wherry.storage.folders import PREFIX, make_folders, remove_leftover
 from wherry.storage.location import Location
-from wherry.storage.stores import LocalStore, make_folder
+from wherry.storage.stores import make_folder
 from wherry.target.janitor import temporary_folder
+from wherry.target.slice import Slice
 from wherry.upload.run import UploadRun
-from wherry.upload.selection import Selection
 from wherry.upload.sender import Sender, parts_share
 from wherry.upload.staged_objects import StagedObjects, is_staged, run_of
 from wherry.upload.uploaded_file import SentBefore, UploadContext
@@ -110,9 +110,8 @@ def make_unit(split: SplitJob, unit: Unit, claim: Claim) -> TaskRecord:
         local = job.committed.store.capabilities.local
         area = _local_area(split, unit, claim) if local else _object_area(split, log, claim)
         staged = stack.enter_context(area)
-        writer = writer_of(
-            job.row, staged, job.plan.manifest, job.plan.options, job.checkpoint.reader.companion
-        )
+        plan, companion, part = job.plan, job.checkpoint.reader.companion, _slice(split, unit)
+        writer = writer_of(job.row, staged, plan.manifest, plan.options, companion, part)
         stack.callback(writer.close)
         output = Output(writer, targets_of(job.plan), log, overflow=job.plan.overflow)
         whole = joint_moves([job.plan])
@@ -179,18 +178,17 @@ def this_worker() -> str:
 def _local_area(split: SplitJob, unit: Unit, claim: Claim) -> Generator[Location]:
     """Where an attempt writes files while the block runs; if it fails, its own are removed."""
     if unit.region is not None:
-        staged, guard = staged_at(split, begun_file(split, unit, claim).token), late_guard(split, unit)
+        staged = staged_at(split, begun_file(split, unit, claim).token)
         with storage_errors(split.uri):
             make_folders(Path(staged.path).parent)
-        store = Selection(LocalStore(), _paths(staged, unit), unit.region, guard)
-        yield Location(store, staged.path)
+        yield staged
         return
     staged, folder = staged_at(split, claim.token), attempt_folder(split, claim.token)
     with storage_errors(split.uri):
         folder.mkdir(mode=0o700)
     try:
         make_folder(staged.parent)
-        yield Location(Selection(LocalStore(), _paths(staged, unit)), staged.path)
+        yield staged
     except (Exception, KeyboardInterrupt, SystemExit):
         remove_leftover(folder)
         raise
@@ -204,14 +202,13 @@ def _object_area(split: SplitJob, log: AttemptLog, claim: Claim) -> Generator[Lo
     context = UploadContext(store, claim.token, sender, log, store.protocol)
     run = UploadRun(job.committed, staging_of(split).path, context, job.row.commit_members)
     staged = inside(job, job.committed)
-    paths = _paths(staged, unit)
     try:
-        for path in paths:
+        for path in (member(staged, file.name).path for file in unit.files):
             if unit.region is None:
                 _remove_earlier(store, run.place(path), claim)
             else:
                 run.before = {run.place(path): SentBefore(begun_file(split, unit, claim).upload)}
-        yield Location(Selection(StagedObjects(store, run), paths, unit.region), staged.path)
+        yield Location(StagedObjects(store, run), staged.path)
     except (Exception, KeyboardInterrupt, SystemExit):
         sender.stop()
         with suppress(WherryError):  # `commit` and `clean` know what is left
@@ -221,8 +218,11 @@ def _object_area(split: SplitJob, log: AttemptLog, claim: Claim) -> Generator[Lo
         sender.stop()
 
 
-def _paths(staged: Location, unit: Unit) -> frozenset[str]:
-    return frozenset(member(staged, file.name).path for file in unit.files)
+def _slice(split: SplitJob, unit: Unit) -> Slice:
+    """What a unit writes of the target; on a disk, a worker that is slow writes no region that others have made."""
+    part = Slice(frozenset(file.name for file in unit.files), unit.region)
+    local = split.job.committed.store.capabilities.local
+    return replace(part, guard=late_guard(split, unit)) if local and unit.region else part
 
 
 def _remove_earlier(store: Store, path: str, claim: Claim) -> None:

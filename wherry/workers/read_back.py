@@ -1,10 +1,10 @@
 """read_back: reads back what another process has made of a unit, and says what a commit can take from that.
 
-The writer of the format is created in a store that holds nothing, and asked for the byte ranges of each move. They are
-read from the files or objects of the attempts whose receipts count, past the page cache, and hashed. A leaf that
-crosses the edge of a unit is read whole, with the bytes in the files of the next unit. Left to the commit are tensors
-that only the reader of the finished target can decode, small ones, and everything of which a file is no longer as it
-was made. Of a file on a file system that several units have made, a region is read when all of them have receipts.
+The map of the target has the byte ranges of each move. They are read from the files or objects of the attempts whose
+receipts count, past the page cache, and hashed. A leaf that crosses the edge of a unit is read whole, with the bytes in
+the files of the next unit. Left to the commit are tensors that only the reader of the finished target can decode, small
+ones, and everything of which a file is no longer as it was made. Of a file on a file system that several units have
+made, a region is read when all of them have receipts.
 
 A proof counts if another process than the maker of the unit made it, with the same wherry, of the files that the
 receipts name, and if it has read the same leaves that the maker has hashed. A move that two units have made counts if
@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,16 +28,14 @@ from wherry.core.algorithms import HASH_BYTES
 from wherry.core.digest import LEAF
 from wherry.errors import IncompleteError
 from wherry.formats.contents import Extent
-from wherry.mover.map_writer import writer_of
 from wherry.mover.pool import Pool
 from wherry.mover.range_batch import worker_count as ranged_workers
 from wherry.mover.readback import FilesBeingWritten, ReadBack, ReadEvidence, SharedBlock
 from wherry.runtime import threads
 from wherry.runtime.threads import Crew
-from wherry.storage.location import Location
-from wherry.upload.selection import ROOT, FileSketch, name_at
+from wherry.target.file_ranges import lengths_of, ranges_of
 from wherry.version import __version__
-from wherry.workers.attempts import made_place, member, receipt_of
+from wherry.workers.attempts import made_place, map_of_job, member, receipt_of
 from wherry.workers.make import this_worker
 from wherry.workers.record import BlockHash, MadeFile, TaskKind, TaskRecord, records_by_unit
 
@@ -47,11 +43,13 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from wherry.core.keypath import KeyPath
-    from wherry.core.tensorspec import Span
+    from wherry.core.tensorspec import Region, Span, TensorSpec
     from wherry.formats.writer import Checks
     from wherry.mover.move import Move
     from wherry.mover.readback import StoredPart
+    from wherry.storage.location import Location
     from wherry.target.durable_move import DurableMove
+    from wherry.target.file_ranges import FileRange
     from wherry.workers.job import SplitJob
     from wherry.workers.unit import Unit
 
@@ -70,22 +68,22 @@ def prove_unit(split: SplitJob, unit: Unit, names: Sequence[str], token: str) ->
         MismatchError: a receipt is wrong, or bytes that were written are missing.
         StorageError: the storage failed.
     """
-    clock, job, target = time.monotonic(), split.job, Location(FileSketch(), ROOT)
+    clock, job = time.monotonic(), split.job
     made = _MadeFiles(split, names)
     made.receipt(unit)  # of files that are not read too
-    targets = targets_of(job.plan)
     least = least_alone(objects=split.records.store is not None)
-    with closing(
-        writer_of(job.row, target, job.plan.manifest, job.plan.options, job.checkpoint.reader.companion)
-    ) as writer:
-        back = ReadBack(
-            writer, targets, split.job.target.uri, FilesBeingWritten(least=least), algorithms=split.algorithms
-        )
-        back.add(_moves_of(split, unit))
-        parts = [made.located(part) for part in back.parts()]
-        back.with_checksums |= made.with_checksums()
-        _read(split, back, parts)
-        boxes, moves = _read_of(unit, back)
+    back = ReadBack(
+        made,
+        targets_of(job.plan),
+        job.target.uri,
+        FilesBeingWritten(least=least),
+        algorithms=split.algorithms,
+    )
+    back.add(_moves_of(split, unit))
+    parts = list(back.parts())
+    back.with_checksums |= made.with_checksums()
+    _read(split, back, parts)
+    boxes, moves = _read_of(unit, back)
     return TaskRecord(
         kind=TaskKind.READ,
         unit=unit.number,
@@ -107,7 +105,7 @@ def prove_unit(split: SplitJob, unit: Unit, names: Sequence[str], token: str) ->
 
 
 class _MadeFiles:
-    """Where the files of units lie: those of the attempts whose receipts count.
+    """Where the bytes of units are: in the files of the attempts whose receipts count; see WrittenBytes.
 
     Attributes:
         receipts: number of a unit → its receipt, of the files that were asked for.
@@ -117,6 +115,7 @@ class _MadeFiles:
 
     def __init__(self, split: SplitJob, names: Sequence[str]) -> None:
         self._split, self._finished = split, records_by_unit(TaskKind.MAKE, names)
+        self._map = map_of_job(split.job)
         self._units: dict[str, list[Unit]] = {}
         for unit in split.units:
             for file in unit.files:
@@ -155,24 +154,30 @@ class _MadeFiles:
         if name not in self.shared and entry is not None:
             self.shared[name] = MadeFile(name, entry.size, entry.mark)
 
-    def located(self, part: StoredPart) -> StoredPart:
-        """A part, in the files that were made."""
-        chunks = tuple(replace(one, extent=self._extent(one.extent)) for one in part.chunks)
-        return replace(part, extents=tuple(map(self._extent, part.extents)), chunks=chunks)
+    def extents(self, path: KeyPath, where: Region | Span) -> tuple[Extent, ...] | None:
+        """See WrittenBytes."""
+        found = ranges_of(self._map, path, where)
+        return None if found is None else tuple(map(self._extent, found))
 
-    def _extent(self, extent: Extent) -> Extent:
-        name = name_at(extent.location.path)
-        receipts = [self.receipt(unit) for unit in self._units[name] if has_bytes(unit, extent)]
+    def encoded(self, path: KeyPath, where: Region) -> None:
+        """See WrittenBytes: encoded chunks have one process."""
+
+    def lengths(self, spec: TensorSpec) -> Sequence[int]:
+        """See WrittenBytes."""
+        return lengths_of(self._map, spec)
+
+    def _extent(self, found: FileRange) -> Extent:
+        name = found.file
+        receipts = [self.receipt(unit) for unit in self._units[name] if has_bytes(unit, found)]
         place = made_place(self._split, receipts[0], name)
         self.names[place.path] = name
-        return extent._replace(location=place)
+        return Extent(place, found.start, found.stop - found.start)
 
 
-def has_bytes(unit: Unit, extent: Extent) -> bool:
+def has_bytes(unit: Unit, found: FileRange) -> bool:
     """Whether a unit has made bytes of a byte range of its file."""
     region = unit.region
-    stop = extent.offset + max(extent.length, 1)
-    return region is None or (extent.offset < region.stop and stop > region.start)
+    return region is None or (found.start < region.stop and max(found.stop, found.start + 1) > region.start)
 
 
 def _moves_of(split: SplitJob, unit: Unit) -> Iterator[Move]:

@@ -1,10 +1,6 @@
-"""TargetFiles: which files the writer of a format would create for a plan, and where each tensor lies in them.
+"""TargetFiles: the files of a plan's target, and which of them each move fills, as the map of the target says.
 
-Nothing is written: the writer is created in a store that holds nothing (`FileSketch`), and asked for the file of every
-tensor, or of every chunk of it. So this follows the writer itself, and no second description of a format can disagree
-with it.
-
-A large file of which the writer knows the place of every byte of its tensors has regions, cut at places that its bytes
+A large file of which the map knows the place of every byte of its tensors has regions, cut at places that its bytes
 do not decide. A region begins at a multiple of a step: on a disk of 64 KiB, so that no two workers write the same block
 or page; in a store of objects of the size of the parts, so that a unit makes whole parts. A move with bytes in two
 regions belongs to both units, as one with chunks in two files does.
@@ -14,19 +10,16 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from contextlib import closing
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.converter.plan import joint_moves
 from wherry.core.tensorspec import Span
-from wherry.errors import UnsupportedError
 from wherry.formats.registry import find_format
-from wherry.mover.map_writer import writer_of
+from wherry.mover.map_writer import map_of
 from wherry.mover.move import cells
-from wherry.storage.location import Location
-from wherry.upload.selection import ROOT, FileSketch, name_at
+from wherry.target.file_ranges import file_of, file_sizes, ranges_of
 from wherry.upload.uploaded_file import part_size
 
 if TYPE_CHECKING:
@@ -35,8 +28,9 @@ if TYPE_CHECKING:
     from wherry.converter.plan import Plan
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import TensorSpec
-    from wherry.formats.writer import Writer
     from wherry.mover.move import JointMoves, Move
+    from wherry.storage.location import Location
+    from wherry.target.file_map import FileMap
 
 DISK_STEP = 64 << 10  # at least a page, and a block, of any system
 
@@ -107,50 +101,48 @@ def target_files(
     Raises:
         UnrepresentableError: the format cannot hold one of the tensors.
     """
-    row, sketch, moves = find_format(plan.to), FileSketch(), joint_moves([plan])
-    try:
-        writer = writer_of(row, Location(sketch, ROOT), plan.manifest, plan.options, companion)
-    except UnsupportedError as error:  # it needs a file system, or sizes that are not known
-        return TargetFiles({}, {}, error.what)
+    row, moves = find_format(plan.to), joint_moves([plan])
+    file_map = map_of(row, target, plan.manifest, plan.options, companion)
+    sizes = file_sizes(file_map)
+    if sizes is None:
+        return TargetFiles({}, {}, "the sizes of compressed chunks are not known before they are written")
     specs = {path: spec for path in plan.pairs if (spec := plan.manifest.tensors[path]).nbytes}
     homes, spread = dict["KeyPath", str](), dict["KeyPath", FilesOfMoves]()
     regions, pieces = dict[str, list[FileRegion]](), dict[str, int]()
-    with closing(writer):
-        sizes = {name_at(path): size for path, size in sketch.sizes.items()}
-        flat = {path for path, spec in specs.items() if _has_places(writer, spec)}
-        for path in (path for path in specs if path not in flat):
-            files = _of_chunks(writer, specs[path], moves, plan.pairs[path])
-            if not all(files.files):
-                return TargetFiles(
-                    sizes, {}, f"the bytes of {'/'.join(path)} are encoded before they are written"
-                )
-            _put(path, files, homes, spread)
-        whole = {
-            *homes.values(),
-            *(name for rows in spread.values() for names in rows.files for name in names),
-        }
-        store, disk_step = target.store, DISK_STEP * target.store.capabilities.local
-        for name, size in sizes.items():  # a chunk is written whole, or encoded
-            step = part_size(size, store.part_limits) if store.capabilities.parts else disk_step
-            if name not in whole and (rows := regions_of(name, size, unit_bytes, step)):
-                regions[name] = rows
-            pieces |= {one.name: one.span.nbytes for one in regions.get(name, ())} or {name: size}
-        for path in flat:
-            names = _names_at(writer, path, Span(0, specs[path].nbytes), regions)
-            if len(names) == 1:
-                homes[path] = next(iter(names))
-                continue
-            source = plan.pairs[path]
-            rows = ((move.span, _names_at(writer, path, move.span, regions)) for move in moves.of(source))
-            _put(path, _of_moves(rows), homes, spread)
+    flat = {path for path, spec in specs.items() if _has_places(file_map, spec)}
+    for path in (path for path in specs if path not in flat):
+        files = _of_chunks(file_map, specs[path], moves, plan.pairs[path])
+        if not all(files.files):
+            return TargetFiles(
+                sizes, {}, f"the bytes of {'/'.join(path)} are encoded before they are written"
+            )
+        _put(path, files, homes, spread)
+    whole = {
+        *homes.values(),
+        *(name for rows in spread.values() for names in rows.files for name in names),
+    }
+    store, disk_step = target.store, DISK_STEP * target.store.capabilities.local
+    for name, size in sizes.items():  # a chunk is written whole, or encoded
+        step = part_size(size, store.part_limits) if store.capabilities.parts else disk_step
+        if name not in whole and (rows := regions_of(name, size, unit_bytes, step)):
+            regions[name] = rows
+        pieces |= {one.name: one.span.nbytes for one in regions.get(name, ())} or {name: size}
+    for path in flat:
+        names = _names_at(file_map, path, Span(0, specs[path].nbytes), regions)
+        if len(names) == 1:
+            homes[path] = next(iter(names))
+            continue
+        source = plan.pairs[path]
+        rows = ((move.span, _names_at(file_map, path, move.span, regions)) for move in moves.of(source))
+        _put(path, _of_moves(rows), homes, spread)
     single = f"{row.name} is one file" if row.single_file else "its tensors fit one file"
     by_name = {one.name: one for rows in regions.values() for one in rows}
     return TargetFiles(pieces, homes, single if len(pieces) == 1 else "", spread, by_name)
 
 
-def _has_places(writer: Writer, spec: TensorSpec) -> bool:
+def _has_places(file_map: FileMap, spec: TensorSpec) -> bool:
     """Whether the place of every byte of a tensor is known."""
-    return spec.chunks is None and writer.extents(spec.path, Span(0, spec.nbytes)) is not None
+    return spec.chunks is None and ranges_of(file_map, spec.path, Span(0, spec.nbytes)) is not None
 
 
 def _put(
@@ -164,16 +156,16 @@ def _put(
         spread[path] = files
 
 
-def _of_chunks(writer: Writer, spec: TensorSpec, moves: JointMoves, source: KeyPath) -> FilesOfMoves:
+def _of_chunks(file_map: FileMap, spec: TensorSpec, moves: JointMoves, source: KeyPath) -> FilesOfMoves:
     """The files of each move of a tensor that is written in chunks, or encoded; none of a move if one is not known."""
     if spec.chunks in (None, spec.shape):
         whole = Span(0, spec.nbytes)
-        home = writer.home(spec.path, whole if spec.chunks is None else spec.whole)
-        return _of_moves([(whole, _names([home]))])
+        file = file_of(file_map, spec.path, whole if spec.chunks is None else spec.whole)
+        return _of_moves([(whole, _names([file]))])
 
     def names(move: Move) -> frozenset[str]:
         regions = cells(move.region or spec.whole, spec.chunks or ())  # moves to chunks are regions
-        return _names([writer.home(spec.path, cell) for cell in regions])
+        return _names([file_of(file_map, spec.path, cell) for cell in regions])
 
     rows = ((move.span, names(move)) for move in moves.of(source))
     return _of_moves(rows, box=moves.are_boxes(source))
@@ -188,28 +180,27 @@ def _of_moves(rows: Iterable[tuple[Span, frozenset[str]]], *, box: bool = False)
     return FilesOfMoves(stops, files, box)
 
 
-def _names(places: Sequence[Location | None]) -> frozenset[str]:
+def _names(files: Sequence[str | None]) -> frozenset[str]:
     """The names of files; none if one of them is not known."""
-    found = {_name_set(place.path) for place in places if place is not None}
-    if None in places:
+    found = {_name_set(file) for file in files if file is not None}
+    if None in files:
         return frozenset()
     return next(iter(found)) if len(found) == 1 else frozenset[str]().union(*found)
 
 
 @lru_cache(1 << 16)
-def _name_set(path: str) -> frozenset[str]:
-    return frozenset([name_at(path)])
+def _name_set(file: str) -> frozenset[str]:
+    return frozenset([file])
 
 
 def _names_at(
-    writer: Writer, path: KeyPath, span: Span, regions: Mapping[str, Sequence[FileRegion]]
+    file_map: FileMap, path: KeyPath, span: Span, regions: Mapping[str, Sequence[FileRegion]]
 ) -> frozenset[str]:
     """The names of the files that get bytes of a span, and of the regions of those that are cut."""
     found = set[str]()
-    for extent in writer.extents(path, span) or ():
-        file, stop = name_at(extent.location.path), extent.offset + extent.length
+    for file, start, stop in ranges_of(file_map, path, span) or ():
         rows = regions.get(file, ())
-        first = bisect_right(rows, extent.offset, key=lambda one: one.span.start) - 1
+        first = bisect_right(rows, start, key=lambda one: one.span.start) - 1
         last = bisect_left(rows, stop, key=lambda one: one.span.start)
         found.update(one.name for one in rows[first:last]) if rows else found.add(file)
     return frozenset(found)
