@@ -332,5 +332,5 @@ def warm(server: Server, cases: Sequence[Case]) -> None:
     platform.processor()  # starts a program, once; MLflow asks for it
     from wherry.formats.registry import formats
 
-    formats()  # reads the metadata of every installed package
+    list(formats().values())  # their modules, and the metadata of every installed package
     gc.freeze()

@@ -18,6 +18,7 @@ from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, NotACheckpointError
 from wherry.formats.format import HEAD_BYTES, Format, Holds, Opened
+from wherry.formats.signs import Signs
 from wherry.integrations.containers.flat.strides import StridedReader
 from wherry.integrations.containers.pickle.arrays import placed_array
 from wherry.integrations.containers.pickle.numpy_objects import NUMPY_RULES, PickledArray
@@ -148,6 +149,7 @@ FORMATS = (
         name="numpy-pickle",
         title="Pickle of NumPy arrays",
         detect=_detect,
+        signs=Signs(head=rb"[\x80(cid\]}l]"),
         open=_open,
         holds=Holds(dtypes=frozenset()),
         single_file=True,

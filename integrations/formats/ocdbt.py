@@ -21,6 +21,7 @@ from wherry.core.steps import step_number
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, IncompleteError, NotACheckpointError
 from wherry.formats.format import Format, Glimpse, Holds, Opened
+from wherry.formats.signs import Signs
 from wherry.integrations.containers.orbax import layout
 from wherry.integrations.containers.zarr.metadata import METADATA_NAMES
 from wherry.storage.sidecar import OWN_NAMES
@@ -126,6 +127,7 @@ FORMATS = (
         name=NAME,
         title="OCDBT arrays (Levanter, JAX)",
         detect=detect,
+        signs=Signs(entries=frozenset({layout.MANIFEST})),
         open=open_database,
         holds=Holds(dtypes=frozenset()),
         aliases=("levanter",),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from wherry.core.detection import Detection, Evidence
 from wherry.formats.format import Format, Holds, Opened
+from wherry.formats.signs import Signs
 from wherry.integrations.containers.flat.one_file import open_one
 from wherry.integrations.containers.safetensors import header as safetensors
 from wherry.integrations.containers.safetensors.header import DTYPES, placed_tensors
@@ -71,6 +72,7 @@ FORMATS = (
         name="safetensors",
         title="safetensors file",
         detect=_detect,
+        signs=Signs(head=rb".{8}\{", files=(SUFFIX,)),
         open=_open,
         layout=_layout,
         holds=Holds(dtypes=DTYPES, depth=1),

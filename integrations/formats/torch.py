@@ -16,6 +16,7 @@ from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Manifest, without_chunks
 from wherry.errors import UnsupportedError, WherryError
 from wherry.formats.format import Format, Holds, Opened
+from wherry.formats.signs import Signs
 from wherry.integrations.containers.flat.strides import StridedReader
 from wherry.integrations.containers.torch.archive import CONSTANTS, PICKLE, read_archive, roots
 from wherry.integrations.containers.torch.layout import WRITABLE, Archives, archives_map
@@ -157,6 +158,7 @@ FORMATS = (
         name="torch-zip",
         title="torch.save, zip archive",
         detect=_detect,
+        signs=Signs(head=LOCAL_MAGIC),
         open=_open,
         layout=_layout,
         holds=Holds(dtypes=WRITABLE, values=True, empties=True, types=True),
@@ -171,6 +173,7 @@ FORMATS = (
         name="torch-legacy",
         title="torch.save, legacy (before torch 1.6)",
         detect=_detect_legacy,
+        signs=Signs(head=rb"\x80|sys_info|pickle|storages|tensors|\./"),
         open=_open_legacy,
         holds=Holds(dtypes=frozenset()),
         single_file=True,
@@ -179,6 +182,7 @@ FORMATS = (
         name="torchscript",
         title="TorchScript archive",
         detect=_detect_script,
+        signs=Signs(head=LOCAL_MAGIC),
         open=_refuse_script,
         readable=False,
         holds=Holds(dtypes=frozenset()),

@@ -133,6 +133,7 @@ FORMATS = (
         name="torchtitan",
         title="torchtitan, step folder",
         detect=_detect,
+        signs=dcp.SIGNS,
         open=_open,
         layout=dcp.layout_of,
         holds=replace(dcp.HOLDS, names=((_EMBEDDINGS,), ("layers.0.attention.wo.weight",))),

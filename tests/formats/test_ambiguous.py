@@ -19,7 +19,7 @@ from wherry.storage.stores import locate
 def row(name, *refines, claims=True):
     """A row of the registry, as far as detection looks at it."""
     claim = Detection("x", name) if claims else None
-    return SimpleNamespace(refines=refines, detect=lambda _glimpse: claim)
+    return SimpleNamespace(refines=refines, signs=None, detect=lambda _glimpse: claim)
 
 
 def looked(tmp_path, **rows):

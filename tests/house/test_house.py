@@ -115,7 +115,7 @@ import importlib, json, sys
 for name in json.loads(sys.argv[1]):
     importlib.import_module(name)
 if "wherry.formats.registry" in sys.modules:
-    sys.modules["wherry.formats.registry"].formats()
+    list(sys.modules["wherry.formats.registry"].formats().values())
 print(json.dumps(sorted({name.split(".")[0] for name in sys.modules})))
 """
 

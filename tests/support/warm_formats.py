@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from wherry.formats.registry import formats
 
-formats()
+list(formats().values())

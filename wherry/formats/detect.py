@@ -35,7 +35,7 @@ from wherry.errors import (
 from wherry.formats.file_names import COMMIT_SUCCESS
 from wherry.formats.format import Glimpse
 from wherry.formats.nearby import MOST_LOOKED_AT, checkpoints_among, cure_of_absence, cure_of_nothing
-from wherry.formats.registry import find_format, formats
+from wherry.formats.registry import Formats, find_format, formats
 from wherry.formats.shortage import shortage
 from wherry.formats.unsupported_forms import is_part, unsupported_form
 from wherry.storage.folders import is_staging
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.formats.contents import Absent, Contents
     from wherry.formats.format import Format
+    from wherry.formats.registry import FormatFacts
     from wherry.store.store import Entry
 
 # Folders that training systems put between a run and its steps.
@@ -151,10 +152,12 @@ def look(glimpse: Glimpse, rows: Mapping[str, Format]) -> Detection | None:
     """
     if len(rows) > 1 and is_part(glimpse):
         return None  # unless its format was chosen
-    claims = {name: claim for name, row in rows.items() if (claim := row.detect(glimpse)) is not None}
+    facts = rows.facts if isinstance(rows, Formats) else rows
+    names = [name for name, row in facts.items() if row.signs is None or row.signs.are_at(glimpse)]
+    claims = {name: claim for name in names if (claim := rows[name].detect(glimpse)) is not None}
     if not claims:
         return None
-    refined = {base for name in claims for base in _bases(name, rows)}
+    refined = {base for name in claims for base in _bases(name, facts)}
     winners = [name for name in claims if name not in refined]
     if len(winners) > 1:
         raise AmbiguousError(
@@ -228,9 +231,9 @@ def may_be_step(entry: Entry) -> bool:
     )
 
 
-def _bases(name: str, rows: Mapping[str, Format]) -> set[str]:
-    direct = rows[name].refines
-    return {*direct, *(base for parent in direct if parent in rows for base in _bases(parent, rows))}
+def _bases(name: str, facts: Mapping[str, Format] | Mapping[str, FormatFacts]) -> set[str]:
+    direct = facts[name].refines
+    return {*direct, *(base for parent in direct if parent in facts for base in _bases(parent, facts))}
 
 
 def _in_run(run: Glimpse, rows: Mapping[str, Format]) -> Detection | None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from wherry.core.detection import Detection
     from wherry.core.keypath import KeyPath
+    from wherry.formats.signs import Signs
     from wherry.formats.systems import TreeForm
     from wherry.storage.location import Location
     from wherry.store.store import Entry
@@ -181,6 +182,7 @@ class Format:
         title: its display name.
         detect: returns a detection if a location is of this format, else None; looks at names and first bytes only,
             since `discover` calls it on every folder.
+        signs: without which it is not asked; see Signs. None of a plug-in's format, which is always asked.
         open: reads metadata and returns manifest and reader.
         readable: whether `open` reads it; some formats are only recognised, so that they can be refused by name.
         holds: what it can hold.
@@ -223,6 +225,7 @@ class Format:
     open: OpenFunction
     holds: Holds
     layout: LayoutFunction | None = None
+    signs: Signs | None = None
     refines: tuple[str, ...] = ()
     system: str = ""
     form: TreeForm | None = None

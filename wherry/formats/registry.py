@@ -1,27 +1,31 @@
-"""The registry of formats, loaded when it is first used.
+"""The registry of formats, each loaded when it is first used.
 
-Every module of `integrations/formats/` has a tuple `FORMATS`. Plug-ins register theirs through the entry point group
-`wherry.formats`, whose entries load a `Format`.
+Every module of `integrations/formats/` has a tuple `FORMATS`; `index.json`, which `infra/docs.py` writes, has what must
+be known of each before it is loaded. Plug-ins register theirs through the entry point group `wherry.formats`, whose
+entries load a `Format`.
 """
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
-from pkgutil import iter_modules
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import UnsupportedError, UsageError, choose, similar
+from wherry.formats.signs import Signs
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from wherry.formats.format import Format, Options, Rewrite
 
-_FORMATS_PACKAGE = "wherry.integrations.formats"
+FORMATS_PACKAGE = "wherry.integrations.formats"
 # Names of libraries and file endings that are no names of formats, and the formats that they save.
 LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "pytorch": ("torch-zip", "dcp"),
@@ -44,26 +48,112 @@ LIBRARIES: Mapping[str, tuple[str, ...]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class FormatFacts:
+    """What is known of a format before its code is loaded.
+
+    Attributes:
+        name, aliases, refines, system, is_written, signs: see Format.
+        module: its module among the formats; None of a plug-in's.
+    """
+
+    name: str
+    module: str | None
+    aliases: tuple[str, ...]
+    refines: tuple[str, ...]
+    system: str
+    is_written: bool
+    signs: Signs | None
+
+    @classmethod
+    def of(cls, row: Format, module: str | None = None) -> FormatFacts:
+        """The facts of a format that is loaded."""
+        return cls(row.name, module, row.aliases, row.refines, row.system, row.is_written, row.signs)
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> FormatFacts:
+        """The facts that `to_json` has made."""
+        return cls(
+            name=row["name"],
+            module=row["module"],
+            aliases=tuple(row["aliases"]),
+            refines=tuple(row["refines"]),
+            system=row["system"],
+            is_written=row["is_written"],
+            signs=row["signs"] and Signs.from_json(row["signs"]),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Every field by its name."""
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return {**fields, "signs": self.signs and self.signs.to_json()}
+
+
+class Formats(Mapping[str, "Format"]):
+    """Every known format by name, most specific first; its code is loaded when it is looked up."""
+
+    def __init__(self, facts: Iterable[FormatFacts], loaded: Iterable[Format] = ()) -> None:
+        """Order them.
+
+        Args:
+            facts: of each format.
+            loaded: those of plug-ins.
+
+        Raises:
+            UsageError: two formats have the same name.
+        """
+        rows = list(facts)
+        self._rows = {row.name: row for row in loaded}
+        counts = Counter(name for row in rows for name in (row.name, *row.aliases))
+        twice = sorted(name for name, count in counts.items() if count > 1)
+        if twice:
+            raise UsageError(
+                f"duplicate format name: {', '.join(twice)}", cure="uninstall one of the plug-ins"
+            )
+        by_name = {row.name: row for row in rows}
+        self.facts = {name: by_name[name] for name in _most_specific_first(by_name)}
+        self._names = {name: row.name for row in rows for name in (row.name, *row.aliases)}
+
+    def __getitem__(self, name: str) -> Format:
+        """A format, by its name."""
+        found = self._rows.get(name)
+        if found is None:
+            self._rows |= {row.name: row for row in rows_of(self.facts[name].module or "")}
+            found = self._rows[name]
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        """The names."""
+        return iter(self.facts)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self.facts)
+
+    def named(self, name: str) -> FormatFacts | None:
+        """The facts of the format with this name or alias."""
+        return self.facts.get(self._names.get(name, ""))
+
+
+def rows_of(module: str) -> tuple[Format, ...]:
+    """The formats of a module."""
+    return import_module(f"{FORMATS_PACKAGE}.{module}").FORMATS
+
+
 @cache
-def formats() -> Mapping[str, Format]:
+def formats() -> Formats:
     """Every known format by name, most specific first.
 
     Raises:
         UsageError: two formats have the same name.
     """
-    rows: list[Format] = []
-    folder = Path(__file__).parents[1] / "integrations" / "formats"
-    for module in sorted(iter_modules([str(folder)]), key=lambda found: found.name):
-        rows += import_module(f"{_FORMATS_PACKAGE}.{module.name}").FORMATS
-    rows += [entry.load() for entry in entry_points(group="wherry.formats")]
-    names = [name for row in rows for name in (row.name, *row.aliases)]
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
-        raise UsageError(
-            f"duplicate format name: {', '.join(sorted(twice))}", cure="uninstall one of the plug-ins"
-        )
-    by_name = {row.name: row for row in rows}
-    return MappingProxyType({name: by_name[name] for name in _most_specific_first(by_name)})
+    plugins: list[Format] = [entry.load() for entry in entry_points(group="wherry.formats")]
+    return Formats([*map(FormatFacts.from_json, _index()), *map(FormatFacts.of, plugins)], plugins)
+
+
+def _index() -> list[dict[str, Any]]:
+    """What `infra/docs.py` has noted of every format of wherry itself."""
+    return json.loads(Path(__file__).with_name("index.json").read_bytes())
 
 
 def find_format(name: str) -> Format:
@@ -72,7 +162,7 @@ def find_format(name: str) -> Format:
     Raises:
         UsageError: the name is unknown; the cure lists all formats.
     """
-    return _find(name, formats().values())
+    return _find(name, formats().facts.values())
 
 
 def find_target_format(name: str) -> Format:
@@ -82,14 +172,11 @@ def find_target_format(name: str) -> Format:
         UsageError: the name is unknown; the cure lists the formats that can be written.
         UnsupportedError: the format cannot be written.
     """
-    named = formats().get(name)
-    if named is not None and named.is_written:
-        return named
-    written = [row for row in formats().values() if row.is_written]
-    known = [row for row in formats().values() if not row.is_written and name in (row.name, *row.aliases)]
-    if known:
+    written = [row for row in formats().facts.values() if row.is_written]
+    known = formats().named(name)
+    if known is not None and not known.is_written:
         raise UnsupportedError(
-            f"writing {known[0].name} is not supported",
+            f"writing {known.name} is not supported",
             cure=f"choose one of: {', '.join(sorted(row.name for row in written))}",
         )
     return _find(name, written)
@@ -101,18 +188,18 @@ def find_system_format(name: str) -> Format:
     Raises:
         UsageError: the name is unknown, or is that of a container; the cure lists the formats of systems.
     """
-    return _find(name, [row for row in formats().values() if row.system], "system", {})
+    return _find(name, [row for row in formats().facts.values() if row.system], "system", {})
 
 
 def _find(
     name: str,
-    rows: Collection[Format],
+    rows: Collection[FormatFacts],
     noun: str = "format",
     libraries: Mapping[str, Sequence[str]] = LIBRARIES,
 ) -> Format:
-    for row in rows:
-        if name in (row.name, *row.aliases):
-            return row
+    known = formats().named(name)
+    if known is not None and known in rows:
+        return formats()[known.name]
     names = sorted(row.name for row in rows)
     means = {library: [one for one in some if one in names] for library, some in libraries.items()}
     means |= {alias: [row.name] for row in rows for alias in row.aliases} | {one: [one] for one in names}
@@ -124,7 +211,7 @@ def _find(
 
 def system_of(format: str) -> str:
     """The name of the system to which a format belongs; empty for a container and for an unknown format."""
-    row = formats().get(format)
+    row = formats().facts.get(format)
     return row.system if row is not None else ""
 
 
@@ -162,7 +249,7 @@ def checked_options(row: Format, given: Options) -> dict[str, Any]:
     return values
 
 
-def _most_specific_first(rows: Mapping[str, Format]) -> list[str]:
+def _most_specific_first(rows: Mapping[str, FormatFacts]) -> list[str]:
     def depth(name: str) -> int:
         return 1 + max((depth(base) for base in rows[name].refines if base in rows), default=0)
 

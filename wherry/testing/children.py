@@ -128,7 +128,7 @@ def serve() -> None:
     from wherry.formats.registry import formats
 
     importlib.import_module("wherry.converter.convert")
-    formats()
+    list(formats().values())  # their modules
     stopped: dict[int, int] = {}
     for line in sys.stdin:
         outcome = _supervise(json_value(line), stopped)

@@ -6,9 +6,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wherry.formats.format import Option
+from wherry.formats.signs import Signs
+from wherry.integrations.containers.ocdbt.read import PROCESS_PREFIX
 from wherry.integrations.containers.orbax import partition
 from wherry.integrations.containers.orbax.detection import look
-from wherry.integrations.containers.orbax.layout import DATA_FILE_SIZE
+from wherry.integrations.containers.orbax.layout import (
+    CHECKPOINT,
+    DATA_FILE_SIZE,
+    MANIFEST,
+    MSGPACK,
+    PREFERRED_ITEMS,
+    SHARDING,
+    TREE,
+    V1_MARKER,
+)
 from wherry.integrations.containers.orbax.partitioning import rules_only
 from wherry.integrations.containers.zarr.new import IN_STORE
 
@@ -29,6 +40,15 @@ OPTIONS = {
     "chunks": Option("auto", partition.HELP),
     "data_file_size": FILE_OPTION,
 }
+
+
+# An item or a step; the folder of a step that is empty, or was never committed, has only its name.
+SIGNS = Signs(
+    entries=frozenset({TREE, CHECKPOINT, MSGPACK, SHARDING, MANIFEST, V1_MARKER, *PREFERRED_ITEMS}),
+    starts=(PROCESS_PREFIX,),
+    folders=True,
+    named=r".*\.(orbax-checkpoint-tmp|partial_save).*|(?i:([a-z_]+[-_]?)?\d{1,18})",
+)
 
 
 def detect(glimpse: Glimpse) -> Detection | None:

@@ -17,6 +17,7 @@ from wherry.core.manifest import Companion, Manifest
 from wherry.core.steps import step_number
 from wherry.core.units import parse_size
 from wherry.formats.format import Format, Glimpse, Holds, Opened, Option
+from wherry.formats.signs import Signs
 from wherry.integrations.containers.torch.layout import WRITABLE
 from wherry.integrations.formats.dcp.folder import (
     METADATA,
@@ -154,11 +155,13 @@ OPTIONS = {
 # What a folder of DCP holds, of torch or of a system that stores its checkpoints so.
 HOLDS = Holds(dtypes=WRITABLE, depth=1, values=True, empties=True, companions=True, types=True)
 
+SIGNS = Signs(ends=(SUFFIX, METADATA))  # `.metadata`, or one of each rank
 FORMATS = (
     Format(
         name="dcp",
         title="PyTorch DCP",
         detect=_detect,
+        signs=replace(SIGNS, folders=True),
         open=open_folder,
         layout=layout_of,
         holds=HOLDS,

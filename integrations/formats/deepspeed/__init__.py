@@ -7,6 +7,7 @@ name.
 from __future__ import annotations
 
 from wherry.formats.format import Format, Holds
+from wherry.formats.signs import Signs
 from wherry.integrations.formats.deepspeed import universal, zero
 
 FORMATS = (
@@ -14,6 +15,7 @@ FORMATS = (
         name="deepspeed",
         title="DeepSpeed ZeRO",
         detect=zero.detect,
+        signs=Signs(entries=frozenset({zero.LATEST}), ends=(".pt",)),
         open=zero.open_deepspeed,
         holds=Holds(dtypes=frozenset()),
         refines=("deepspeed-universal",),
@@ -22,6 +24,7 @@ FORMATS = (
         name="deepspeed-universal",
         title="DeepSpeed universal checkpoint",
         detect=universal.detect,
+        signs=Signs(entries=frozenset({universal.LATEST, universal.ZERO})),
         open=universal.open_universal,
         holds=Holds(dtypes=frozenset()),
     ),

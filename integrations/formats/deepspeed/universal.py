@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from wherry.storage.location import Location
     from wherry.store.store import Entry
 
-_LATEST, _ZERO, _REST = "latest_universal", "zero", "optimizer_state.pt"
+LATEST, ZERO, _REST = "latest_universal", "zero", "optimizer_state.pt"
 _MODEL = re.compile(r"(?:zero_pp_rank_(\d{1,9})_)?mp_rank_(\d{1,9})_model_states\.pt")
 _STEPS = "global_steps"
 
@@ -58,18 +58,18 @@ _STEPS = "global_steps"
 def detect(glimpse: Glimpse) -> Detection | None:
     """Detect the folder of a step, or the folder above it whose file `latest_universal` names one."""
     folder, prefix = glimpse.location, ""
-    if _LATEST in glimpse.entries and not any(map(WEIGHTS.fullmatch, glimpse.entries)):
-        prefix = read_latest(glimpse.location, _LATEST)
+    if LATEST in glimpse.entries and not any(map(WEIGHTS.fullmatch, glimpse.entries)):
+        prefix = read_latest(glimpse.location, LATEST)
         folder = glimpse.location.join(prefix) if prefix in glimpse.entries else folder
     inside = {entry.name: entry for entry in folder.entries()} if prefix else glimpse.entries
-    if _ZERO not in inside or not inside[_ZERO].is_dir:
+    if ZERO not in inside or not inside[ZERO].is_dir:
         return None
-    names = {entry.name: entry.is_dir for entry in folder.join(_ZERO).entries()}
+    names = {entry.name: entry.is_dir for entry in folder.join(ZERO).entries()}
     first = next((name for name, is_dir in names.items() if is_dir), None)
-    if first is None or not (_REST in names or folder.join(_ZERO).join(first).join(WEIGHT).exists()):
+    if first is None or not (_REST in names or folder.join(ZERO).join(first).join(WEIGHT).exists()):
         return None
-    evidence = [Evidence(_LATEST, prefix)] if prefix else []
-    evidence.append(Evidence(f"{prefix}/{_ZERO}".lstrip("/"), f"folders of {sum(names.values())} parameters"))
+    evidence = [Evidence(LATEST, prefix)] if prefix else []
+    evidence.append(Evidence(f"{prefix}/{ZERO}".lstrip("/"), f"folders of {sum(names.values())} parameters"))
     step = STEP.match(folder.name)
     return Detection(
         glimpse.location.uri, "deepspeed-universal", format_version="universal", writer="deepspeed",
@@ -87,12 +87,12 @@ def open_universal(location: Location, detection: Detection) -> Opened:
         HostileError, WherryError: as of files of torch.
     """
     names = {entry.name for entry in location.entries()}
-    prefix = read_latest(location, _LATEST) if _LATEST in names else ""
+    prefix = read_latest(location, LATEST) if LATEST in names else ""
     folder = location.join(prefix) if prefix in names else location
     prefix = f"{prefix}/" if folder is not location else ""
     entries = folder.entries()
     models = _models(folder, [one.name for one in entries])
-    files = dict(_state_files(folder.join(_ZERO)))
+    files = dict(_state_files(folder.join(ZERO)))
     shapes = _shapes(models)
     _require_all(files, shapes, folder)
     moments = {state for states in files.values() for state in states} - {WEIGHT}
@@ -110,7 +110,7 @@ def open_universal(location: Location, detection: Detection) -> Opened:
     words = f"{len(shapes)} parameters with {len(moments)} states" + (
         f", {bare} never updated" if bare else ""
     )
-    seen = Evidence(f"{prefix}{_ZERO}", words)
+    seen = Evidence(f"{prefix}{ZERO}", words)
     found = replace(detection, step=step, kind=kind).seen(seen)
     reader = FlatReader(location, tree.places, tuple(members))
     return Opened(found, manifest, reader, tuple(_beside(prefix, entries, copies)))
@@ -147,7 +147,7 @@ def _state_files(zero: Location) -> Iterator[tuple[str, dict[str, Location]]]:
         if not entry.is_dir:
             if entry.name != _REST:
                 raise UnsupportedError(
-                    f"unknown file {_ZERO}/{entry.name}", uri=zero.uri, cure="move it out of the folder"
+                    f"unknown file {ZERO}/{entry.name}", uri=zero.uri, cure="move it out of the folder"
                 )
             continue
         place = zero.join(entry.name)
@@ -171,11 +171,11 @@ def _require_all(
         lacking = next((state for state in STATES if state in wanted - there), None)
         if lacking is not None and set(there) != {WEIGHT}:
             raise IncompleteError(
-                f"file not found: {_ZERO}/{name}/{lacking}", uri=folder.uri, path=name, cure=AGAIN
+                f"file not found: {ZERO}/{name}/{lacking}", uri=folder.uri, path=name, cure=AGAIN
             )
-    if not folder.join(_ZERO).join(_REST).exists() or not shapes:
+    if not folder.join(ZERO).join(_REST).exists() or not shapes:
         raise IncompleteError(
-            f"file not found: {_ZERO}/{_REST}; the conversion was not completed", uri=folder.uri, cure=AGAIN
+            f"file not found: {ZERO}/{_REST}; the conversion was not completed", uri=folder.uri, cure=AGAIN
         )
 
 
@@ -187,33 +187,33 @@ def _step(model: RankFile) -> int | None:
 def _members(folder: Location, prefix: str, entries: Sequence[Entry]) -> Iterator[Entry]:
     """The files whose state is that of the checkpoint."""
     yield from (replace(one, name=f"{prefix}{one.name}") for one in entries if _MODEL.fullmatch(one.name))
-    for one in folder.join(_ZERO).entries():
+    for one in folder.join(ZERO).entries():
         if not one.is_dir:
-            yield replace(one, name=f"{prefix}{_ZERO}/{one.name}")
+            yield replace(one, name=f"{prefix}{ZERO}/{one.name}")
 
 
 def _zero_members(
     folder: Location, prefix: str, files: Mapping[str, Mapping[str, Location]]
 ) -> Iterator[Entry]:
     for name in files:
-        for one in folder.join(_ZERO).join(name).entries():
-            yield replace(one, name=f"{prefix}{_ZERO}/{name}/{one.name}")
+        for one in folder.join(ZERO).join(name).entries():
+            yield replace(one, name=f"{prefix}{ZERO}/{name}/{one.name}")
 
 
 def _beside(prefix: str, entries: Sequence[Entry], copies: Sequence[str]) -> Iterator[IgnoredEntry]:
     """What is not read."""
     for name in copies:
         reason = "its tensor is read from the model states"
-        yield ignored_file(f"{prefix}{_ZERO}/{name}", FILES, "a copy in float32", reason)
+        yield ignored_file(f"{prefix}{ZERO}/{name}", FILES, "a copy in float32", reason)
     yield ignored_file(
-        f"{prefix}{_ZERO}/{_REST}", TRAINING_STATE, "options of the optimizer, loss scales", "only tensors are read"
+        f"{prefix}{ZERO}/{_REST}", TRAINING_STATE, "options of the optimizer, loss scales", "only tensors are read"
     )  # fmt: skip
     yield ignored_file(
         f"{prefix}*_model_states.pt:module", TRAINING_STATE, "copies of the parameters, and states of the run",
-        f"the parameters are read from {_ZERO}",
+        f"the parameters are read from {ZERO}",
     )  # fmt: skip
     for one in entries:
-        if one.name != _ZERO and not _MODEL.fullmatch(one.name) and one.name not in OWN_NAMES:
+        if one.name != ZERO and not _MODEL.fullmatch(one.name) and one.name not in OWN_NAMES:
             what = "a folder" if one.is_dir else "a file"
             reason = "it is no part of a universal checkpoint"
             yield ignored_file(f"{prefix}{one.name}", FILES, what, reason)

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from wherry.formats.format import Glimpse
     from wherry.storage.location import Location
 
-_LATEST = "latest"
+LATEST = "latest"
 _OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d{1,9})_mp_rank_00_optim_states\.pt")
 _MODEL = re.compile(r"(?:zero_pp_rank_(\d{1,9})_)?mp_rank_00_model_states\.pt")
 _STATE, _WHOLE_STAGE = "optimizer_state_dict", 3
@@ -70,8 +70,8 @@ _PARTS = {1: "single_partition_of_fp32_groups", 2: "single_partition_of_fp32_gro
 def detect(glimpse: Glimpse) -> Detection | None:
     """Detect the folder of a step, or the folder above it whose file `latest` names one."""
     folder, prefix = glimpse.location, ""
-    if _LATEST in glimpse.entries and not any(map(WEIGHTS.fullmatch, glimpse.entries)):
-        prefix = read_latest(glimpse.location, _LATEST)
+    if LATEST in glimpse.entries and not any(map(WEIGHTS.fullmatch, glimpse.entries)):
+        prefix = read_latest(glimpse.location, LATEST)
         folder = glimpse.location.join(prefix) if prefix in glimpse.entries else folder
     names = [entry.name for entry in folder.entries()] if prefix else list(glimpse.entries)
     ranks = sorted(filter(_OPTIMIZER.fullmatch, names))
@@ -82,7 +82,7 @@ def detect(glimpse: Glimpse) -> Detection | None:
         Evidence(f"{prefix}/{ranks[0]}".lstrip("/"), f"the optimizer's partitions of {len(ranks)} ranks")
     ]
     if prefix:
-        evidence.insert(0, Evidence(_LATEST, prefix))
+        evidence.insert(0, Evidence(LATEST, prefix))
     return Detection(
         glimpse.location.uri, "deepspeed", format_version="ZeRO", writer="deepspeed",
         step=int(step[1]) if step else None, kind="params", evidence=tuple(evidence),
@@ -99,7 +99,7 @@ def open_deepspeed(location: Location, detection: Detection) -> Opened:
         HostileError, WherryError: as of files of torch.
     """
     names = {entry.name for entry in location.entries()}
-    prefix = read_latest(location, _LATEST) if _LATEST in names else ""
+    prefix = read_latest(location, LATEST) if LATEST in names else ""
     folder = location.join(prefix) if prefix in names else location
     members = tuple(shard_entries(folder, f"{prefix}/" if folder is not location else ""))
     shards = [one for one in folder.entries() if is_deepspeed_shard(one.name)]

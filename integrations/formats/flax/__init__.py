@@ -15,6 +15,7 @@ from wherry.core.detection import Detection, Evidence
 from wherry.core.keypath import render
 from wherry.core.manifest import without_chunks
 from wherry.formats.format import Format, Holds
+from wherry.formats.signs import Signs
 from wherry.integrations.containers.msgpack.index import Glance, glance
 from wherry.integrations.containers.msgpack.layout import WRITABLE, lay_out
 from wherry.integrations.formats.flax import names
@@ -154,6 +155,7 @@ FORMATS = (
         name="flax-msgpack",
         title="Flax msgpack file",
         detect=_detect,
+        signs=Signs(head=rb"[\x80-\x9f\xc7-\xc9\xd4-\xd8\xdc-\xdf]"),
         open=open_file,
         layout=_layout,
         holds=Holds(dtypes=WRITABLE, values=True, empties=True),
@@ -168,6 +170,11 @@ FORMATS = (
         name="flax-gda",
         title="Flax msgpack with separate array files",
         detect=_detect_with_arrays,
+        signs=Signs(
+            head=rb"[\x80-\x9f\xdc-\xdf]|.{0,8}//GDAPlaceholder:",
+            ends=("tmp", "tmp_gda"),
+            named=r".*_gda",
+        ),
         open=open_with_arrays,
         holds=Holds(dtypes=frozenset()),
         refines=("flax-msgpack",),

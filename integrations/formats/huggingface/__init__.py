@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from wherry.core.units import parse_size
 from wherry.errors import AmbiguousError, CorruptError, UnrepresentableError
 from wherry.formats.format import Format, Glimpse, Holds, Option
+from wherry.formats.signs import Signs
 from wherry.integrations.containers.safetensors.header import DTYPES
 from wherry.integrations.containers.safetensors.layout import METADATA_FORMAT, kept_metadata, lay_out
 from wherry.integrations.formats.huggingface.flax import FLAX
@@ -95,6 +96,7 @@ FORMATS = (
         name="huggingface",
         title="Hugging Face model folder",
         detect=_detect,
+        signs=Signs(ends=(".safetensors", ".bin", ".msgpack", ".json")),
         open=_open,
         layout=_layout,
         holds=Holds(dtypes=DTYPES, depth=1, companions=True),

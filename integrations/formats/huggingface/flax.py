@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from wherry.core.manifest import without_chunks
 from wherry.core.units import parse_size
 from wherry.formats.format import Format, Holds, Option
+from wherry.formats.signs import Signs
 from wherry.formats.systems import TreeForm
 from wherry.integrations.containers.msgpack.layout import WRITABLE, lay_out
 from wherry.integrations.formats.huggingface.open import detect_weights, open_weights
@@ -77,6 +78,7 @@ FLAX = Format(
     name=NAME,
     title="Hugging Face Flax folder",
     detect=_detect,
+    signs=Signs(ends=(".msgpack", ".json")),
     open=_open,
     layout=_layout,
     holds=Holds(dtypes=WRITABLE, companions=True),

@@ -19,6 +19,7 @@ from wherry.core.manifest import Companion, Manifest, without_chunks
 from wherry.core.steps import step_number
 from wherry.errors import UnrepresentableError, UsageError
 from wherry.formats.format import Format, Glimpse, Holds, Opened, Option
+from wherry.formats.signs import Signs
 from wherry.integrations.containers.flat.strides import StridedReader
 from wherry.integrations.containers.torch.archive import read_archive
 from wherry.integrations.containers.torch.layout import WRITABLE, Archives, archives_map
@@ -233,6 +234,7 @@ FORMATS = (
         name="lingua",
         title="Meta Lingua, step folder",
         detect=_detect,
+        signs=dcp.SIGNS,
         open=_open,
         layout=_layout,
         holds=replace(dcp.HOLDS, needs={PARAMS: LEAST_PARAMS}, names=((f"{MODEL}.{EMBEDDINGS}",),)),
@@ -256,6 +258,7 @@ FORMATS = (
         name="lingua-consolidated",
         title="Meta Lingua, consolidated",
         detect=_detect_consolidated,
+        signs=Signs(entries=frozenset({CONSOLIDATED})),
         open=_open_consolidated,
         layout=_layout_consolidated,
         holds=Holds(

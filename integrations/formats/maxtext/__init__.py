@@ -76,6 +76,7 @@ FORMATS = (
         name=step.NAME,
         title="MaxText",
         detect=detect,
+        signs=orbax.SIGNS,
         open=open_maxtext,
         layout=lay_out,
         holds=Holds(dtypes=STORABLE, zero_size=False, values=True, empties=True, companions=True),

@@ -30,6 +30,7 @@ from wherry.errors import (
 )
 from wherry.formats.companions import MemoryFiles
 from wherry.formats.format import Format, Holds, Opened
+from wherry.formats.signs import Signs
 from wherry.formats.systems import TreeForm
 from wherry.integrations.containers.torch.layout import WRITABLE, Archives, archives_map, whole_archive
 from wherry.integrations.formats import dcp
@@ -204,6 +205,7 @@ FORMATS = (
         name="megatron",
         title="Megatron-Core, torch_dist",
         detect=detect,
+        signs=Signs(entries=frozenset({LATEST, COMMON})),
         open=_open,
         layout=_layout,
         holds=replace(dcp.HOLDS, names=((EMBEDDING,),)),
@@ -220,6 +222,7 @@ FORMATS = (
         name="megatron-ranks",
         title="Megatron, a folder for each rank",
         detect=ranks.detect,
+        signs=Signs(folders=True),
         open=ranks.open_ranks,
         layout=_layout_ranks,
         holds=Holds(dtypes=WRITABLE, depth=1, companions=True, names=((EMBEDDING,),)),

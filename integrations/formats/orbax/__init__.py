@@ -15,6 +15,7 @@ from wherry.integrations.containers.orbax import item, layout
 from wherry.integrations.containers.orbax.other_items import other_items
 from wherry.integrations.containers.orbax.row import (
     OPTIONS,
+    SIGNS,
     STEP_ITEM,
     detect,
     finish_step,
@@ -41,6 +42,7 @@ FORMATS = (
         name="orbax",
         title="Orbax (JAX, Flax)",
         detect=detect,
+        signs=SIGNS,
         open=open_orbax,
         layout=lay_out,
         holds=Holds(dtypes=STORABLE, zero_size=False, values=True, empties=True, companions=True),

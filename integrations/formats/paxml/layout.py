@@ -19,6 +19,7 @@ from wherry.core.detection import verdict_of_damage
 from wherry.core.steps import step_number
 from wherry.errors import IncompleteError, WherryError
 from wherry.formats.format import Glimpse
+from wherry.formats.signs import Signs
 from wherry.integrations.containers.orbax import layout as orbax
 from wherry.integrations.containers.orbax.commit import missing_commit
 from wherry.integrations.containers.orbax.detection import look
@@ -36,6 +37,15 @@ _ENVELOPE = b"\xafflattened_state"
 _ENVELOPE_BYTES = 64
 _TEMPORARY = re.compile(r"tmp_\d+\.checkpoint_\d+")
 _NAME_MARKS = (f"{names.VARIABLES}.", f"{names.OPTIMIZER}_")
+
+
+SIGNS = Signs(
+    head=b".{0,48}" + _ENVELOPE,
+    entries=frozenset({metadata.FOLDER, MSGPACK}),
+    folders=True,
+    named=STATE,
+    starts=(orbax.PROCESS_PREFIX,),
+)
 
 
 class StateLayout(Enum):

@@ -164,6 +164,7 @@ FORMATS = (
         name="penzai",
         title="Penzai (through Orbax)",
         detect=detect,
+        signs=orbax.SIGNS,
         open=open_penzai,
         layout=lay_out,
         holds=Holds(dtypes=STORABLE, zero_size=False, values=True, empties=True, companions=True),

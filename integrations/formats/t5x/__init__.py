@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from wherry.core.detection import Detection, Evidence
 from wherry.formats.format import Format, Glimpse, Holds, Option
+from wherry.formats.signs import Signs
 from wherry.integrations.containers.orbax import layout as orbax_layout
 from wherry.integrations.containers.orbax import row as orbax
 from wherry.integrations.containers.zarr.metadata import STORABLE
@@ -171,6 +172,12 @@ FORMATS = (
         name=LEGACY,
         title="T5X (legacy)",
         detect=detect_legacy,
+        signs=Signs(
+            head=rb"[\x80-\x9f\xdc-\xdf]",
+            files=(layout.MSGPACK,),
+            entries=frozenset({layout.MSGPACK}),
+            folders=True,
+        ),
         open=open_legacy,
         layout=lay_out_legacy,
         holds=Holds(dtypes=STORABLE, values=True, empties=True, companions=True),
@@ -200,6 +207,7 @@ FORMATS = (
         name=ORBAX,
         title="T5X (Orbax)",
         detect=detect_orbax,
+        signs=replace(orbax.SIGNS, files=(layout.MSGPACK,)),
         open=open_train_state,
         layout=lay_out_train_state,
         holds=Holds(dtypes=STORABLE, zero_size=False, values=True, empties=True, companions=True),

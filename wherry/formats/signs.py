@@ -1,0 +1,84 @@
+"""Signs: what a first look at a location must show before a format is asked whether the location is its checkpoint.
+
+Signs decide nothing. They leave out the formats that cannot be meant, so that their code is not loaded. A format that
+would recognise a location, or refuse it by name, has one of its signs there (`tests/formats/test_signs.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from wherry.formats.format import Glimpse
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """The signs of a format; one of them is enough.
+
+    Attributes:
+        head: a regular expression that the first bytes of a file match; empty if they say nothing.
+        files: how the names of its files end.
+        entries: names of which one is in its folder.
+        starts, ends: how a name in its folder starts, or ends.
+        folders: whether any folder in a folder is a sign.
+        named: a regular expression that the name of its folder matches; empty if it says nothing.
+    """
+
+    head: bytes = b""
+    files: tuple[str, ...] = ()
+    entries: frozenset[str] = frozenset()
+    starts: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
+    folders: bool = False
+    named: str = ""
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Signs:
+        """The signs that `to_json` has made."""
+        return cls(
+            head=fields["head"].encode("latin-1"),
+            files=tuple(fields["files"]),
+            entries=frozenset(fields["entries"]),
+            starts=tuple(fields["starts"]),
+            ends=tuple(fields["ends"]),
+            folders=fields["folders"],
+            named=fields["named"],
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Every field by its name; bytes are those of Latin-1."""
+        return {
+            "head": self.head.decode("latin-1"),
+            "files": list(self.files),
+            "entries": sorted(self.entries),
+            "starts": list(self.starts),
+            "ends": list(self.ends),
+            "folders": self.folders,
+            "named": self.named,
+        }
+
+    def are_at(self, glimpse: Glimpse) -> bool:
+        """Whether one of them is at a location; at one that does not exist, whatever its name, they may be."""
+        if glimpse.is_dir:
+            return self._are_in(glimpse)
+        if glimpse.is_file:
+            name = glimpse.location.name
+            return name.endswith(self.files) or bool(
+                self.head and re.compile(self.head, re.DOTALL).match(glimpse.head)
+            )
+        return True
+
+    def _are_in(self, folder: Glimpse) -> bool:
+        entries = folder.entries
+        return (
+            not self.entries.isdisjoint(entries)
+            or bool(self.starts and any(name.startswith(self.starts) for name in entries))
+            or bool(self.ends and any(name.endswith(self.ends) for name in entries))
+            or (self.folders and any(entry.is_dir for entry in entries.values()))
+            or bool(self.named and re.fullmatch(self.named, folder.location.name))
+        )
