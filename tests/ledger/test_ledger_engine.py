@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import sqlite3
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,6 +37,22 @@ def test_one_connection_stays_open_until_the_ledger_is_closed(tmp_path):
         with ledger.read(), ledger.read():
             assert opened(file) == 2
     assert opened(file) == 0
+
+
+def test_rows_that_are_left_say_nothing_when_they_go_after_their_ledger(tmp_path, monkeypatch):
+    """As where a row is refused: the error holds the rows until it was printed, and the ledger is closed before."""
+    complaints = []
+    monkeypatch.setattr(sys, "unraisablehook", complaints.append)
+    with open_ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
+        for number in range(3):
+            record_event(ledger, "note", None, {"number": number})
+        with ledger.read() as connection:
+            rows = connection.rows("SELECT seq FROM statement ORDER BY seq")
+            assert next(rows) == (1,)
+    del rows
+    gc.collect()
+    assert complaints == []
+    assert opened(tmp_path / "ledger.db") == 0
 
 
 def test_a_relative_path_is_that_of_the_folder_in_which_it_is_opened(tmp_path, monkeypatch):

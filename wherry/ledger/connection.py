@@ -38,8 +38,7 @@ class LedgerConnection:
 
     def rows(self, query: str, /, **values: Any) -> Generator[tuple[Any, ...]]:
         """The rows of a query, one after another; a list among the values is that of an `IN (:*name)`."""
-        with closing(self.execute(query, values)) as cursor:
-            yield from self._checked(cursor)
+        yield from self._checked(self.execute(query, values))  # the cursor goes with these rows
 
     def stream(self, query: str) -> Generator[tuple[Any, ...]]:
         """The rows of a long query as they are read: the driver of PostgreSQL would fetch all of them at once."""
