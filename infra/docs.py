@@ -17,7 +17,6 @@ import json
 import re
 import textwrap
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -34,7 +33,7 @@ from wherry.config.schema import Retention, Route, Settings, TargetRule
 from wherry.console.formats import COLUMNS, format_cells
 from wherry.errors import WherryError
 from wherry.families import adapter_families, families, load_family
-from wherry.formats.registry import FormatFacts, formats, rows_of
+from wherry.formats.registry import FormatFacts, formats, modules, rows_of
 from wherry.integrations.native import LOADERS
 from wherry.ledger.replay import READ_ONLY
 from wherry.quantized.schemes import schemes
@@ -504,9 +503,7 @@ INDEX = ROOT / "wherry" / "formats" / "index.json"
 
 def format_index() -> str:
     """What must be known of a format before its code is loaded; a line for each."""
-    folder = ROOT / "integrations" / "formats"
-    modules = sorted(found.name for found in iter_modules([str(folder)]))
-    facts = [FormatFacts.of(row, module) for module in modules for row in rows_of(module)]
+    facts = [FormatFacts.of(row, module) for module in modules() for row in rows_of(module)]
     return "[\n" + ",\n".join(json.dumps(row.to_json()) for row in facts) + "\n]\n"
 
 

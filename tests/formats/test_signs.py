@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,13 +15,11 @@ from hypothesis import strategies as st
 from tests.support.corpus import every_case, home, needs_corpus
 from wherry.errors import WherryError
 from wherry.formats.format import Glimpse
-from wherry.formats.registry import FormatFacts, formats, rows_of
-from wherry.integrations import formats as package
+from wherry.formats.registry import FormatFacts, formats, modules, rows_of
 from wherry.storage.stores import locate
 from wherry.testing import samples, writers
 
 MOST_PLACES = 60  # of a case that are looked at
-MODULES = sorted(found.name for found in pkgutil.iter_modules(package.__path__))
 
 
 def require_signs(path):
@@ -38,7 +35,7 @@ def require_signs(path):
 
 def test_the_index_has_what_every_format_says():
     """After a change, run `python infra/docs.py`."""
-    said = [FormatFacts.of(row, module) for module in MODULES for row in rows_of(module)]
+    said = [FormatFacts.of(row, module) for module in modules() for row in rows_of(module)]
     known = [row for row in formats().facts.values() if row.module is not None]
     assert sorted(known, key=lambda row: row.name) == sorted(said, key=lambda row: row.name)
     assert all(FormatFacts.from_json(row.to_json()) == row for row in said)

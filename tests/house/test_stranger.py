@@ -26,7 +26,7 @@ from wherry.testing import samples
 
 pytest_plugins = ("tests.support.stranger",)
 GENERATED = {
-    "docs/proof.md", "docs/systems/README.md",
+    "docs/proof.md", "docs/systems/README.md", "wherry/formats/index.json",
     *(f"docs/reference/{name}" for name in ("formats.md", "errors.md")),
     *(f"docs/reference/schemas/{name}-spec.json" for name in ("convert", "export", "nightly")),
 }  # fmt: skip

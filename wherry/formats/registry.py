@@ -1,8 +1,8 @@
 """The registry of formats, each loaded when it is first used.
 
 Every module of `integrations/formats/` has a tuple `FORMATS`; `index.json`, which `infra/docs.py` writes, has what must
-be known of each before it is loaded. Plug-ins register theirs through the entry point group `wherry.formats`, whose
-entries load a `Format`.
+be known of each before it is loaded. A module that is not in it yet is loaded at once, like plug-ins, which register
+their `Format` through the entry point group `wherry.formats`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import UnsupportedError, UsageError, choose, similar
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from wherry.formats.format import Format, Options, Rewrite
 
 FORMATS_PACKAGE = "wherry.integrations.formats"
+_INDEX = Path(__file__).with_name("index.json")
 # Names of libraries and file endings that are no names of formats, and the formats that they save.
 LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "pytorch": ("torch-zip", "dcp"),
@@ -147,13 +149,17 @@ def formats() -> Formats:
     Raises:
         UsageError: two formats have the same name.
     """
-    plugins: list[Format] = [entry.load() for entry in entry_points(group="wherry.formats")]
-    return Formats([*map(FormatFacts.from_json, _index()), *map(FormatFacts.of, plugins)], plugins)
+    index = [FormatFacts.from_json(row) for row in json.loads(_INDEX.read_bytes())]
+    known = {row.module for row in index}
+    loaded = [row for module in modules() if module not in known for row in rows_of(module)]
+    loaded += [entry.load() for entry in entry_points(group="wherry.formats")]
+    return Formats([*index, *map(FormatFacts.of, loaded)], loaded)
 
 
-def _index() -> list[dict[str, Any]]:
-    """What `infra/docs.py` has noted of every format of wherry itself."""
-    return json.loads(Path(__file__).with_name("index.json").read_bytes())
+def modules() -> list[str]:
+    """The modules of the formats of wherry itself."""
+    folder = Path(__file__).parents[1] / "integrations" / "formats"
+    return sorted(found.name for found in iter_modules([str(folder)]))
 
 
 def find_format(name: str) -> Format:
