@@ -18,7 +18,6 @@ from wherry.core.digest import LEAF
 from wherry.core.tensorspec import Span
 from wherry.errors import MismatchError
 from wherry.formats.contents import Extent
-from wherry.formats.writer import Writer
 from wherry.integrations.containers.zarr.reader import ArrayReader
 from wherry.mover import chunk_files, readback
 from wherry.mover.move import Move
@@ -117,11 +116,9 @@ def test_a_part_waits_until_all_its_files_can_be_read(source):
     files = [whole.location.parent.join(name) for name in ("a", "b")]
     open_files = set()
 
-    class Halves(Writer):
+    class Halves:
         def extents(self, path, where):
             return tuple(Extent(file, 0, where.nbytes // 2) for file in files)
-
-        write = sync = finish = close = None
 
     being_written = FilesBeingWritten(lambda place: place.path in open_files)
     back = ReadBack(Halves(), {spec.path: spec}, "out", being_written)

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from wherry.core.keypath import KeyPath
-    from wherry.formats.format import Opened, Writer
+    from wherry.formats.format import Opened
+    from wherry.mover.map_writer import MapWriter
 
 ORBAX = FORMATS[0]
 
@@ -123,7 +124,7 @@ def small_chunks(manifest: Manifest) -> Manifest:
     return replace(manifest, tensors=specs)
 
 
-def writer_at(folder: Path, manifest: Manifest, **options: Any) -> Writer:
+def writer_at(folder: Path, manifest: Manifest, **options: Any) -> MapWriter:
     """A writer for a manifest, whose tensors without a grid get that of the options."""
     checked = checked_options(ORBAX, options)
     specs = {

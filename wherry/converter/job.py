@@ -51,8 +51,9 @@ if TYPE_CHECKING:
     from wherry.core.manifest import Companion, Manifest
     from wherry.core.progress import RunContext
     from wherry.core.tensorspec import TensorSpec
-    from wherry.formats.format import Format, Writer
+    from wherry.formats.format import Format
     from wherry.formats.pin import JoinedPin, Pin
+    from wherry.mover.map_writer import MapWriter
     from wherry.storage.location import Location
     from wherry.target.journal import Journal
     from wherry.target.staging import Staging
@@ -287,7 +288,7 @@ def _complete_unread(staged: StagedJob, staging: ObjectStaging, hashes: Hashes) 
     return receipt
 
 
-def finish(writer: Writer) -> None:
+def finish(writer: MapWriter) -> None:
     """Complete the container and close it."""
     writer.sync()
     writer.finish()

@@ -1,4 +1,4 @@
-"""Format, Contents and Writer: the interface between one checkpoint system and the engine.
+"""Format: the interface between one checkpoint system and the engine.
 
 A format is one file in `integrations/formats/`, with a tuple `FORMATS` of `Format` rows. A row says how to
 recognise the system, how to open it, how to write it, what it can hold, and which framework releases load the
@@ -9,13 +9,7 @@ for all formats.
 mover reads them itself; otherwise the contents decode them.
 
 **Layout.** `layout(manifest, options, scene)` returns what each byte of a checkpoint's files is; see
-`wherry.target.file_map`. The engine writes them.
-
-**Writer.** What the engine makes of a layout; see `wherry.formats.writer`. It writes into a staging folder or file that
-does not have the final name. `grid(path)` is the tensor's natural region (a chunk), or None if any span of canonical
-bytes can be written. `write` may be called in any order, from several threads, and more than once with the same bytes.
-`sync` makes everything durable whose `write` has returned; several threads may call it. `finish` completes the
-container and is idempotent.
+`wherry.target.file_map`. The engine writes them (`wherry.mover.map_writer`).
 """
 
 from __future__ import annotations
@@ -29,7 +23,6 @@ from wherry.core.account import IgnoredEntry, fold_entries
 from wherry.core.detection import Evidence
 from wherry.core.manifest import Manifest, without_chunks
 from wherry.formats.contents import Absent, Block, Contents, Extent
-from wherry.formats.writer import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -57,7 +50,6 @@ __all__ = [
     "Option",
     "Options",
     "Rewrite",
-    "Writer",
 ]
 Options: TypeAlias = Mapping[str, Any]
 HEAD_BYTES = 4096

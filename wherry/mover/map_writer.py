@@ -24,7 +24,6 @@ from wherry.core.keypath import render
 from wherry.core.tensorspec import Span
 from wherry.errors import UsageError, WherryError
 from wherry.formats.contents import Extent
-from wherry.formats.writer import Writer
 from wherry.mover.checksums import PieceCrc
 from wherry.mover.chunk_files import put_in_order
 from wherry.mover.chunk_writer import ChunkWriter
@@ -44,8 +43,8 @@ if TYPE_CHECKING:
     from wherry.core.tensorspec import Region, TensorSpec
     from wherry.formats.contents import EncodedChunk
     from wherry.formats.format import Format, Options
-    from wherry.formats.writer import Checks
     from wherry.storage.location import Location
+    from wherry.target.durable_move import Checks
     from wherry.target.file_map import FileMap
     from wherry.target.slice import Slice
 
@@ -59,7 +58,7 @@ def writer_of(
     options: Options,
     companion: Callable[[str], Location] | None = None,
     part: Slice | None = None,
-) -> Writer:
+) -> MapWriter:
     """The writer of a format for a target in a staging area.
 
     Args:
@@ -160,8 +159,8 @@ class _FileState:
             return found
 
 
-class MapWriter(Writer):
-    """Writes the files of a map, in any order, from several threads."""
+class MapWriter:
+    """Writes the files of a map, in any order, from several threads; the same bytes may be written again."""
 
     def __init__(self, target: Location, file_map: FileMap, part: Slice | None = None) -> None:
         """Create the files that hold tensors.
@@ -194,11 +193,14 @@ class MapWriter(Writer):
         self._chunks = ChunkWriter(target, file_map.chunks, part) if file_map.chunks else None
 
     def grid(self, path: KeyPath) -> tuple[int, ...] | None:
-        """Extents of the chunk of a tensor that is written on a grid."""
+        """Extents of the chunk of a tensor that is written on a grid; None of one of which any span can be written."""
         return self._chunks.grid(path) if self._chunks and path in self._chunks else None
 
     def place(self, path: KeyPath, where: Region | Span) -> int | None:
-        """The offset of a span in its file; 0 of a tensor without elements, one that is encoded, and a plain chunk."""
+        """The offset of a span in its file; 0 of a tensor without elements, one that is encoded, and a plain chunk.
+
+        Memory at the same offset within a page can be written with direct I/O. None of a chunk that is encoded.
+        """
         if self._chunks and path in self._chunks:
             return 0 if self._chunks.plain else None
         if not isinstance(where, Span) or path in self._map.codecs:
@@ -429,13 +431,19 @@ class MapWriter(Writer):
         write_runs(self._files, rows)
 
     def sync(self) -> None:
-        """Make everything that was written durable."""
+        """Make everything durable whose `write` has returned: contents, names, and the folders that hold the names.
+
+        Several threads may call it. No call returns before that, even if another one is already syncing it.
+        """
         self._files.sync()
         if self._chunks:
             self._chunks.sync()
 
     def finish(self) -> None:
-        """Write the frames that are left, make the files durable, then put those without tensors, in their order."""
+        """Write the frames that are left, make the files durable, then put those without tensors, in their order.
+
+        It may be called again.
+        """
         for state in self._states:
             if isinstance(self._files, SlicedFiles) and not self._files.keeps(state.name):
                 continue

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from wherry.core.digest import LeafHasher
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, TensorSpec
-    from wherry.formats.writer import Writer
     from wherry.mover.leaf_table import LeafTable
+    from wherry.mover.map_writer import MapWriter
     from wherry.mover.readback import ReadBack, StoredPart
 
 _GROUP_BYTES = 32 << 20
@@ -51,7 +51,7 @@ class Output:
         losses: source key path → what was counted of its values, in this run and in those before it.
     """
 
-    writer: Writer
+    writer: MapWriter
     targets: Mapping[KeyPath, TensorSpec]
     journal: MoveLog
     back: ReadBack | None = None
@@ -91,7 +91,7 @@ class Output:
         return first is not None and self.writer.place(first.path, Span(0, 0)) is None
 
     def place(self, move: Move) -> int:
-        """The offset in a file of the first byte of a part, for alignment; see Writer."""
+        """The offset in a file of the first byte of a part, for alignment; see MapWriter."""
         target = self.targets.get(move.source)
         if target is None:
             return 0

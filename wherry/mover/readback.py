@@ -48,10 +48,10 @@ if TYPE_CHECKING:
     from wherry.core.tensorspec import Region, TensorSpec
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.contents import Access
-    from wherry.formats.writer import Checks
     from wherry.mover.leaf_table import LeafTable
     from wherry.mover.move import Move
     from wherry.storage.location import Location
+    from wherry.target.durable_move import Checks
 
 
 class WrittenBytes(Protocol):
@@ -152,7 +152,7 @@ class ReadEvidence:
     """The parts of a target that other processes have read back, and found to be what was read from the source.
 
     Attributes:
-        moves: source key path and span of each part → the checksums of what was read; see `Writer.checks`.
+        moves: source key path and span of each part → the checksums of what was read; see `MapWriter.checks`.
         leaves: source key path → number of each leaf that lies in such parts alone → its raw hash.
         values: source key path → leaf and values of what such parts have of the other leaves, of boxes.
         blocks: source key path → the blocks that these parts share with others.

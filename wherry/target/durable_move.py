@@ -15,7 +15,11 @@ from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.tensorspec import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from typing import TypeAlias
+
+    # Start, stop and checksum of pieces of a tensor.
+    Checks: TypeAlias = Sequence[tuple[int, int, int]]
 
 
 class DurableMove(NamedTuple):
@@ -25,7 +29,7 @@ class DurableMove(NamedTuple):
         source: key path of the tensor in the source.
         span: canonical bytes that were written.
         leaves: number of each leaf that it touches → raw hashes; see `LeafHasher.leaves`.
-        checks: start, stop and checksum of pieces, where the writer needs them; see `Writer.checks`.
+        checks: start, stop and checksum of pieces, where the writer needs them; see `MapWriter.checks`.
         losses: what was counted of its values.
     """
 

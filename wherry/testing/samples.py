@@ -67,7 +67,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One call of `Writer.write`: a natural region of a gridded tensor, or a span of any other tensor."""
+    """One call of `MapWriter.write`: a natural region of a gridded tensor, or a span of any other tensor."""
 
     path: KeyPath
     where: Region | Span

@@ -1,4 +1,4 @@
-"""The contract of writers: the guarantees of `wherry.formats.format.Writer`, for any format that can be written.
+"""The contract of writers: the guarantees of `wherry.mover.map_writer.MapWriter`, for any format that can be written.
 
 Random order, several threads, parts written twice, syncs in between, `finish` twice, a run abandoned and resumed by
 another writer: the result must hold exactly the sample, and nothing may be detected as a checkpoint before `finish`.
@@ -28,7 +28,8 @@ from wherry.testing.samples import pieces
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from wherry.formats.format import Opened, Writer
+    from wherry.formats.format import Opened
+    from wherry.mover.map_writer import MapWriter
     from wherry.testing.samples import Piece, Sample
 
 THREADS = 4
@@ -44,7 +45,7 @@ def staging_place(folder: Path, name: str = "out") -> Location:
     return locate(area / name)
 
 
-def start(sample: Sample, place: Location) -> Writer:
+def start(sample: Sample, place: Location) -> MapWriter:
     """A writer on a staging place as the engine creates it: companions beside it already exist."""
     for name, data in sample.companions.items() if sample.row.holds.companions else ():
         member = place.join(f"{sample.row.companion_folder}{name}")
@@ -62,7 +63,7 @@ def make(sample: Sample, place: Location) -> None:
     writer.close()
 
 
-def write_pieces(writer: Writer, parts: Sequence[Piece]) -> None:
+def write_pieces(writer: MapWriter, parts: Sequence[Piece]) -> None:
     """Write parts from several threads, with a sync after every few."""
 
     def one(numbered: tuple[int, Piece]) -> None:
@@ -162,7 +163,7 @@ def check_kill_after_finish(sample: Sample, folder: Path, seed: int = 0) -> str:
     return check_written(sample, place, seed)
 
 
-def check_grids(sample: Sample, writer: Writer) -> None:
+def check_grids(sample: Sample, writer: MapWriter) -> None:
     """The writer's grid of each tensor is the one that `prepare` returned."""
     for path, spec in sample.manifest.tensors.items():
         assert writer.grid(path) == spec.chunks, (
@@ -185,7 +186,7 @@ def check_unfinished(sample: Sample, place: Location) -> None:
             assert verdict != "ok", f"{sample.row.name} reports it as complete before it is finished"
 
 
-def finish_twice(writer: Writer) -> None:
+def finish_twice(writer: MapWriter) -> None:
     """Finish twice and close twice."""
     writer.finish()
     writer.finish()

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.leaf_values import LeafValues
     from wherry.core.tensorspec import Span
-    from wherry.formats.format import Writer
+    from wherry.mover.map_writer import MapWriter
     from wherry.store.store import Part, Store, Upload
     from wherry.target.durable_move import DurableMove
     from wherry.workers.claims import Claim
@@ -160,7 +160,7 @@ def _within(values: Mapping[KeyPath, LeafValues], most: int) -> dict[KeyPath, Le
     return found
 
 
-def finish_region(writer: Writer, staged: Location) -> None:
+def finish_region(writer: MapWriter, staged: Location) -> None:
     """Make a region durable. What depends on bytes of other units is left to the commit, and so is a part with it."""
     writer.sync()
     if is_staged(staged):

@@ -44,11 +44,10 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, Span, TensorSpec
-    from wherry.formats.writer import Checks
     from wherry.mover.move import Move
     from wherry.mover.readback import StoredPart
     from wherry.storage.location import Location
-    from wherry.target.durable_move import DurableMove
+    from wherry.target.durable_move import Checks, DurableMove
     from wherry.target.file_ranges import FileRange
     from wherry.workers.job import SplitJob
     from wherry.workers.unit import Unit
