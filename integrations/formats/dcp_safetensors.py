@@ -15,7 +15,7 @@ from wherry.core.manifest import Companion, Manifest
 from wherry.core.steps import step_number
 from wherry.core.tensorspec import TensorSpec
 from wherry.formats.format import Format, Holds, Opened
-from wherry.formats.signs import Signs
+from wherry.formats.glimpse import Signs
 from wherry.integrations.formats.dcp.reader import DcpReader
 from wherry.integrations.formats.dcp.shards import missing_ranks, read_shards, require_files, shard_names
 from wherry.integrations.formats.huggingface.surroundings import surroundings

@@ -17,7 +17,7 @@ from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, UnsupportedError, WherryError
 from wherry.formats.format import Format, Holds, Opened
-from wherry.formats.signs import Signs
+from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.flat.strides import PlacedTensor, StridedReader
 from wherry.integrations.containers.npz.npy import MAGIC, NpyHeader, read_header
 from wherry.store.store import Entry

@@ -30,7 +30,7 @@ from wherry.core.steps import step_number
 from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import HostileError, IncompleteError, UnsupportedError
 from wherry.formats.format import Format, Holds, Opened
-from wherry.formats.signs import Signs
+from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.flat.reader import FlatReader
 from wherry.integrations.containers.flat.strides import StridedReader, require_honest_size
 from wherry.integrations.containers.torch.archive import Archive, read_object

@@ -21,7 +21,7 @@ from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.manifest import Companion, Manifest, Value
 from wherry.errors import CorruptError, IncompleteError
 from wherry.formats.format import Format, Holds, Opened
-from wherry.formats.signs import Signs
+from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.flat.strides import PlacedTensor, StridedReader
 from wherry.integrations.containers.torch.archive import read_archive
 from wherry.integrations.containers.zip.read import LOCAL_MAGIC

@@ -16,7 +16,7 @@ from wherry.core.keypath import render
 from wherry.core.manifest import Manifest, without_chunks
 from wherry.errors import UnrepresentableError, WherryError
 from wherry.formats.format import Format, Holds, Opened
-from wherry.formats.signs import Signs
+from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.npz.layout import SUFFIX, lay_out, leaves_folder
 from wherry.integrations.containers.npz.npy import WRITABLE
 from wherry.integrations.containers.npz.reader import NpzReader, holds_floats, read_contents

@@ -18,7 +18,7 @@ from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, NotACheckpointError
 from wherry.formats.format import HEAD_BYTES, Format, Holds, Opened
-from wherry.formats.signs import Signs
+from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.flat.strides import StridedReader
 from wherry.integrations.containers.pickle.arrays import placed_array
 from wherry.integrations.containers.pickle.numpy_objects import NUMPY_RULES, PickledArray

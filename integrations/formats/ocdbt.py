@@ -21,7 +21,7 @@ from wherry.core.steps import step_number
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, IncompleteError, NotACheckpointError
 from wherry.formats.format import Format, Glimpse, Holds, Opened
-from wherry.formats.signs import Signs
+from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.orbax import layout
 from wherry.integrations.containers.zarr.metadata import METADATA_NAMES
 from wherry.storage.sidecar import OWN_NAMES

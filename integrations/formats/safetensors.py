@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from wherry.core.detection import Detection, Evidence
 from wherry.formats.format import Format, Holds, Opened
-from wherry.formats.signs import Signs
+from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.flat.one_file import open_one
 from wherry.integrations.containers.safetensors import header as safetensors
 from wherry.integrations.containers.safetensors.header import DTYPES, placed_tensors

@@ -16,7 +16,7 @@ from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Manifest, without_chunks
 from wherry.errors import UnsupportedError, WherryError
 from wherry.formats.format import Format, Holds, Opened
-from wherry.formats.signs import Signs
+from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.flat.strides import StridedReader
 from wherry.integrations.containers.torch.archive import CONSTANTS, PICKLE, read_archive, roots
 from wherry.integrations.containers.torch.layout import WRITABLE, Archives, archives_map

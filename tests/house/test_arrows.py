@@ -33,7 +33,7 @@ ROOMS: Mapping[str, str] = {
     "storage": "credentials errors text core runtime remote store",
     "upload": "errors runtime storage store",
     "target": "errors text core storage store upload",
-    "formats": "errors core remote storage store upload target",
+    "formats": "errors text core remote storage store upload target",
     "tree": "errors text core formats",
     "layout": "errors kernels core formats",
     "families": "errors text core storage formats tree layout",

@@ -16,23 +16,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.core.account import IgnoredEntry, fold_entries
 from wherry.core.detection import Evidence
 from wherry.core.manifest import Manifest, without_chunks
 from wherry.formats.contents import Absent, Block, Contents, Extent
+from wherry.formats.glimpse import HEAD_BYTES, Glimpse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from wherry.core.detection import Detection
     from wherry.core.keypath import KeyPath
-    from wherry.formats.signs import Signs
+    from wherry.formats.glimpse import Signs
     from wherry.formats.systems import TreeForm
     from wherry.storage.location import Location
-    from wherry.store.store import Entry
     from wherry.target.file_map import FileMap, Scene
 
 __all__ = [
@@ -52,41 +51,6 @@ __all__ = [
     "Rewrite",
 ]
 Options: TypeAlias = Mapping[str, Any]
-HEAD_BYTES = 4096
-
-
-class Glimpse:
-    """A cheap look at a location: what it is, its entries, its first bytes; each fetched at most once."""
-
-    def __init__(self, location: Location) -> None:
-        self.location = location
-
-    @cached_property
-    def is_dir(self) -> bool:
-        """Whether it is a folder (an object-store prefix counts)."""
-        entry = self.location.entry
-        return entry is not None and entry.is_dir
-
-    @cached_property
-    def is_file(self) -> bool:
-        """Whether it is a file."""
-        entry = self.location.entry
-        return entry is not None and not entry.is_dir
-
-    @cached_property
-    def entries(self) -> Mapping[str, Entry]:
-        """Children by name; empty for a file."""
-        return {entry.name: entry for entry in self.location.entries()} if self.is_dir else {}
-
-    @cached_property
-    def head(self) -> bytes:
-        """The first 4 KiB of a file; empty for a folder."""
-        return self.location.read(0, HEAD_BYTES) if self.is_file else b""
-
-    @cached_property
-    def size(self) -> int:
-        """Bytes of a file."""
-        return self.location.entry.size if self.location.entry else 0
 
 
 @dataclass(frozen=True, slots=True)

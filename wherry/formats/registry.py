@@ -7,7 +7,6 @@ their `Format` through the entry point group `wherry.formats`.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +18,8 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import UnsupportedError, UsageError, choose, similar
-from wherry.formats.signs import Signs
+from wherry.formats.glimpse import Signs
+from wherry.text.json_values import json_value
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -149,7 +149,7 @@ def formats() -> Formats:
     Raises:
         UsageError: two formats have the same name.
     """
-    index = [FormatFacts.from_json(row) for row in json.loads(_INDEX.read_bytes())]
+    index = [FormatFacts.from_json(row) for row in json_value(_INDEX.read_bytes())]
     known = {row.module for row in index}
     loaded = [row for module in modules() if module not in known for row in rows_of(module)]
     loaded += [entry.load() for entry in entry_points(group="wherry.formats")]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wherry.formats.format import Option
-from wherry.formats.signs import Signs
+from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.ocdbt.read import PROCESS_PREFIX
 from wherry.integrations.containers.orbax import partition
 from wherry.integrations.containers.orbax.detection import look

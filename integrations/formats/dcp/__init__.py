@@ -17,7 +17,7 @@ from wherry.core.manifest import Companion, Manifest
 from wherry.core.steps import step_number
 from wherry.core.units import parse_size
 from wherry.formats.format import Format, Glimpse, Holds, Opened, Option
-from wherry.formats.signs import Signs
+from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.torch.layout import WRITABLE
 from wherry.integrations.formats.dcp.folder import (
     METADATA,

@@ -7,7 +7,7 @@ name.
 from __future__ import annotations
 
 from wherry.formats.format import Format, Holds
-from wherry.formats.signs import Signs
+from wherry.formats.glimpse import Signs
 from wherry.integrations.formats.deepspeed import universal, zero
 
 FORMATS = (

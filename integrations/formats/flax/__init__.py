@@ -15,7 +15,7 @@ from wherry.core.detection import Detection, Evidence
 from wherry.core.keypath import render
 from wherry.core.manifest import without_chunks
 from wherry.formats.format import Format, Holds
-from wherry.formats.signs import Signs
+from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.msgpack.index import Glance, glance
 from wherry.integrations.containers.msgpack.layout import WRITABLE, lay_out
 from wherry.integrations.formats.flax import names

@@ -27,7 +27,7 @@ from wherry.core.manifest import Companion, Manifest, without_chunks
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
 from wherry.formats.companions_reader import CompanionsReader
 from wherry.formats.format import Format, Holds, Opened, Option
-from wherry.formats.signs import Signs
+from wherry.formats.glimpse import Signs
 from wherry.formats.systems import TreeForm
 from wherry.integrations.containers.flat.reader import FlatReader
 from wherry.integrations.formats.gguf.header import MAGIC, TYPES, VERSIONS, GgufHeader, read_header, type_name

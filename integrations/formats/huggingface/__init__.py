@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from wherry.core.units import parse_size
 from wherry.errors import AmbiguousError, CorruptError, UnrepresentableError
 from wherry.formats.format import Format, Glimpse, Holds, Option
-from wherry.formats.signs import Signs
+from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.safetensors.header import DTYPES
 from wherry.integrations.containers.safetensors.layout import METADATA_FORMAT, kept_metadata, lay_out
 from wherry.integrations.formats.huggingface.flax import FLAX

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from wherry.core.manifest import without_chunks
 from wherry.core.units import parse_size
 from wherry.formats.format import Format, Holds, Option
-from wherry.formats.signs import Signs
+from wherry.formats.glimpse import Signs
 from wherry.formats.systems import TreeForm
 from wherry.integrations.containers.msgpack.layout import WRITABLE, lay_out
 from wherry.integrations.formats.huggingface.open import detect_weights, open_weights

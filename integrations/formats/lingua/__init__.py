@@ -19,7 +19,7 @@ from wherry.core.manifest import Companion, Manifest, without_chunks
 from wherry.core.steps import step_number
 from wherry.errors import UnrepresentableError, UsageError
 from wherry.formats.format import Format, Glimpse, Holds, Opened, Option
-from wherry.formats.signs import Signs
+from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.flat.strides import StridedReader
 from wherry.integrations.containers.torch.archive import read_archive
 from wherry.integrations.containers.torch.layout import WRITABLE, Archives, archives_map

@@ -30,7 +30,7 @@ from wherry.errors import (
 )
 from wherry.formats.companions import MemoryFiles
 from wherry.formats.format import Format, Holds, Opened
-from wherry.formats.signs import Signs
+from wherry.formats.glimpse import Signs
 from wherry.formats.systems import TreeForm
 from wherry.integrations.containers.torch.layout import WRITABLE, Archives, archives_map, whole_archive
 from wherry.integrations.formats import dcp

@@ -19,7 +19,7 @@ from wherry.core.detection import verdict_of_damage
 from wherry.core.steps import step_number
 from wherry.errors import IncompleteError, WherryError
 from wherry.formats.format import Glimpse
-from wherry.formats.signs import Signs
+from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.orbax import layout as orbax
 from wherry.integrations.containers.orbax.commit import missing_commit
 from wherry.integrations.containers.orbax.detection import look

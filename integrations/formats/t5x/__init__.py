@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from wherry.core.detection import Detection, Evidence
 from wherry.formats.format import Format, Glimpse, Holds, Option
-from wherry.formats.signs import Signs
+from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.orbax import layout as orbax_layout
 from wherry.integrations.containers.orbax import row as orbax
 from wherry.integrations.containers.zarr.metadata import STORABLE

@@ -15,7 +15,7 @@ from wherry.core.manifest import Manifest
 from wherry.core.steps import step_number
 from wherry.errors import IncompleteError
 from wherry.formats.format import Format, Holds, Opened
-from wherry.formats.signs import Signs
+from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.flat.reader import FlatReader
 from wherry.integrations.formats.tf_bundle.bundle import INDEX, read_bundle
 from wherry.integrations.formats.tf_bundle.sstable import FOOTER, MAGIC

@@ -1,4 +1,4 @@
-"""Signs: what a first look at a location must show before a format is asked whether the location is its checkpoint.
+"""Glimpse: a cheap look at a location; Signs: what it must show before a format is asked whether it is its checkpoint.
 
 Signs decide nothing. They leave out the formats that cannot be meant, so that their code is not loaded. A format that
 would recognise a location, or refuse it by name, has one of its signs there (`tests/formats/test_signs.py`).
@@ -8,12 +8,50 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from wherry.formats.format import Glimpse
+    from wherry.storage.location import Location
+    from wherry.store.store import Entry
+
+HEAD_BYTES = 4096
+
+
+class Glimpse:
+    """A cheap look at a location: what it is, its entries, its first bytes; each fetched at most once."""
+
+    def __init__(self, location: Location) -> None:
+        self.location = location
+
+    @cached_property
+    def is_dir(self) -> bool:
+        """Whether it is a folder (an object-store prefix counts)."""
+        entry = self.location.entry
+        return entry is not None and entry.is_dir
+
+    @cached_property
+    def is_file(self) -> bool:
+        """Whether it is a file."""
+        entry = self.location.entry
+        return entry is not None and not entry.is_dir
+
+    @cached_property
+    def entries(self) -> Mapping[str, Entry]:
+        """Children by name; empty for a file."""
+        return {entry.name: entry for entry in self.location.entries()} if self.is_dir else {}
+
+    @cached_property
+    def head(self) -> bytes:
+        """The first 4 KiB of a file; empty for a folder."""
+        return self.location.read(0, HEAD_BYTES) if self.is_file else b""
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of a file."""
+        return self.location.entry.size if self.location.entry else 0
 
 
 @dataclass(frozen=True, slots=True)
