@@ -32,8 +32,7 @@ from wherry.store.crc import combine
 from wherry.target.file_map import Late, Literal, Scene, Segments, names_in
 from wherry.target.file_names import require_separate_names
 from wherry.target.file_ranges import lengths_of
-from wherry.target.files import SMALL, FlatFiles, open_files, write_runs
-from wherry.target.slice import SlicedFiles
+from wherry.target.files import SMALL, FlatFiles, SlicedFiles, open_files, write_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence

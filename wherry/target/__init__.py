@@ -2,7 +2,7 @@
 
 - File map: what each byte of each file is (`file_map`, `grids`).
 - Files: written at offsets on a local disk, with direct I/O, and made durable in groups (`files`, `blocks`); one that
-  several processes write (`shared_file`); those of one slice (`slice`).
+  several processes write (`shared_file`); what one of several processes writes of them (`slice`).
 - Lease: the right to write one target, held by one process and renewed by its heartbeat (`lease`, `lease_watch`).
 - Staging: what a conversion writes until the commit (`staging`). Each kind of sink has its own: an area on a disk
   (`file_staging`, `area`), objects of a store (`object_staging`), files that are copied (`copied_staging`).

@@ -30,6 +30,16 @@ class FileRange(NamedTuple):
     start: int
     stop: int
 
+    @property
+    def name(self) -> str:
+        """Its name among the files of a target that are divided."""
+        return f"{self.file}[{self.start}:{self.stop}]"
+
+    @property
+    def span(self) -> Span:
+        """Its bytes in the file."""
+        return Span(self.start, self.stop)
+
 
 def ranges_of(file_map: FileMap, path: KeyPath, where: Region | Span) -> tuple[FileRange, ...] | None:
     """The byte ranges that hold the canonical bytes of a span or of a chunk, in order.

@@ -24,13 +24,13 @@ from wherry.storage.folders import sync_folder
 from wherry.storage.open_file import open_regular
 from wherry.target.blocks import Blocks
 from wherry.target.shared_file import require_size
-from wherry.target.slice import Slice, SlicedFiles
 from wherry.upload.staged_objects import UploadedFiles, is_staged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from wherry.storage.location import Location
+    from wherry.target.slice import Slice
 
 # Concurrent large writes. Two keep a device busy; with more, all would end, and then hash, at the same time.
 _AT_ONCE = 2
@@ -254,6 +254,76 @@ class SharedFiles(FlatFiles):
         with self._turn:
             self._write(name, parts.body, body, direct=lies_on_block(body))
         self._write(name, parts.tail, view[parts.tail - offset :])
+
+
+class SlicedFiles:
+    """The files of a slice; what is written to others, or outside its region, is left out."""
+
+    def __init__(self, files: FlatFiles | UploadedFiles | None, part: Slice) -> None:
+        """Begin.
+
+        Args:
+            files: those of the slice; None if it has none in this folder.
+            part: the slice, with names relative to the folder.
+        """
+        self._files, self._part = files, part
+
+    def write(self, name: str, offset: int, data: memoryview | bytes | bytearray) -> None:
+        """Write what the slice has of some bytes.
+
+        Raises:
+            WherryError: the storage failed, or somebody else has written them meanwhile.
+        """
+        if self._files is None or not self.keeps(name):
+            return
+        if self._part.region is not None:
+            first, last = self._part.region
+            start = max(first - offset, 0)
+            data, offset = memoryview(data).cast("B")[start : max(last - offset, start)], offset + start
+            if not data:
+                return
+            self._part.guard()
+        self._files.write(name, offset, data)
+
+    def read(self, name: str, start: int, stop: int) -> memoryview:
+        """Read bytes [start, stop) of a file of the slice.
+
+        Raises:
+            StorageError: the storage failed.
+        """
+        assert self._files is not None, "no file is written"
+        return self._files.read(name, start, stop)
+
+    def keeps(self, name: str) -> bool:
+        """Whether the slice has a file."""
+        return name in self._part.files
+
+    def holds(self, path: str, start: int, stop: int) -> bool:  # noqa: ARG002  as UploadedFiles
+        """Whether bytes that were written need no other record: they do not, as a unit is made whole or again."""
+        return True
+
+    def sync(self) -> None:
+        """Make every `write` durable that has returned.
+
+        Raises:
+            WherryError: the storage failed.
+        """
+        if self._files is not None:
+            self._files.sync()
+
+    def finish(self) -> None:
+        """Make the files and their names durable.
+
+        Raises:
+            WherryError: the storage failed.
+        """
+        if self._files is not None:
+            self._files.finish()
+
+    def close(self) -> None:
+        """Close every descriptor."""
+        if self._files is not None:
+            self._files.close()
 
 
 def open_files(

@@ -12,14 +12,14 @@ from array import array
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from wherry.converter.plan import joint_moves
 from wherry.core.tensorspec import Span
 from wherry.formats.registry import find_format
 from wherry.mover.map_writer import map_of
 from wherry.mover.move import cells
-from wherry.target.file_ranges import file_of, file_sizes, ranges_of
+from wherry.target.file_ranges import FileRange, file_of, file_sizes, ranges_of
 from wherry.upload.uploaded_file import part_size
 
 if TYPE_CHECKING:
@@ -33,23 +33,6 @@ if TYPE_CHECKING:
     from wherry.target.file_map import FileMap
 
 DISK_STEP = 64 << 10  # at least a page, and a block, of any system
-
-
-class FileRegion(NamedTuple):
-    """A region of a file.
-
-    Attributes:
-        file: name of the file.
-        span: its bytes in the file.
-    """
-
-    file: str
-    span: Span
-
-    @property
-    def name(self) -> str:
-        """Its name among the files of a target."""
-        return f"{self.file}[{self.span.start}:{self.span.stop}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +67,7 @@ class TargetFiles:
     homes: Mapping[KeyPath, str]
     whole: str = ""
     spread: Mapping[KeyPath, FilesOfMoves] = field(default_factory=dict["KeyPath", FilesOfMoves])
-    regions: Mapping[str, FileRegion] = field(default_factory=dict[str, FileRegion])
+    regions: Mapping[str, FileRange] = field(default_factory=dict[str, FileRange])
 
 
 def target_files(
@@ -108,7 +91,7 @@ def target_files(
         return TargetFiles({}, {}, "the sizes of compressed chunks are not known before they are written")
     specs = {path: spec for path in plan.pairs if (spec := plan.manifest.tensors[path]).nbytes}
     homes, spread = dict["KeyPath", str](), dict["KeyPath", FilesOfMoves]()
-    regions, pieces = dict[str, list[FileRegion]](), dict[str, int]()
+    regions, pieces = dict[str, list[FileRange]](), dict[str, int]()
     flat = {path for path, spec in specs.items() if _has_places(file_map, spec)}
     for path in (path for path in specs if path not in flat):
         files = _of_chunks(file_map, specs[path], moves, plan.pairs[path])
@@ -126,7 +109,7 @@ def target_files(
         step = part_size(size, store.part_limits) if store.capabilities.parts else disk_step
         if name not in whole and (rows := regions_of(name, size, unit_bytes, step)):
             regions[name] = rows
-        pieces |= {one.name: one.span.nbytes for one in regions.get(name, ())} or {name: size}
+        pieces |= {one.name: one.stop - one.start for one in regions.get(name, ())} or {name: size}
     for path in flat:
         names = _names_at(file_map, path, Span(0, specs[path].nbytes), regions)
         if len(names) == 1:
@@ -194,19 +177,19 @@ def _name_set(file: str) -> frozenset[str]:
 
 
 def _names_at(
-    file_map: FileMap, path: KeyPath, span: Span, regions: Mapping[str, Sequence[FileRegion]]
+    file_map: FileMap, path: KeyPath, span: Span, regions: Mapping[str, Sequence[FileRange]]
 ) -> frozenset[str]:
     """The names of the files that get bytes of a span, and of the regions of those that are cut."""
     found = set[str]()
     for file, start, stop in ranges_of(file_map, path, span) or ():
         rows = regions.get(file, ())
-        first = bisect_right(rows, start, key=lambda one: one.span.start) - 1
-        last = bisect_left(rows, stop, key=lambda one: one.span.start)
+        first = bisect_right(rows, start, key=lambda one: one.start) - 1
+        last = bisect_left(rows, stop, key=lambda one: one.start)
         found.update(one.name for one in rows[first:last]) if rows else found.add(file)
     return frozenset(found)
 
 
-def regions_of(file: str, size: int, unit_bytes: int, step: int) -> list[FileRegion]:
+def regions_of(file: str, size: int, unit_bytes: int, step: int) -> list[FileRange]:
     """Cut a file into regions of nearly the same size.
 
     Args:
@@ -224,5 +207,5 @@ def regions_of(file: str, size: int, unit_bytes: int, step: int) -> list[FileReg
     steps = -(-size // step)
     count = -(-steps // most)
     each = -(-steps // count) * step
-    found = [FileRegion(file, Span(at, min(at + each, size))) for at in range(0, size, each)]
+    found = [FileRange(file, at, min(at + each, size)) for at in range(0, size, each)]
     return found if len(found) > 1 else []
