@@ -86,9 +86,8 @@ def open_chunks(folder: Location, chunks: Chunks, part: Slice | None = None) -> 
     if isinstance(chunks, PackedChunks):
         return _PackedObjects(folder, chunks) if is_staged(folder) else _PackedFiles(folder, chunks)
     assert isinstance(chunks, SeparateChunks)
-    if part is None:
-        return _SeparateObjects(folder, chunks) if is_staged(folder) else _SeparateFiles(folder, chunks)
-    return _SlicedChunks(folder, chunks, part)
+    store = _SeparateObjects if is_staged(folder) else _SeparateFiles
+    return store(folder, chunks, part)
 
 
 def put_in_order(folder: Location, files: Iterable[File]) -> None:
@@ -153,15 +152,17 @@ class _PlacedChunks(ChunkStore):
 class _SeparateFiles(ChunkStore):
     """A file for each chunk, on a local disk; see ChunkStore."""
 
-    def __init__(self, folder: Location, chunks: SeparateChunks) -> None:
-        self._folder, self._chunks = Path(folder.path), chunks
+    def __init__(self, folder: Location, chunks: SeparateChunks, part: Slice | None) -> None:
+        self._folder, self._chunks, self._part = Path(folder.path), chunks, part
         self._fresh: set[str] = set()
         self._lock = threading.Lock()
         self._syncing = threading.Lock()
 
     def put(self, number: int, data: memoryview) -> None:
         """See ChunkStore."""
-        self._put(self._chunks.name(number), data, self._chunks.size(number))
+        name = self._chunks.name(number)
+        if self._part is None or name in self._part.files:
+            self._put(name, data, self._chunks.size(number))
 
     def place(self, number: int) -> ChunkPlace:
         """See ChunkStore."""
@@ -258,14 +259,16 @@ class _NotedChunks(ChunkStore):
 class _SeparateObjects(_NotedChunks):
     """An object for each chunk, which is sent when the chunk is encoded; see ChunkStore."""
 
-    def __init__(self, folder: Location, chunks: SeparateChunks) -> None:
+    def __init__(self, folder: Location, chunks: SeparateChunks, part: Slice | None) -> None:
         super().__init__(folder)
-        self._chunks = chunks
+        self._chunks, self._part = chunks, part
         self._resume()
 
     def put(self, number: int, data: memoryview) -> None:
         """See ChunkStore."""
         name, size = self._chunks.name(number), self._chunks.size(number)
+        if self._part is not None and name not in self._part.files:
+            return
         pieces = [data] if size is None else [data, memoryview(bytes(size - len(data)))]
         nbytes = self._run.whole(self._folder.join(name).path, pieces).size
         with self._lock:
@@ -289,39 +292,6 @@ class _SeparateObjects(_NotedChunks):
         if complete:
             self._run.file(path, place.nbytes)
         return complete
-
-
-class _SlicedChunks(ChunkStore):
-    """Those of a slice, of a file for each chunk; see ChunkStore."""
-
-    def __init__(self, folder: Location, chunks: SeparateChunks, part: Slice) -> None:
-        self._chunks, self._part = chunks, part
-        kept = _SeparateObjects if is_staged(folder) else _SeparateFiles
-        self._inner = kept(folder, chunks) if part.files else None
-
-    def put(self, number: int, data: memoryview) -> None:
-        """See ChunkStore; a chunk of another slice is left out."""
-        if self._inner is not None and self._chunks.name(number) in self._part.files:
-            self._inner.put(number, data)
-
-    def place(self, number: int) -> ChunkPlace | None:
-        """See ChunkStore."""
-        return self._chunks.known_place(number)
-
-    def sync(self) -> None:
-        """See ChunkStore."""
-        if self._inner is not None:
-            self._inner.sync()
-
-    def finish(self, index: Iterable[File]) -> None:
-        """See ChunkStore."""
-        if self._inner is not None:
-            self._inner.finish(index)
-
-    def close(self) -> None:
-        """See ChunkStore."""
-        if self._inner is not None:
-            self._inner.close()
 
 
 class _PackedFiles(ChunkStore):
