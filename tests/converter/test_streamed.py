@@ -178,7 +178,7 @@ def test_a_killed_run_sends_only_what_it_had_not_sent(source, target):
     with watched(only=("put_part",)) as calls:
         receipt = convert(source, target, "safetensors")
     assert len(calls) <= total - total * 2 // 3 + 1 + 2 * 4 + total * 2 // 100  # in flight: twice the senders
-    assert 0 < receipt.resumed_bytes < receipt.bytes_written
+    assert receipt.resumed_bytes < receipt.bytes_written  # those of an open group are not
 
 
 def test_an_error_that_no_retry_fixes_leaves_nothing(source, target, monkeypatch):
