@@ -232,6 +232,9 @@ class _NotedChunks(ChunkStore):
 
     def stored(self, number: int) -> bool:
         """See ChunkStore."""
+        return self._is_sent(number)
+
+    def _is_sent(self, number: int) -> bool:
         place = self._places[number]
         file = self._run.file_at(self._folder.join(place.file).path)
         return file.holds(place.offset, place.offset + place.nbytes)
@@ -250,10 +253,10 @@ class _NotedChunks(ChunkStore):
     def _new_notes(self) -> list[list[Any]]:
         with self._lock:
             fresh = list(self._fresh)
-        stored = [number for number in fresh if self.stored(number)]
+        sent = [number for number in fresh if self._is_sent(number)]
         with self._lock:
-            self._fresh -= set(stored)
-        return [[number, *self._places[number][:3]] for number in stored]
+            self._fresh -= set(sent)
+        return [[number, *self._places[number][:3]] for number in sent]
 
 
 class _SeparateObjects(_NotedChunks):
@@ -278,6 +281,10 @@ class _SeparateObjects(_NotedChunks):
     def place(self, number: int) -> ChunkPlace | None:
         """See ChunkStore."""
         return self._chunks.known_place(number) or super().place(number)
+
+    def stored(self, number: int) -> bool:
+        """See ChunkStore; chunks of a slice need no record, as a unit is made whole or again."""
+        return self._part is not None or self._is_sent(number)
 
     def finish(self, index: Iterable[File]) -> None:
         """See ChunkStore; they are sent at the same time."""
