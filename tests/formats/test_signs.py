@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.support.corpus import every_case, home, needs_corpus
 from wherry.errors import WherryError
+from wherry.formats import registry
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import FormatFacts, formats, modules, rows_of
 from wherry.storage.stores import locate
@@ -39,6 +41,16 @@ def test_the_index_has_what_every_format_says():
     known = [row for row in formats().facts.values() if row.module is not None]
     assert sorted(known, key=lambda row: row.name) == sorted(said, key=lambda row: row.name)
     assert all(FormatFacts.from_json(row.to_json()) == row for row in said)
+
+
+def test_a_format_that_the_index_does_not_have_is_loaded_at_once(tmp_path, monkeypatch):
+    known = json.loads(registry._INDEX.read_text())
+    (tmp_path / "index.json").write_text(json.dumps([row for row in known if row["module"] != "npz"]))
+    monkeypatch.setattr(registry, "_INDEX", tmp_path / "index.json")
+    found = formats.__wrapped__()
+    assert set(found) == set(formats())
+    assert found.facts["npz"].module is None
+    assert found["npz"] is formats()["npz"]
 
 
 @pytest.mark.parametrize("case", every_case())
