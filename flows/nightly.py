@@ -25,7 +25,7 @@ from wherry.config.schema import Route
 from wherry.flows.convert import chain
 from wherry.flows.convert_spec import ConvertSpec
 from wherry.flows.form import FormModel
-from wherry.routes.night import as_ours, note_made, notes_of, run_night
+from wherry.routes.night import note_made, notes_of, run_night, to_wherry_error
 from wherry.routes.reconcile import Work
 from wherry.routes.report import NightPlan, failure, markdown, warning
 from wherry.routes.routes import Config, RouteTarget, chosen_routes, spec_of
@@ -145,7 +145,7 @@ class _TaskAttempt:
         """The bytes written; raises an error of the task as one of wherry's errors."""
         self.future.wait()
         if not self.future.state.is_completed():
-            raise as_ours(self.future.state.result(raise_on_failure=False), self.uri)
+            raise to_wherry_error(self.future.state.result(raise_on_failure=False), self.uri)
         return self.future.state.result()
 
 

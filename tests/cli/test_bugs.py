@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import command, small
-from wherry.cli.errors import as_ours
+from wherry.cli.errors import to_wherry_error
 from wherry.errors import StorageError, UnsupportedError, UsageError
 from wherry.ledger.record import open_ledger
 from wherry.remote.errors import translate_error
@@ -88,7 +88,7 @@ def test_an_error_of_the_system_is_no_bug(tmp_path):
 
 
 def test_the_cure_shows_no_credentials():
-    error = as_ours(KeyError("x"), ["register", "u", "--tracking-uri", "https://me:secret@host/x"])
+    error = to_wherry_error(KeyError("x"), ["register", "u", "--tracking-uri", "https://me:secret@host/x"])
     assert "secret" not in str(error)
 
 

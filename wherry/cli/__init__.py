@@ -19,13 +19,13 @@ from wherry.cli.deploy import deploy, emit, preflight, serve
 from wherry.cli.errors import (
     DEBUG,
     DEBUG_ENV,
-    as_ours,
     complete_cure,
     document,
     flush_output,
     interrupt_error,
     is_debugging,
     silence,
+    to_wherry_error,
 )
 from wherry.cli.help import (
     Sections,
@@ -406,7 +406,7 @@ def _end(words: list[str], *, alone: bool) -> int:
     except Exception as error:  # noqa: BLE001  the last place where a bug can become a message
         if debug:
             say_lines(traceback.format_exc().rstrip(), err=True)
-        _fail(as_ours(error, words), words)
+        _fail(to_wherry_error(error, words), words)
     if interrupts.were_raised():  # something has swallowed it
         raise KeyboardInterrupt
     interrupts.end_with(code)

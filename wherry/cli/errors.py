@@ -50,7 +50,7 @@ def is_debugging(words: Sequence[str]) -> bool:
     return DEBUG in words or os.environ.get(DEBUG_ENV, "0") not in ("", "0")
 
 
-def as_ours(error: Exception, words: Sequence[str]) -> WherryError:
+def to_wherry_error(error: Exception, words: Sequence[str]) -> WherryError:
     """Any exception as an error with a cure; after a signal, whatever a library made of it, the interrupt."""
     if interrupts.were_raised() and not isinstance(error, NotRecordedError):
         return interrupt_error()
@@ -58,7 +58,7 @@ def as_ours(error: Exception, words: Sequence[str]) -> WherryError:
         return _of_click(error, words)
     if isinstance(error, click.Abort):  # click raises it for Ctrl-C, and for an unexpected EOFError
         cause = error.__cause__
-        return as_ours(cause, words) if isinstance(cause, EOFError) else interrupt_error()
+        return to_wherry_error(cause, words) if isinstance(cause, EOFError) else interrupt_error()
     if isinstance(error, OSError) and not isinstance(error, WherryError) and _was_printing(error):
         flush_output()
         return storage_error(error, _OUTPUT)

@@ -23,7 +23,7 @@ from wherry.formats.registry import find_format
 from wherry.ledger.open import open_named
 from wherry.mover.hashing import hash_checkpoint
 from wherry.runtime import threads
-from wherry.view.choose import relaid
+from wherry.view.choose import plan_view
 
 if TYPE_CHECKING:
     import os
@@ -156,7 +156,7 @@ def _in_layout_of(
     if not (options or wish.explicit) and (same_format or shared):
         return other
     row = find_format(one.detection.format)
-    seen, _options, _only = relaid(other, row, options, wish, None, files=False)
+    seen, _options, _only = plan_view(other, row, options, wish, None, files=False)
     return seen
 
 

@@ -128,9 +128,9 @@ def convert_all(
     tidy_left_behind()
     opening = opened or partial(settled_source, request.source)
     with (
-        _failures_told(request, running.started),
+        _reporting_failures(request, running.started),
         opening() as checkpoint,
-        _signed_too(sign, progress),
+        _signing_committed(sign, progress),
     ):
         group = convert_opened(checkpoint, request, running, prepare)
     if sign is not None:
@@ -178,7 +178,7 @@ def _record_group(group: GroupReceipt) -> GroupReceipt:
 
 
 @contextmanager
-def _failures_told(request: ConvertRequest, started: str) -> Generator[None]:
+def _reporting_failures(request: ConvertRequest, started: str) -> Generator[None]:
     """Report an error that ends a conversion to the projections; committed targets have not failed."""
     try:
         yield
@@ -192,7 +192,7 @@ def _failures_told(request: ConvertRequest, started: str) -> Generator[None]:
 
 
 @contextmanager
-def _signed_too(key: str | None, progress: OnProgress | None) -> Generator[None]:
+def _signing_committed(key: str | None, progress: OnProgress | None) -> Generator[None]:
     """Sign committed targets, even if they could not be recorded, or if other targets failed."""
     try:
         yield

@@ -42,7 +42,7 @@ from wherry.storage.stores import locate
 from wherry.text.html import html_table
 from wherry.tree.axes import settle_options
 from wherry.tree.mapping import TREE_OPTIONS, MappedTree, map_tree, require_held
-from wherry.view.choose import relaid
+from wherry.view.choose import plan_view
 from wherry.view.foreign import require_form
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def plan_target(
     """The source in the layout of the target's system, and the plan that makes the target from it."""
     shortages = checkpoint.shortages
     _require_whole([row for row in shortages if row[1].parts])  # before any layout looks at their shapes
-    seen, options, only = relaid(checkpoint, row, target.settings, target.layout, target.only)
+    seen, options, only = plan_view(checkpoint, row, target.settings, target.layout, target.only)
     _require_whole(shortages)  # unless a layout has named what is missing
     own = {name: value for name, value in options.items() if name in row.options}
     seen: Checkpoint = row.values(seen, checked_options(row, own))

@@ -88,7 +88,7 @@ class Outfit:
     snippet: str
 
 
-def outfit(
+def companion_files(
     projected: Projection,
     config: Mapping[str, Any] | None,
     checkpoint: Checkpoint,

@@ -40,7 +40,7 @@ from wherry.target.in_use import in_use
 from wherry.tree.forms import rule_texts
 from wherry.tree.mapping import parameters_of
 from wherry.tree.renames import parse_rules, rename_paths
-from wherry.view.choose import relaid
+from wherry.view.choose import plan_view
 
 if TYPE_CHECKING:
     import os
@@ -170,7 +170,9 @@ def _view(
     if to is None and not options and not wish.explicit:
         return source, only
     row = find_format(to or source.detection.format)
-    seen, left, rest = relaid(source, row, options, wish, "params" if only == "params" else None, files=False)
+    seen, left, rest = plan_view(
+        source, row, options, wish, "params" if only == "params" else None, files=False
+    )
     if left:
         raise UsageError(
             f"unknown option {', '.join(map(repr, sorted(left)))} for restore",

@@ -23,9 +23,9 @@ from wherry.quantized.encode import largest_error
 from wherry.quantized.measured_view import MeasuredView
 from wherry.quantized.rules import (
     config_of_codes,
-    laid_down,
     quantised_by,
     quantised_like,
+    quantized_specs,
     written_scheme,
 )
 from wherry.quantized.schemes import quantization_of, stated_scheme
@@ -72,7 +72,7 @@ class CodedView(MeasuredView):
         }
         config = {**config_beside(source), "quantization_config": quantization}
         self._new_files = {_CONFIG: (json.dumps(config, indent=2) + "\n").encode()}
-        specs = {spec.path: spec for spec in laid_down(source.manifest.tensors, found)}
+        specs = {spec.path: spec for spec in quantized_specs(source.manifest.tensors, found)}
         companions = tuple(
             Companion(one.name, len(self._new_files[one.name])) if one.name in self._new_files else one
             for one in source.manifest.companions

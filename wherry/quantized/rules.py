@@ -130,7 +130,7 @@ def _make_tensor(spec: TensorSpec, scheme: Scheme, rule: WriteRule) -> Quantized
     )  # fmt: skip
 
 
-def laid_down(
+def quantized_specs(
     tensors: Mapping[KeyPath, TensorSpec], found: Mapping[KeyPath, QuantizedTensor]
 ) -> Iterator[TensorSpec]:
     """The tensors of the quantised checkpoint, in the order of the plain ones."""

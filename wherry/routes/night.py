@@ -138,7 +138,9 @@ def plan_night(
             rest = todo(route, found, facts, exists=_exists, retry_failed=retry_failed)
         except Exception as error:  # noqa: BLE001  a root or target store that is out of reach stops no other route
             empty = Todo(route.name, (), tuple(passed), (), first=False)
-            plans.append(NightPlan(route, empty, 0.0, error=_without_frames(as_ours(error, route.root))))
+            plans.append(
+                NightPlan(route, empty, 0.0, error=_without_frames(to_wherry_error(error, route.root)))
+            )
             continue
         full = Todo(rest.route, rest.works, (*passed, *rest.passed), rest.waiting, rest.first)
         plans.append(
@@ -205,7 +207,7 @@ def _came(work: Work, targets: tuple[RouteTarget, ...], attempt: Attempt) -> Wor
             work.route, uri, "converted", tuple(one.place for one in targets), attempt.result()
         )
     except Exception as caught:  # noqa: BLE001  any error fails only this checkpoint
-        return came_of(work, targets, _without_frames(as_ours(caught, uri)))
+        return came_of(work, targets, _without_frames(to_wherry_error(caught, uri)))
 
 
 def _without_frames(error: WherryError) -> WherryError:
@@ -257,7 +259,7 @@ def _after(config: Config, route: Route, one: RouteTarget, receipt: Receipt, *, 
             register(uri, one.model, alias=alias, tags=route.tags, **settings)
 
 
-def as_ours(error: BaseException, uri: str) -> WherryError:
+def to_wherry_error(error: BaseException, uri: str) -> WherryError:
     """Any exception as a WherryError, so that storage libraries and bugs fail one checkpoint and not the night."""
     ours = wherry_error(error, uri=uri, cure="see the log of the run")
     if isinstance(ours, InternalError):

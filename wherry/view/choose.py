@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _QUANTISED = "huggingface"
 
 
-def relaid(
+def plan_view(
     checkpoint: Checkpoint,
     row: Format,
     options: Mapping[str, Any],
@@ -73,7 +73,7 @@ def relaid(
         rest = {name: value for name, value in options.items() if name != DEQUANTIZE}
         plain = _plain(checkpoint, wish, dtypes.full_name(str(options[DEQUANTIZE])))
         plain.uses = frozenset((DEQUANTIZE, "--config") if wish.config else (DEQUANTIZE,))
-        return relaid(plain, row, rest, wish, only, files=files)
+        return plan_view(plain, row, rest, wish, only, files=files)
     if SCAN in options:
         rest = {name: value for name, value in options.items() if name != SCAN}
         from wherry.view.scan import scanned_view
@@ -89,10 +89,10 @@ def relaid(
         )
     if not asked and _same_tree(checkpoint, row, wish, own):
         return _keep_names(checkpoint, row, wish, files=files), own, only
-    from wherry.view.system import laid_out, refusal_of_config
+    from wherry.view.system import layout_view, refusal_of_config
 
     renames = rule_texts(own.get(RENAME) or ())
-    seen = laid_out(checkpoint, row, asked, wish, only, renames=renames, files=files)
+    seen = layout_view(checkpoint, row, asked, wish, only, renames=renames, files=files)
     if seen is not None:
         return seen, {name: value for name, value in own.items() if name != RENAME}, None
     try:
@@ -118,7 +118,7 @@ def _quantised_view(
     checkpoint: Checkpoint, row: Format, options: Mapping[str, Any], wish: LayoutRequest, only: str | None,
     *, files: bool,
 ) -> tuple[Checkpoint, dict[str, Any], str | None]:  # fmt: skip
-    """See `relaid`, with the weights of the result quantised."""
+    """See `plan_view`, with the weights of the result quantised."""
     from wherry.quantized.coded_view import quantised_view
 
     if row.name != _QUANTISED or QUANTIZE not in options:
@@ -127,7 +127,7 @@ def _quantised_view(
             cure=f"use --to {_QUANTISED} --set {QUANTIZE}=fp8",
         )
     rest = {name: value for name, value in options.items() if name not in (QUANTIZE, SCALES)}
-    seen, own, only = relaid(checkpoint, row, rest, wish, only, files=files)
+    seen, own, only = plan_view(checkpoint, row, rest, wish, only, files=files)
     scales = None if options.get(SCALES) is None else str(options[SCALES])
     return quantised_view(seen, str(options[QUANTIZE]), scales, files=files), own, only
 

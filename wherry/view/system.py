@@ -26,8 +26,8 @@ from wherry.families import (
 )
 from wherry.families.adapters import ALPHA, is_of_adapters
 from wherry.families.companions import (
+    companion_files,
     facts_beside,
-    outfit,
     sizes_stated,
     source_config,
     target_config,
@@ -97,7 +97,7 @@ def table(family: str | None = None, family_file: str | None = None) -> dict[str
     return overview(found, own=not family_file)
 
 
-def laid_out(
+def layout_view(
     checkpoint: Checkpoint,
     row: Format,
     asked: Mapping[str, str],
@@ -111,7 +111,7 @@ def laid_out(
 
     Raises:
         UnrepresentableError: the target needs a layout, and the quantisation is not supported.
-        WherryError: see `relaid`.
+        WherryError: see `plan_view`.
     """
     from wherry.quantized.codes_without_scheme import require_stated
     from wherry.quantized.ggml_view import without_blocks
@@ -151,7 +151,7 @@ def view(
     renames: Sequence[str] = (),
     files: bool = True,
 ) -> LayoutView | None:
-    """The view that `wherry.view.choose.relaid` returns; None if the tree does not change.
+    """The view that `wherry.view.choose.plan_view` returns; None if the tree does not change.
 
     Args:
         checkpoint: the opened source.
@@ -164,7 +164,7 @@ def view(
             they spell the target's.
 
     Raises:
-        WherryError: see `relaid`.
+        WherryError: see `plan_view`.
     """
     config = config_of(checkpoint, wish.config)
     layout = _recorded_layout(checkpoint)
@@ -208,7 +208,7 @@ def view(
     if not needed:
         return None  # the config that the user states is that of the tensors, which keep their names
     given = config if source is target else _of_plain_weights(target_config(family, target, wish.config))
-    made = outfit(projected, given, checkpoint, wish.assets, token_ids) if files else None
+    made = companion_files(projected, given, checkpoint, wish.assets, token_ids) if files else None
     made = replace(made, warnings=(*differences, *made.warnings)) if made else None
     notes: Mapping[str, Any] | None = None
     if of_adapter:
