@@ -14,6 +14,7 @@ from tests.support.corpus import CORPUS, PRESENT, needs
 from tests.support.memory_files import MEMORY_FILES, disk_folder, remove_abandoned, temporary_folder
 from tests.support.selection import mark_full
 from tests.support.skips import NO_CORPUS
+from tests.support.workers import END, FIRST
 from wherry.kernels.compile import compile_library
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _FOREIGN = ("PREFECT_", "MLFLOW_", "WHERRY_", "OPENLINEAGE_", "AWS_", "GOOGLE_")
-_KEPT = ("WHERRY_CORPUS", "WHERRY_VENV", "WHERRY_PYTHON", "WHERRY_EVERY_BYTE")
+_KEPT = ("WHERRY_CORPUS", "WHERRY_VENV", "WHERRY_PYTHON", "WHERRY_EVERY_BYTE", END, FIRST)
 # Rooms and files about what a file system does: they work on a disk where `infra/test` has the others in memory.
 _ON_DISK = ("containers/", "crash/", "mover/", "staging/", "storage/", "infra/test_bench_machine.py")
 

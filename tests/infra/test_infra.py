@@ -17,6 +17,8 @@ from packaging.utils import canonicalize_name
 
 from tests.support.infra import INFRA, ROOT, load
 from tests.support.readme import DEPLOY, commands
+from tests.support.skips import NO_TIME
+from tests.support.workers import END
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PINS = dict(line.split("==") for line in (INFRA / "constraints.txt").read_text().splitlines())
@@ -39,6 +41,19 @@ def test_ci_runs_the_tests_in_a_fresh_environment() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     assert "infra/test --fresh --within 35" in script.read_text()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_no_test_begins_after_the_time_of_within(workers: int) -> None:
+    """In the process that starts the workers and in them: the walls around the developer's settings keep it."""
+    plugins = ["-p", "tests.support.skips", "-p", "tests.support.workers", "-p", "no:cacheprovider"]
+    test = "tests/infra/test_infra.py::test_ci_runs_the_tests_in_a_fresh_environment"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-rs", *plugins, "-n", str(workers), test],
+        check=True, capture_output=True, text=True, cwd=ROOT, env={**os.environ, END: "1"},
+    )  # fmt: skip
+    assert NO_TIME in done.stdout
+    assert "1 skipped" in done.stdout
 
 
 def test_a_workers_runs_find_the_configuration_of_readme() -> None:
