@@ -178,7 +178,7 @@ def _carry_weights(source: Path, target: Path, to: str) -> str | None:
     options = {"tokenizer": "none"} if "tokenizer" in find_format(to).options else {}
     try:
         return convert(
-            source, target, to=to, options=options, wish=SAME_TREE, lineage=False
+            source, target, to=to, options=options, layout=SAME_TREE, lineage=False
         ).target.weights_digest
     except REFUSALS:
         return None

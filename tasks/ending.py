@@ -17,7 +17,7 @@ from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
 
 from wherry.integrations.prefect.lost_runs import end_lost_runs
-from wherry.remote.waits import told_to
+from wherry.remote.waits import reporting_waits_to
 from wherry.tasks.credentials import credentials_in
 from wherry.tasks.run_log import reporting, run_logger
 from wherry.watch import ending as engine
@@ -55,7 +55,7 @@ def ending(flow: str, title: str, *, only_failures: bool = False) -> Generator[e
     )  # the waits are told from another thread, which has no settings of the run
     _end_lost_runs()
     told = engine.ending(flow, title, page=flow_run.ui_url, only_failures=only_failures, log=log)
-    with told as end, told_to(lambda line: context.run(log.warning, line)):
+    with told as end, reporting_waits_to(lambda line: context.run(log.warning, line)):
         refuse_here()
         yield end
 

@@ -60,12 +60,12 @@ def _work(folder: Path) -> None:
 def written_job(good: Path, folder: Path) -> Records:
     """A job whose units are written and read back, but not committed; one claim is left."""
     from wherry.storage.stores import locate
-    from wherry.workers.records import records_beside
+    from wherry.workers.records import job_records
 
     _be(partial(_split, good, folder))
     _be(partial(_work, folder))
     _be(partial(_work, folder))
-    found = records_beside(locate(str(folder / TARGET)))
+    found = job_records(locate(str(folder / TARGET)))
     kinds = {name.partition("-")[0].partition(".")[0] for name in found.names()}
     assert kinds >= set(_KINDS), f"the job has records of {kinds} only"
     return found

@@ -8,7 +8,7 @@ from safetensors.numpy import save_file
 
 import wherry
 from tests.support.bucket_fixtures import on_both
-from tests.support.object_stores import left_beside
+from tests.support.object_stores import leftover_names
 from wherry.errors import CorruptError, MismatchError, TargetExistsError, UnsupportedError
 from wherry.ledger.record import open_ledger
 from wherry.storage.stores import locate
@@ -45,7 +45,9 @@ def test_unchanged_objects_are_copied_by_the_store(bucket, made):
     assert done.receipt.lineage == "recorded"
     assert done.receipt.source.weights_digest == done.receipt.target.weights_digest
     assert names(f"{made}-new") == [".metadata", "__0_0.distcp", "wherry.json"]
-    assert left_beside(f"{made}-new") == [f"made/{name}" for name in names(made)], "no lease and no staging"
+    assert leftover_names(f"{made}-new") == [f"made/{name}" for name in names(made)], (
+        "no lease and no staging"
+    )
     found = wherry.verify(f"{made}-new", level="roundtrip", against=made)
     assert found.ok, found
     assert locate(f"{made}-new/.metadata").read(0, 1 << 20) != locate(f"{made}/.metadata").read(0, 1 << 20)

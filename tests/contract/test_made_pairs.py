@@ -128,7 +128,7 @@ def test_the_target_s_library_finds_the_bytes_of_the_source(name, to, source, tm
     if why is not None:
         refused(folder, target, to, why, options=options)
         return
-    receipt = wherry.convert(folder, target, to=to, wish=SAME_TREE, options=options, lineage=False)
+    receipt = wherry.convert(folder, target, to=to, layout=SAME_TREE, options=options, lineage=False)
     if to not in LINGUA and not rule:  # which spell the names in their own way
         assert receipt.target.weights_digest == receipt.source.weights_digest
     wanted = {(*before, *path, *after): row for path, row in wanted.items()}
@@ -147,7 +147,7 @@ def test_the_target_s_library_finds_the_bytes_under_a_system_s_names(name, to, s
     renamed = dict(zip(("wide", "counts"), names_for(to), strict=False))
     rules = [f"{old} -> {new}" for old, new in renamed.items()]
     receipt = wherry.convert(
-        folder, tmp_path / "out", to=to, wish=SAME_TREE, options={"rename": rules}, lineage=False
+        folder, tmp_path / "out", to=to, layout=SAME_TREE, options={"rename": rules}, lineage=False
     )
     assert receipt.lossless
     held = loaded(to, tmp_path / "out")
@@ -157,7 +157,7 @@ def test_the_target_s_library_finds_the_bytes_under_a_system_s_names(name, to, s
 def refused(folder, target, to, what, cure="", **asked):
     """The conversion is refused with these words, and leaves nothing at the target."""
     with pytest.raises(UnrepresentableError) as caught:
-        wherry.convert(folder, target, to=to, wish=SAME_TREE, lineage=False, **asked)
+        wherry.convert(folder, target, to=to, layout=SAME_TREE, lineage=False, **asked)
     assert what in caught.value.what
     assert caught.value.cure
     assert cure in caught.value.cure

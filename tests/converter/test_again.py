@@ -21,7 +21,7 @@ from wherry.converter.convert import convert_all
 from wherry.core import receipt as receipts
 from wherry.core.request import LayoutRequest, TargetRequest, convert_request
 from wherry.errors import CorruptError, UsageError
-from wherry.ledger.nodes import asked_in
+from wherry.ledger.nodes import recorded_requests
 from wherry.ledger.record import open_ledger, record_conversion, statements
 from wherry.lineage.stale import stale
 from wherry.storage.sidecar import read_sidecar
@@ -86,14 +86,14 @@ def test_every_option_of_a_family_comes_back(model, tmp_path):
     (tmp_path / "tokens").mkdir()
     (tmp_path / "tokens" / "tokenizer.json").write_text('{"another": 1}')
     shutil.copy(model / "config.json", tmp_path / "config.json")
-    wish = LayoutRequest(
+    layout = LayoutRequest(
         family_file=str(tmp_path / "my family.toml"),
         config=str(tmp_path / "config.json"),
         dtype="bfloat16",
         assets=str(tmp_path / "tokens"),
     )
     first = wherry.convert(
-        model, tmp_path / "it's there", to="maxtext", wish=wish, only="params", ignore=("others",),
+        model, tmp_path / "it's there", to="maxtext", layout=layout, only="params", ignore=("others",),
         options={"scan_layers": False}, format="huggingface", meta={"who": "me; and you"}, lineage=False,
     )  # fmt: skip
     assert first.asked["family_file"].keys() == {"name", "sha256"}
@@ -101,7 +101,7 @@ def test_every_option_of_a_family_comes_back(model, tmp_path):
     same(first, made_again(first))
 
 
-def test_renames_and_targets_of_their_own_wish(flat, tmp_path):
+def test_renames_and_targets_of_their_own_layout(flat, tmp_path):
     rules = "layers.{n}.w -> blocks/{n}/kernel; step -> count"
     group = convert_all(
         convert_request(
@@ -234,17 +234,21 @@ def test_the_ledger_keeps_it(flat, tmp_path):
     first = wherry.convert(flat, tmp_path / "a", to="orbax", only="params")
     with open_ledger() as ledger:
         [statement] = statements(ledger, kinds={"conversion"})
-        assert asked_in(ledger, [statement.seq]) == {statement.seq: {"to": "orbax", "only": "params"}}
+        assert recorded_requests(ledger, [statement.seq]) == {
+            statement.seq: {"to": "orbax", "only": "params"}
+        }
         assert record_conversion(ledger, first) == statement.seq, "it is the same conversion"
         old = record_conversion(ledger, replace(first, asked={}))
-        assert asked_in(ledger, [old]) == {old: {}}
+        assert recorded_requests(ledger, [old]) == {old: {}}
 
 
 def test_stale_plans_what_was_asked_for(model, tmp_path):
     family = tmp_path / "mine.toml"
     family.write_text(MINE)
-    wish = LayoutRequest(family_file=str(family), dtype="bfloat16")
-    first = wherry.convert(model, tmp_path / "made", to="maxtext", wish=wish, options={"scan_layers": False})
+    layout = LayoutRequest(family_file=str(family), dtype="bfloat16")
+    first = wherry.convert(
+        model, tmp_path / "made", to="maxtext", layout=layout, options={"scan_layers": False}
+    )
     assert stale() == []
     family.write_text(MINE + "# looked at again\n")
     [row] = stale()

@@ -34,7 +34,7 @@ def parameters(function):
 
 
 def test_those_of_convert_are_all_options_of_its_request():
-    assert {*ConvertKeywords.__annotations__, "options"} == {*ALL, "wish", "progress"}
+    assert {*ConvertKeywords.__annotations__, "options"} == {*ALL, "layout", "progress"}
 
 
 def test_those_of_export_are_its_own_and_the_options_that_concern_a_live_state():

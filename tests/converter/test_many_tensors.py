@@ -66,7 +66,7 @@ def test_a_plan_grows_with_the_tensors(models, to):
     [
         ("maxtext", {}),
         ("maxtext", {"options": {"scan_layers": "false"}}),
-        ("huggingface", {"wish": LayoutRequest(dtype="float32")}),
+        ("huggingface", {"layout": LayoutRequest(dtype="float32")}),
     ],
     ids=["stacked", "unrolled", "cast"],
 )

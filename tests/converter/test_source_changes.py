@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import wherry
-from tests.support.waits import told_at_once
+from tests.support.waits import waits_reported_at_once
 from wherry.cli import main
 from wherry.converter.convert import convert_all
 from wherry.core.request import LayoutRequest, TargetRequest, convert_request
@@ -391,7 +391,7 @@ def test_a_fresh_file_is_waited_for_and_read_again(monkeypatch, tmp_path, source
 def test_who_waits_for_a_file_says_for_which(monkeypatch, tmp_path, source):
     monkeypatch.setenv(pins.SETTLE_VARIABLE, "0.5")
     publish(source)
-    with told_at_once(monkeypatch) as lines:
+    with waits_reported_at_once(monkeypatch) as lines:
         wherry.convert(source, tmp_path / "out", to="huggingface", family="none", lineage=False)
     assert f"{source}: waiting for its files to stay unchanged for 0.5 s" in lines
 

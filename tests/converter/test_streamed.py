@@ -11,7 +11,7 @@ import pytest
 import wherry
 from tests.support.object_stores import (
     Killed,
-    left_beside,
+    leftover_names,
     model,
     release,
     uploads_below,
@@ -108,7 +108,7 @@ def test_a_target_is_uploaded_without_a_byte_on_a_local_disk(source, target, tmp
     assert receipt.verification["level"] == "digest"
     assert [name for name, _ in calls].count("put_part") > 10
     assert wherry.verify(target, level="digest").ok
-    assert left_beside(target) == []
+    assert leftover_names(target) == []
     assert uploads_below(target) == []
     assert convert(source, target, to).already
 
@@ -167,7 +167,7 @@ def test_killed_at_every_call_of_the_store_then_run_again(source, target, tmp_pa
         assert receipt.target.checkpoint_digest == whole
         assert wherry.verify(again, level="digest").ok
         assert uploads_below(again) == []
-        assert [name for name in left_beside(again) if name.startswith(f".wherry-out-at-{point}.")] == []
+        assert [name for name in leftover_names(again) if name.startswith(f".wherry-out-at-{point}.")] == []
 
 
 def _record_what_is_sent(monkeypatch):
@@ -203,7 +203,7 @@ def test_an_error_that_no_retry_fixes_leaves_nothing(source, target, monkeypatch
     monkeypatch.setattr(MemoryStore, "assemble", refused)
     with pytest.raises(MismatchError, match="are wrong"):
         convert(source, target, "safetensors")
-    assert left_beside(target) == []
+    assert leftover_names(target) == []
     assert uploads_below(target) == []
     assert not locate(target).exists()
 
@@ -220,13 +220,13 @@ def test_an_error_that_a_retry_fixes_leaves_a_resumable_state(source, target, mo
     monkeypatch.setattr(MemoryStore, "put_part", once)
     with pytest.raises(StorageError, match="no answer"):
         convert(source, target, "safetensors")
-    assert any("journal-" in name for name in left_beside(target))
+    assert any("journal-" in name for name in leftover_names(target))
     with watched(only=("put_part",)) as calls:
         convert(source, target, "safetensors")
     assert (
         len(calls) <= 37 - 12
     )  # of 37 parts, 19 were sent before the error, and four of these may be unknown
-    assert left_beside(target) == []
+    assert leftover_names(target) == []
 
 
 def test_another_conversion_to_the_target_of_a_killed_run_starts_over(source, target, tmp_path):
@@ -238,7 +238,7 @@ def test_another_conversion_to_the_target_of_a_killed_run_starts_over(source, ta
     assert receipt.resumed_bytes == 0
     assert "a different source" in receipt.note
     assert wherry.verify(target, level="digest").ok
-    assert left_beside(target) == []
+    assert leftover_names(target) == []
     assert uploads_below(target) == []
 
 
@@ -246,7 +246,7 @@ def test_a_journal_that_somebody_has_altered_is_not_used(source, target):
     with watched(fatal=25, only=("put_part",)), pytest.raises(Killed):
         convert(source, target, "safetensors")
     release(target)
-    name = next(name for name in left_beside(target) if name.endswith("journal-000001"))
+    name = next(name for name in leftover_names(target) if name.endswith("journal-000001"))
     place = locate(target).parent.join(name)
     place.put(place.read(0, 1 << 20).replace(b"done", b"dome"))
     receipt = convert(source, target, "safetensors")
@@ -285,7 +285,7 @@ def test_a_wrong_byte_in_the_store_is_found_before_the_commit(source, target):
     with pytest.raises(MismatchError, match="read-back differs"):
         convert(source, target, "safetensors")
     assert not locate(target).exists()
-    assert left_beside(target) == []
+    assert leftover_names(target) == []
 
 
 def test_a_wrong_byte_in_a_small_object_is_found_before_the_commit(source, target, monkeypatch):
@@ -305,7 +305,7 @@ def test_objects_of_somebody_else_are_never_touched(source, target):
     with pytest.raises(TargetExistsError):
         convert(source, target, "hf")
     assert locate(target).join("notes.txt").read(0, 9) == b"mine"
-    assert left_beside(target) == []
+    assert leftover_names(target) == []
 
 
 def test_objects_of_somebody_else_beside_those_of_a_killed_run_are_not_touched(source, target):
@@ -353,7 +353,7 @@ def test_of_two_runs_one_makes_the_target(source, target):
     assert len(made) + len(failed) == 2
     assert made
     assert wherry.verify(target, level="digest").ok
-    assert left_beside(target) == []
+    assert leftover_names(target) == []
 
 
 def test_a_second_run_is_refused_and_names_the_first(source, target):
@@ -374,14 +374,14 @@ def test_a_lease_that_is_not_renewed_is_taken_over_and_its_owner_ends(source, ta
         assert not silent.holds()
         with pytest.raises(TargetInUseError, match="took over"):
             silent.require_held()
-    assert left_beside(target) == []
+    assert leftover_names(target) == []
 
 
 def test_a_checkpoint_is_fetched_into_a_store_and_back(source, target, tmp_path):
     made = convert(source, tmp_path / "made", "hf").target
     wherry.fetch(made.uri, target)
     assert wherry.verify(target, level="digest").ok
-    assert left_beside(target) == []
+    assert leftover_names(target) == []
 
 
 def test_the_checksums_of_the_store_are_a_proof_without_reading(source, target, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 import wherry
 from tests.support.object_stores import (
     Killed,
-    left_beside,
+    leftover_names,
     model,
     release,
     small_parts,
@@ -105,7 +105,7 @@ def test_nothing_of_a_target_lies_on_a_local_disk(source, target, to, options, w
     assert written == []
     assert receipt.target.checkpoint_digest == digest
     assert [name for name, _ in calls].count("put_part") > 50
-    assert left_beside(target) == []
+    assert leftover_names(target) == []
     assert uploads_below(target) == []
     assert wherry.verify(target, level="digest", against=source).ok
 
@@ -136,7 +136,7 @@ def test_killed_at_calls_of_the_store_then_run_again(source, target, to, options
         assert receipt.target.checkpoint_digest == whole(to, options)
         assert wherry.verify(again, level="digest", against=source).ok
         assert uploads_below(again) == []
-        assert [name for name in left_beside(again) if name.startswith(f".wherry-out-at-{point}.")] == []
+        assert [name for name in leftover_names(again) if name.startswith(f".wherry-out-at-{point}.")] == []
 
 
 @each
@@ -179,7 +179,7 @@ def test_relatives_of_orbax_are_resumed(sources, tmp_path, target, to, options):
         release(target)
     assert convert(sources[to], target, to, options).target.checkpoint_digest == made
     assert wherry.verify(target, level="digest", against=sources[to]).ok
-    assert left_beside(target) == []
+    assert leftover_names(target) == []
     assert uploads_below(target) == []
 
 

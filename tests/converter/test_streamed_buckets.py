@@ -57,10 +57,10 @@ def test_a_target_is_streamed(source, bucket, tmp_path, kind):
     receipt = wherry.convert(source, target, to=to, options=options, ignore=ignore, lineage=False)
     assert receipt.verification["ok"]
     assert wherry.verify(target, level="digest").ok
-    assert left_beside(target) == []
+    assert leftover_names(target) == []
 
 
-def left_beside(target):
+def leftover_names(target):
     return [entry.name for entry in locate(target).parent.walk() if ".wherry-" in entry.name]
 
 
@@ -78,7 +78,7 @@ def test_of_two_runs_one_makes_the_target_and_the_other_touches_nothing(small, b
     assert None in results
     assert all(one is None or isinstance(one, TargetInUseError) for one in results)
     assert wherry.verify(target, level="digest").ok
-    assert left_beside(target) == []
+    assert leftover_names(target) == []
 
 
 @pytest.mark.slow
@@ -93,7 +93,7 @@ def test_of_four_processes_one_makes_the_target(small, bucket, tmp_path):
     assert 0 in [code for _err, code in ended]
     assert all(code == 0 or "TargetInUseError" in err for err, code in ended)
     assert wherry.verify(target, level="digest").ok
-    assert left_beside(target) == []
+    assert leftover_names(target) == []
 
 
 def test_the_memory_of_a_small_upload_of_dcp_is_bounded(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 import wherry
 from tests.support.object_stores import (
     Killed,
-    left_beside,
+    leftover_names,
     model,
     release,
     small_parts,
@@ -58,7 +58,9 @@ def test_the_last_act_makes_the_file_of_its_parts(source, target, to, part):
     assert "copy_object" not in names
     assert (made.checkpoint_digest, made.fingerprint) == (copied.checkpoint_digest, copied.fingerprint)
     assert wherry.verify(target, level="digest").ok
-    assert [name for name in left_beside(target) if not name.startswith(("out-copied", ".out-copied"))] == []
+    assert [
+        name for name in leftover_names(target) if not name.startswith(("out-copied", ".out-copied"))
+    ] == []
     assert uploads_below(target) == []
 
 
@@ -84,7 +86,7 @@ def test_a_file_waits_until_its_checksums_were_compared(source, target, monkeypa
     with pytest.raises(MismatchError):
         convert(source, target)
     assert not locate(target).exists()
-    assert left_beside(target) == []
+    assert leftover_names(target) == []
     assert uploads_below(target) == []
 
 
@@ -102,7 +104,7 @@ def test_killed_at_every_call_of_the_store_then_run_again(source, target, tmp_pa
         assert convert(source, again).target.checkpoint_digest == whole
         assert wherry.verify(again, level="digest").ok
         assert uploads_below(again) == []
-        assert [name for name in left_beside(again) if name.startswith(f".wherry-out-at-{point}.")] == []
+        assert [name for name in leftover_names(again) if name.startswith(f".wherry-out-at-{point}.")] == []
 
 
 def test_a_killed_run_sends_only_what_it_had_not_sent(source, target):
@@ -129,7 +131,7 @@ def test_the_file_of_somebody_else_is_not_replaced(source, target, monkeypatch):
     with pytest.raises(TargetExistsError):
         convert(source, target)
     assert place.read_whole(100) == b"of somebody else"
-    assert left_beside(target) == []
+    assert leftover_names(target) == []
     assert uploads_below(target) == []
 
 
@@ -143,7 +145,7 @@ def test_a_file_that_is_not_what_the_plan_says_is_removed_again(source, target, 
     with pytest.raises(type(error)):
         convert(source, target)
     assert not locate(target).exists()
-    assert left_beside(target) == []
+    assert leftover_names(target) == []
     assert uploads_below(target) == []
 
 

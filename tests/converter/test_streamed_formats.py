@@ -8,7 +8,7 @@ from safetensors.numpy import save_file
 
 import wherry
 from tests.support.model_files import MAKERS
-from tests.support.object_stores import Killed, left_beside, release, small_parts, uploads_below, watched
+from tests.support.object_stores import Killed, leftover_names, release, small_parts, uploads_below, watched
 from tests.support.stated import FACTS
 from wherry.core.request import LayoutRequest
 from wherry.formats.registry import formats
@@ -91,7 +91,7 @@ def test_a_target_has_the_bytes_of_a_local_one_also_after_kills(source, tmp_path
         convert(source, target, to)
     assert len(calls) < total * 2 / 3
     assert contents(target) == undisturbed(source, to)
-    assert left_beside(target) == []
+    assert leftover_names(target) == []
     assert uploads_below(target) == []
     # Parts come in order: little more is held than the budget, although every move is larger than a part.
     assert max(peaks()) <= 128 * KIB
@@ -117,13 +117,13 @@ def test_moves_come_in_the_order_of_the_files(tmp_path, monkeypatch):
 
 def unstacked(source, target):
     """Convert MaxText's stacked layers to Hugging Face's."""
-    wish = LayoutRequest(family="llama")
+    layout = LayoutRequest(family="llama")
     wherry.convert(
         source,
         target,
         to="huggingface",
         options={"rope": "half", **FACTS["llama", "maxtext"]},
-        wish=wish,
+        layout=layout,
         lineage=False,
     )
 
@@ -140,7 +140,7 @@ def test_another_systems_layout_is_streamed_in_bounded_memory(tmp_path, peaks, m
     assert contents(target) == contents(tmp_path / "local")
     assert max(peaks()) <= held + (sender.SENDERS + threads.worker_count()) * part
     assert made
-    assert left_beside(target) == []
+    assert leftover_names(target) == []
 
 
 def test_bytes_that_waited_in_the_store_for_a_killed_run_are_removed(tmp_path, monkeypatch):
@@ -151,11 +151,11 @@ def test_bytes_that_waited_in_the_store_for_a_killed_run_are_removed(tmp_path, m
         unstacked(source, f"memory://whole{tmp_path}/out")
     with watched(fatal=len(calls) // 2, only=("put_part",)), pytest.raises(Killed):
         unstacked(source, target)
-    assert [name for name in left_beside(target) if "overflow-" in name]
+    assert [name for name in leftover_names(target) if "overflow-" in name]
     release(target)
     unstacked(source, target)
     assert contents(target) == contents(f"memory://whole{tmp_path}/out")
-    assert left_beside(target) == []
+    assert leftover_names(target) == []
 
 
 def test_small_tensors_between_large_ones_hold_no_parts_back(tmp_path, peaks, monkeypatch):

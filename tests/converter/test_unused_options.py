@@ -190,7 +190,7 @@ def test_a_config_names_a_model(source, to, family, name, model, tmp_path):
 
 
 def plan(source, target, to, **layout):
-    return wherry.plan(source, target, to=to, wish=LayoutRequest(**layout))
+    return wherry.plan(source, target, to=to, layout=LayoutRequest(**layout))
 
 
 @pytest.mark.parametrize("to", ["maxtext", "huggingface", "penzai"])

@@ -37,8 +37,10 @@ def cases():
             yield pytest.param(label, family, system, name, id=f"{label}-{system}-{name}")
 
 
-def plan(source, target, *, options=None, **wish):
-    return wherry.plan(source, target, to="huggingface", options=options or {}, wish=LayoutRequest(**wish))
+def plan(source, target, *, options=None, **layout):
+    return wherry.plan(
+        source, target, to="huggingface", options=options or {}, layout=LayoutRequest(**layout)
+    )
 
 
 def stated_otherwise(error, name, value, recorded, where):

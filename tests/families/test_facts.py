@@ -269,14 +269,14 @@ def model_file(folder, **more):
 
 
 def test_what_nobody_states_is_asked_for_and_can_be_stated(bare, tmp_path):
-    wish = LayoutRequest(family="llama")
+    layout = LayoutRequest(family="llama")
     options = {"rope": "half"}
     with pytest.raises(UsageError, match="no config states") as caught:
-        wherry.plan(bare, tmp_path / "out", to="huggingface", wish=wish, options=options)
+        wherry.plan(bare, tmp_path / "out", to="huggingface", layout=layout, options=options)
     facts = {"activation": "silu", "norm_eps": "1e-5", "rope_theta": "500000.0", "rope_scaling": "default"}
     assert all(f"--set {fact}=VALUE" in caught.value.for_shell() for fact in facts)
     receipt = wherry.convert(
-        bare, tmp_path / "out", to="huggingface", wish=wish, options=facts, lineage=False
+        bare, tmp_path / "out", to="huggingface", layout=layout, options=facts, lineage=False
     )
     found = json.loads((tmp_path / "out/config.json").read_text())
     assert (found["rms_norm_eps"], found["rope_theta"], found["hidden_act"]) == (1e-5, 500000.0, "silu")
@@ -285,18 +285,18 @@ def test_what_nobody_states_is_asked_for_and_can_be_stated(bare, tmp_path):
 
 def test_maxtext_s_own_file_is_the_config(bare, tmp_path):
     """Its decoder block decides the family, which names and shapes leave open."""
-    wish = LayoutRequest(config=model_file(tmp_path))
-    wherry.convert(bare, tmp_path / "out", to="huggingface", wish=wish, lineage=False)
+    layout = LayoutRequest(config=model_file(tmp_path))
+    wherry.convert(bare, tmp_path / "out", to="huggingface", layout=layout, lineage=False)
     found = json.loads((tmp_path / "out/config.json").read_text())
     assert (found["model_type"], found["rms_norm_eps"], found["rope_theta"]) == ("llama", 1e-5, 500000)
     other = LayoutRequest(config=model_file(tmp_path, decoder_block="mistral"))
-    wherry.convert(bare, tmp_path / "mistral", to="huggingface", wish=other, lineage=False)
+    wherry.convert(bare, tmp_path / "mistral", to="huggingface", layout=other, lineage=False)
     assert json.loads((tmp_path / "mistral/config.json").read_text())["model_type"] == "mistral"
     both = LayoutRequest(config=other.config, family="llama")
     with pytest.raises(
         UnrepresentableError, match=r"decoder block is not llama2 .decoder_block is 'mistral'."
     ):
-        wherry.plan(bare, tmp_path / "no", to="huggingface", wish=both)
+        wherry.plan(bare, tmp_path / "no", to="huggingface", layout=both)
 
 
 def test_a_stated_fact_wins_and_is_named(tmp_path):
@@ -358,9 +358,9 @@ def test_penzai_builds_the_model_that_was_converted(kind, tmp_path):
 
 
 def test_nothing_is_invented_between_two_trees_of_one_system(bare, tmp_path):
-    wish, options = LayoutRequest(family="llama"), {"scan_layers": "false", "rope": "half"}
-    plan = wherry.plan(bare, tmp_path / "apart", to="maxtext", wish=wish, options=options)
+    layout, options = LayoutRequest(family="llama"), {"scan_layers": "false", "rope": "half"}
+    plan = wherry.plan(bare, tmp_path / "apart", to="maxtext", layout=layout, options=options)
     assert any("does not state" in note and "rope_theta" in note for note in plan.notes)
-    wherry.convert(bare, tmp_path / "apart", to="maxtext", wish=wish, options=options, lineage=False)
+    wherry.convert(bare, tmp_path / "apart", to="maxtext", layout=layout, options=options, lineage=False)
     (written,) = (tmp_path / "apart").rglob("maxtext_config.yml")
     assert "rope_max_timescale" not in written.read_text()

@@ -130,7 +130,7 @@ def test_the_other_family_refuses_what_it_does_not_hold(tmp_path):
         (large, "gemma4-small", "the layers have no embeddings of their own, as those of 26B and 31B"),
     ):
         with pytest.raises(UnrepresentableError, match=reason):
-            wherry.plan(source, tmp_path / "out", to="maxtext", wish=LayoutRequest(family=family))
+            wherry.plan(source, tmp_path / "out", to="maxtext", layout=LayoutRequest(family=family))
 
 
 @pytest.mark.parametrize(("changes", "reason"), [
@@ -143,9 +143,9 @@ def test_a_maxtext_config_of_another_model_is_refused_by_name(changes, reason, t
     source = save_tiny(tmp_path / "hf", "gemma4-e4b")
     config = {**to_maxtext(source, tmp_path / "there"), **changes}
     (tmp_path / "run.yml").write_text(yaml.safe_dump(config))
-    wish = LayoutRequest(family="gemma4-small", config=str(tmp_path / "run.yml"))
+    layout = LayoutRequest(family="gemma4-small", config=str(tmp_path / "run.yml"))
     with pytest.raises(UnrepresentableError, match=reason):
-        wherry.plan(tmp_path / "there", tmp_path / "back", to="huggingface", wish=wish)
+        wherry.plan(tmp_path / "there", tmp_path / "back", to="huggingface", layout=layout)
 
 
 def test_without_shared_keys_every_layer_has_its_own(tmp_path):

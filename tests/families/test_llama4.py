@@ -28,9 +28,9 @@ def maverick(tmp_path_factory):
     return save_tiny(tmp_path_factory.mktemp("maverick") / "hf", "llama4", drawn=True)
 
 
-def require_back(source, there, tmp_path, wish=None):
-    wish = wish or LayoutRequest()
-    wherry.convert(there, tmp_path / "back", to="huggingface", wish=wish, lineage=False)
+def require_back(source, there, tmp_path, layout=None):
+    layout = layout or LayoutRequest()
+    wherry.convert(there, tmp_path / "back", to="huggingface", layout=layout, lineage=False)
     wanted, found = tensors(source), tensors(tmp_path / "back")
     assert found.keys() == wanted.keys()
     assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
@@ -74,19 +74,19 @@ def test_layers_that_are_not_scanned_have_no_cycle(maverick, tmp_path):
     run.write_text(json.dumps({**config, "inhomogeneous_layer_cycle_interval": 1}))
     (tmp_path / "out" / "wherry.json").unlink()
     (tmp_path / "out" / "items" / "assets" / "maxtext_config.yml").unlink()
-    wish = LayoutRequest(family="llama4", config=str(run))
-    require_back(maverick, tmp_path / "out", tmp_path, wish)
+    layout = LayoutRequest(family="llama4", config=str(run))
+    require_back(maverick, tmp_path / "out", tmp_path, layout)
 
 
 def test_a_cycle_that_ends_within_a_pattern_is_refused(maverick, tmp_path):
     config = to_maxtext(maverick, tmp_path / "out", SCANNED)
     run = tmp_path / "run.yml"
     run.write_text(json.dumps({**config, "inhomogeneous_layer_cycle_interval": 2}))
-    wish = LayoutRequest(family="llama4", config=str(run))
+    layout = LayoutRequest(family="llama4", config=str(run))
     with pytest.raises(
         UnrepresentableError, match="a cycle of layers ends between two layers of one pattern"
     ):
-        wherry.plan(tmp_path / "out", tmp_path / "back", to="huggingface", wish=wish)
+        wherry.plan(tmp_path / "out", tmp_path / "back", to="huggingface", layout=layout)
 
 
 @pytest.mark.parametrize(("settings", "reason"), [

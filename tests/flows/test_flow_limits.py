@@ -19,7 +19,7 @@ from prefect.exceptions import ObjectAlreadyExists
 from prefect.settings import PREFECT_RESULTS_LOCAL_STORAGE_PATH, temporary_settings
 
 from tests.support.flow import occupied, watched
-from tests.support.waits import told_at_once
+from tests.support.waits import waits_reported_at_once
 from wherry.flows.convert import ConvertSpec, convert_checkpoint
 from wherry.tasks.detect import detect
 
@@ -63,7 +63,7 @@ def test_a_run_says_which_limit_it_waits_for(limited, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_make_limits", lambda _limits: None)
     monkeypatch.setattr(module, "_free_slots_if_alone", lambda _limits: None)
     monkeypatch.setattr(module, "concurrency", full)
-    with told_at_once(monkeypatch) as lines, module._turn([str(tmp_path / "a")]):
+    with waits_reported_at_once(monkeypatch) as lines, module._turn([str(tmp_path / "a")]):
         held = len(lines)
         time.sleep(0.1)
     assert lines == ["wherry-io-file: waiting for a free slot of the concurrency limit"]

@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from tests.support.readme import ROOT
 from tests.support.stranger import examples
 from wherry.storage.stores import locate
-from wherry.workers.records import records_beside
+from wherry.workers.records import job_records
 
 pytest_plugins = ("tests.support.bucket_fixtures", "tests.support.stranger")
 MB = 1 << 20
@@ -80,7 +80,7 @@ def test_three_workers_write_it_of_which_one_is_killed(stranger, wherry, wanted,
     units = json.loads(split)["units"]
     assert len(units) > 3
     workers = [stranger("-m", "wherry.cli", "work", target)]
-    while not records_beside(locate(target)).names()[0].startswith("claim"):
+    while not job_records(locate(target)).names()[0].startswith("claim"):
         time.sleep(0.005)
     workers[0].send_signal(signal.SIGSTOP)
     workers += [stranger("-m", "wherry.cli", "work", target, "--json") for _ in range(2)]

@@ -17,14 +17,14 @@ import yaml
 import wherry
 from tests.support.infra import INFRA
 from tests.support.jobs import made_job, undisturbed
-from tests.support.object_stores import left_beside, model
+from tests.support.object_stores import leftover_names, model
 from tests.support.processes import is_running
 from wherry.errors import WherryError
 from wherry.storage.stores import locate
 from wherry.workers.claims import claims_among
 from wherry.workers.commit import commit
 from wherry.workers.record import TaskKind, records_by_unit
-from wherry.workers.records import records_beside
+from wherry.workers.records import job_records
 
 MANIFEST = (INFRA / "units" / "kubernetes.yaml").read_text()
 SLURM = INFRA / "units" / "slurm.sh"
@@ -110,7 +110,7 @@ def test_its_tasks_make_a_job_and_the_first_one_commits(tmp_path, surroundings, 
     ended = [started(system, target, index, surroundings) for index in (1, 0)]
     assert [one.wait(timeout=120) for one in ended] == [0, 0]
     assert wherry.verify(target, level="digest").ok
-    assert left_beside(target) == []
+    assert leftover_names(target) == []
     undisturbed(source, tmp_path)
     assert wherry.verify(target, level="digest", against=tmp_path / "undisturbed").ok
     late = started(system, target, 2, surroundings)  # it was started again after the commit
@@ -128,7 +128,7 @@ def test_torchrun_starts_workers_as_they_are(tmp_path, surroundings):
             "wherry", "work", target]  # fmt: skip
     done = subprocess.run(line, env=surroundings, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr
-    assert len(records_by_unit(TaskKind.MAKE, records_beside(locate(target)).names())) == units
+    assert len(records_by_unit(TaskKind.MAKE, job_records(locate(target)).names())) == units
     [receipt] = commit(target).receipts
     assert receipt.target.checkpoint_digest == undisturbed(source, tmp_path).checkpoint_digest
 
@@ -139,7 +139,7 @@ def test_a_task_that_is_asked_to_end_gives_its_unit_back(tmp_path, surroundings,
     source, target = model(tmp_path / "model", rows=500, count=40), str(tmp_path / "place" / "out")
     Path(target).parent.mkdir()
     units = len(made_job(source, target, unit=500_000).units)
-    records = records_beside(locate(target))
+    records = job_records(locate(target))
     task = started(system, target, 0, surroundings)
     while len(records_by_unit(TaskKind.MAKE, records.names())) < 2:
         assert task.poll() is None
@@ -155,7 +155,7 @@ def test_a_task_that_is_asked_to_end_gives_its_unit_back(tmp_path, surroundings,
     again = started(system, target, 0, surroundings)
     assert again.wait(timeout=120) == 0
     assert wherry.verify(target, level="digest").ok
-    assert left_beside(target) == []
+    assert leftover_names(target) == []
 
 
 @pytest.mark.parametrize("system", [kubernetes, slurm])

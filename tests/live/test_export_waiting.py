@@ -17,7 +17,7 @@ import pytest
 
 import wherry
 from tests.support.export import held
-from tests.support.waits import told_at_once
+from tests.support.waits import waits_reported_at_once
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import IncompleteError, MismatchError, StorageError, UsageError, WherryError
 from wherry.integrations.live import export as export_live
@@ -77,9 +77,9 @@ def export(folder, **more):
 
 
 def test_who_waits_says_for_whom(folder, monkeypatch):
-    with told_at_once(monkeypatch) as lines, pytest.raises(IncompleteError):
+    with waits_reported_at_once(monkeypatch) as lines, pytest.raises(IncompleteError):
         shares.gather_shares(folder, {}, {}, [1], patience=QUICK)
-    with told_at_once(monkeypatch) as more:
+    with waits_reported_at_once(monkeypatch) as more:
         monkeypatch.setattr(shares, "_GOODBYE", QUICK)
         shares.put_outcome(folder, [1], None, "")
     assert lines == [f"{folder}: waiting for the share of process 1"]
@@ -87,7 +87,7 @@ def test_who_waits_says_for_whom(folder, monkeypatch):
 
 
 def test_who_waits_for_an_export_says_where_it_goes(monkeypatch):
-    with told_at_once(monkeypatch) as lines:
+    with waits_reported_at_once(monkeypatch) as lines:
         assert not export_handle.Export("gs://bucket/1000").wait(QUICK)
     assert lines == ["gs://bucket/1000: waiting for the export to end"]
 

@@ -15,7 +15,7 @@ import wherry
 from tests.support.forms import options_for
 from tests.support.object_stores import (
     Killed,
-    left_beside,
+    leftover_names,
     model,
     release,
     small_parts,
@@ -236,7 +236,7 @@ def test_a_copy_to_a_store_streams_and_is_taken_up_again(large, tmp_path, monkey
     assert 0 < done.resumed_bytes < done.nbytes
     assert 0 < len(calls) < 29 - 20 + 10, "of 29 parts; those that were in flight are sent again"
     assert wherry.verify(target, level="digest").ok
-    assert left_beside(target) == []
+    assert leftover_names(target) == []
     assert uploads_below(target) == []
     assert wherry.fetch(large[kind], target).already
 
@@ -254,7 +254,7 @@ def test_in_one_bucket_the_store_copies(large, tmp_path, kind):
     assert {"put_part", "begin", "assemble"}.isdisjoint(name for name, _arguments in calls)
     assert done.resumed_bytes > 0
     assert wherry.verify(second, level="digest").ok
-    assert left_beside(second) == []
+    assert leftover_names(second) == []
 
 
 @pytest.mark.usefixtures("parts")
@@ -272,7 +272,7 @@ def test_a_wrong_byte_of_a_copy_in_a_store_is_found(large, tmp_path, monkeypatch
     with pytest.raises(wherry.WherryError):
         wherry.fetch(large["folder"], target)
     assert not locate(target).exists()
-    assert left_beside(target) == []
+    assert leftover_names(target) == []
 
 
 def test_a_ledger_that_fails_does_not_undo_the_copy(source, tmp_path, monkeypatch):

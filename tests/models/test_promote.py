@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 import wherry
 from tests.support.registry import converted, flip_a_bit
-from tests.support.waits import told_at_once
+from tests.support.waits import waits_reported_at_once
 from wherry.cli import cli
 from wherry.errors import MismatchError, NotFoundError, StorageError, TargetInUseError, UsageError
 from wherry.ledger.record import check_chain, open_ledger, statements
@@ -252,7 +252,7 @@ def test_an_alias_that_was_moved_meanwhile_is_left(candidate, client, name, tmp_
 def test_the_lock_of_a_dead_process_expires(candidate, client, name, monkeypatch):
     monkeypatch.setattr(aliases, "_PATIENCE_SECONDS", 0.3)
     client.set_registered_model_tag(name, aliases.LOCK_TAG, "somebody 99999999999")
-    with told_at_once(monkeypatch) as lines, pytest.raises(TargetInUseError):
+    with waits_reported_at_once(monkeypatch) as lines, pytest.raises(TargetInUseError):
         wherry.promote(f"models:/{name}@candidate")
     assert f"models:/{name}: waiting for another process that moves its aliases" in lines
     client.set_registered_model_tag(name, aliases.LOCK_TAG, "somebody 1")

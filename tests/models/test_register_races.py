@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import wherry
-from tests.support.waits import told_at_once
+from tests.support.waits import waits_reported_at_once
 from wherry.errors import StorageError
 from wherry.ledger.record import check_chain, open_ledger
 from wherry.lineage.lineage import show
@@ -156,7 +156,7 @@ def test_a_withdrawal_of_a_dead_process_is_ended(receipt, client, name, monkeypa
     monkeypatch.setattr(versions, "_WITHDRAWAL_SECONDS", 0.2)
     wherry.register(receipt, name)
     client.set_model_version_tag(name, "1", versions.WITHDRAWN_TAG, "somebody")
-    with told_at_once(monkeypatch) as lines:
+    with waits_reported_at_once(monkeypatch) as lines:
         assert wherry.register(receipt, name).version == "1"
     assert f"models:/{name}/1: waiting for another attempt that may withdraw this version" in lines
     assert versions.WITHDRAWN_TAG not in client.get_model_version(name, "1").tags

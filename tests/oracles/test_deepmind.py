@@ -34,8 +34,8 @@ def test_transformers_computes_what_the_release_computed(label, tree, tmp_path):
     stated = tmp_path / "config.json"
     of_model = json.loads((judge.source(model) / "config.json").read_text())
     stated.write_text(json.dumps({**of_model, "num_key_value_heads": config["num_kv_heads"]}))
-    wish = LayoutRequest(family=MODELS[model].family, config=str(stated))
-    wherry.convert(source, tmp_path / "out", to="huggingface", wish=wish, lineage=False)
+    layout = LayoutRequest(family=MODELS[model].family, config=str(stated))
+    wherry.convert(source, tmp_path / "out", to="huggingface", layout=layout, lineage=False)
     judge.require_equal(huggingface.logits(tmp_path / "out"), expected)
 
 
@@ -44,7 +44,7 @@ def test_what_no_config_states_is_what_the_library_has_for_the_model(label, tmp_
     family, config = DEEPMIND_DOCUMENTED[label]
     source, expected = released(tmp_path / "release", config)
     receipt = wherry.convert(
-        source, tmp_path / "out", to="huggingface", wish=LayoutRequest(family=family), lineage=False
+        source, tmp_path / "out", to="huggingface", layout=LayoutRequest(family=family), lineage=False
     )
     judge.require_equal(huggingface.logits(tmp_path / "out"), expected)
     assert any("documented values" in one for one in receipt.warnings) == (family != "gemma")
@@ -66,7 +66,7 @@ def test_layers_of_a_remainder_are_asked_for(tmp_path):
     source, _expected = released(tmp_path / "release", config)
     with pytest.raises(UnrepresentableError, match="the sizes do not decide") as refused:
         wherry.convert(
-            source, tmp_path / "out", to="huggingface", wish=LayoutRequest(family="gemma3"), lineage=False
+            source, tmp_path / "out", to="huggingface", layout=LayoutRequest(family="gemma3"), lineage=False
         )
     assert "config" in str(refused.value.cure)
 
@@ -81,17 +81,17 @@ def test_a_config_of_another_model_is_refused(tmp_path):
         ({"intermediate_size": 52}, MismatchError),
     ):
         (tmp_path / "config.json").write_text(json.dumps({**stated, **change}))
-        wish = LayoutRequest(family="gemma", config=str(tmp_path / "config.json"))
+        layout = LayoutRequest(family="gemma", config=str(tmp_path / "config.json"))
         with pytest.raises(error):
-            wherry.convert(source, tmp_path / "out", to="huggingface", wish=wish, lineage=False)
+            wherry.convert(source, tmp_path / "out", to="huggingface", layout=layout, lineage=False)
 
 
 def test_entries_beyond_the_vocabulary_are_padding(tmp_path):
     """As released: 256128 rows, of which the model of transformers has 256000."""
     _model, config = DEEPMIND["gemma"]
     source, expected = released(tmp_path / "release", {**config, "num_embed": 64})
-    wish = LayoutRequest(family="gemma", config=str(judge.source("gemma") / "config.json"))
-    receipt = wherry.convert(source, tmp_path / "out", to="huggingface", wish=wish, lineage=False)
+    layout = LayoutRequest(family="gemma", config=str(judge.source("gemma") / "config.json"))
+    receipt = wherry.convert(source, tmp_path / "out", to="huggingface", layout=layout, lineage=False)
     judge.require_equal(huggingface.logits(tmp_path / "out"), expected[..., :60])
     assert any("the last 4 are padding" in one for one in receipt.warnings)
 
@@ -101,8 +101,8 @@ def test_a_container_keeps_the_layout_of_the_release(tree, tmp_path):
     """With another element type: the names, and which axis of the gate comes first, are the source's."""
     _model, config = DEEPMIND["gemma-transposed"]
     source, _expected = released(tmp_path / "release", config, tree)
-    wish = LayoutRequest(family="gemma", dtype="bfloat16")
-    wherry.convert(source, tmp_path / "out", to="orbax", wish=wish, lineage=False)
+    layout = LayoutRequest(family="gemma", dtype="bfloat16")
+    wherry.convert(source, tmp_path / "out", to="orbax", layout=layout, lineage=False)
     with wherry.open(source) as before, wherry.open(tmp_path / "out") as after:
         shapes = [
             {path: spec.shape for path, spec in one.manifest.tensors.items()} for one in (before, after)

@@ -43,8 +43,8 @@ def save(label, file, **metadata):
     return save_gguf(file, {**stated, **metadata}, tensors)
 
 
-def converted(source, target, **wish):
-    wherry.convert(source, target, to="huggingface", wish=LayoutRequest(**wish), lineage=False)
+def converted(source, target, **layout):
+    wherry.convert(source, target, to="huggingface", layout=LayoutRequest(**layout), lineage=False)
     return huggingface.logits(target)
 
 

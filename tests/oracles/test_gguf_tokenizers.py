@@ -148,7 +148,7 @@ def test_a_tokenizer_that_the_user_states_is_taken_and_the_metadata_are_not_read
     file = file_of("llama", bytes_metadata("llama-bpe", bos_token_id=-1), tmp_path / "in")
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "tokenizer.json").write_text("{}")
-    converted(file, tmp_path / "out", wish=LayoutRequest(assets=str(tmp_path / "own")))
+    converted(file, tmp_path / "out", layout=LayoutRequest(assets=str(tmp_path / "own")))
     assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
     assert not (tmp_path / "out" / "tokenizer_config.json").exists()
 

@@ -101,7 +101,7 @@ def test_a_tokenizer_that_the_user_states_is_taken(folder_of, tmp_path):
         shutil.copy(folder_of("llama-bpe") / name, tmp_path / "bare" / name)
     with pytest.raises(UnrepresentableError, match=r"missing tokenizer\.json"):
         write(tmp_path / "bare", tmp_path / "model.gguf")
-    write(tmp_path / "bare", tmp_path / "model.gguf", wish=LayoutRequest(assets=str(tmp_path / "own")))
+    write(tmp_path / "bare", tmp_path / "model.gguf", layout=LayoutRequest(assets=str(tmp_path / "own")))
     fields = gguf.GGUFReader(tmp_path / "model.gguf").fields
     assert fields["tokenizer.chat_template"].contents() == "{{ messages }}"
     assert fields["tokenizer.ggml.pre"].contents() == "llama-bpe"

@@ -214,7 +214,7 @@ def test_what_the_metadata_cannot_state_is_refused_by_name(change, word, tmp_pat
     with pytest.raises(UnrepresentableError, match=word):
         wherry.convert(
             judge.source("llama"), tmp_path / "model.gguf", to="gguf", options=WITHOUT, lineage=False,
-            wish=LayoutRequest(config=str(tmp_path / "config.json")),
+            layout=LayoutRequest(config=str(tmp_path / "config.json")),
         )  # fmt: skip
 
 

@@ -67,8 +67,8 @@ def test_transformers_computes_what_lingua_computed(label, to, tmp_path):
         source.mkdir()
         files.save_torch(source / "consolidated.pth", invented.arrays, "model")
     (source / "params.json").write_text(json.dumps(RUN))
-    wish = LayoutRequest(family=family_of(label))
-    wherry.convert(source, tmp_path / "out", to="huggingface", wish=wish, lineage=False)
+    layout = LayoutRequest(family=family_of(label))
+    wherry.convert(source, tmp_path / "out", to="huggingface", layout=layout, lineage=False)
     judge.require_equal(huggingface.logits(tmp_path / "out"), expected)
 
 
@@ -81,7 +81,7 @@ def family_of(label):
 def test_meta_computes_what_transformers_computed(label, tmp_path):
     wherry.convert(
         judge.source(label), tmp_path / "consolidated.00.pth", to="torch-zip",
-        wish=LayoutRequest(family=MODELS[label].family), lineage=False,
+        layout=LayoutRequest(family=MODELS[label].family), lineage=False,
     )  # fmt: skip
     leaves = Leaves(files.arrays("torch-zip", tmp_path / "consolidated.00.pth"))
     args = {
@@ -104,6 +104,6 @@ def test_transformers_computes_what_meta_computed(label, tmp_path):
     expected = lingua.logits(invented, args, TOKENS)
     file = files.save_torch(tmp_path / "consolidated.00.pth", invented.arrays)
     (tmp_path / "params.json").write_text(json.dumps(args))
-    wish = LayoutRequest(family=MODELS[label].family, config=str(tmp_path / "params.json"))
-    wherry.convert(file, tmp_path / "out", to="huggingface", wish=wish, lineage=False)
+    layout = LayoutRequest(family=MODELS[label].family, config=str(tmp_path / "params.json"))
+    wherry.convert(file, tmp_path / "out", to="huggingface", layout=layout, lineage=False)
     judge.require_equal(huggingface.logits(tmp_path / "out"), expected)

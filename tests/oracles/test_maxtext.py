@@ -70,9 +70,9 @@ def test_transformers_computes_what_maxtext_computed(label, form, tmp_path):
     expected = maxtext.logits(invented, config, TOKENS)
     files.write_yaml(tmp_path / "run.yml", config)
     step = files.save_maxtext(tmp_path / "run", invented.arrays)
-    wish = LayoutRequest(family=MODELS[label].family, config=str(tmp_path / "run.yml"))
+    layout = LayoutRequest(family=MODELS[label].family, config=str(tmp_path / "run.yml"))
     wherry.convert(
-        step, tmp_path / "out", to="huggingface", wish=wish, options=ASKED.get(label, {}), lineage=False
+        step, tmp_path / "out", to="huggingface", layout=layout, options=ASKED.get(label, {}), lineage=False
     )
     judge.require_equal(huggingface.logits(tmp_path / "out"), expected, judge.allowed(label))
 
@@ -87,8 +87,8 @@ def test_the_router_s_bias_is_read_where_each_release_keeps_it(place, tmp_path):
         (aux if place == "aux" else invented.arrays)[name] = invented.arrays.pop(name).T
     files.write_yaml(tmp_path / "run.yml", config)
     step = files.save_maxtext(tmp_path / "run", invented.arrays, aux)
-    wish = LayoutRequest(family="deepseek", config=str(tmp_path / "run.yml"))
-    wherry.convert(step, tmp_path / "out", to="huggingface", wish=wish, lineage=False)
+    layout = LayoutRequest(family="deepseek", config=str(tmp_path / "run.yml"))
+    wherry.convert(step, tmp_path / "out", to="huggingface", layout=layout, lineage=False)
     judge.require_equal(huggingface.logits(tmp_path / "out"), expected)
 
 

@@ -186,10 +186,10 @@ def test_the_whole_way_with_a_family_file(tmp_path):
     """Gate and up of MaxText's llama exchanged, from files to files: there and back equal, the judge notices."""
     mutation = next(one for one in mutations("llama", "maxtext") if one.name == "gate-is-up")
     (tmp_path / "wrong.toml").write_text(family_file("llama", "maxtext", mutation))
-    wish, source = LayoutRequest(family_file=str(tmp_path / "wrong.toml")), judge.source("llama")
-    wherry.convert(source, tmp_path / "there", to="maxtext", wish=wish, lineage=False)
-    wherry.convert(tmp_path / "there", tmp_path / "back", to="huggingface", wish=wish, lineage=False)
+    layout, source = LayoutRequest(family_file=str(tmp_path / "wrong.toml")), judge.source("llama")
+    wherry.convert(source, tmp_path / "there", to="maxtext", layout=layout, lineage=False)
+    wherry.convert(tmp_path / "there", tmp_path / "back", to="huggingface", layout=layout, lineage=False)
     right = LayoutRequest(family="llama")
-    wherry.convert(tmp_path / "there", tmp_path / "judged", to="huggingface", wish=right, lineage=False)
+    wherry.convert(tmp_path / "there", tmp_path / "judged", to="huggingface", layout=right, lineage=False)
     assert huggingface.apart(huggingface.logits(tmp_path / "back"), judge.wanted("llama")) < judge.ALLOWED
     assert huggingface.apart(huggingface.logits(tmp_path / "judged"), judge.wanted("llama")) > judge.WRONG

@@ -57,7 +57,7 @@ def test_paxml_computes_what_maxtext_computed(form, repeat, tmp_path):
     files.write_yaml(tmp_path / "run.yml", config)
     wherry.convert(
         step, tmp_path / "out", to="paxml", options={"repeat": repeat}, lineage=False,
-        wish=LayoutRequest(family="gpt3", config=str(tmp_path / "run.yml")),
+        layout=LayoutRequest(family="gpt3", config=str(tmp_path / "run.yml")),
     )  # fmt: skip
     found = Leaves(files.below(files.arrays("paxml", tmp_path / "out"), "mdl_vars/params/lm/"))
     logits = paxml.logits(found, SIZES._replace(repeat=repeat == "true"), TOKENS)

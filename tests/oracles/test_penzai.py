@@ -57,9 +57,9 @@ def test_exchanged_layouts_are_noticed(one, other, tmp_path):
     lines = [f"{name} = {json.dumps([row.key, row.axes[0]])}" for name, row in changed.items()]
     head = ['extends = "llama"', 'name = "llama"', "[systems.penzai.layouts]"]
     (tmp_path / "wrong.toml").write_text("\n".join([*head, *lines]))
-    wish = LayoutRequest(family_file=str(tmp_path / "wrong.toml"))
+    layout = LayoutRequest(family_file=str(tmp_path / "wrong.toml"))
     assert (
-        huggingface.apart(computed("llama", "blocks", tmp_path, wish=wish), judge.wanted("llama"))
+        huggingface.apart(computed("llama", "blocks", tmp_path, layout=layout), judge.wanted("llama"))
         > judge.WRONG
     )
 
@@ -76,6 +76,6 @@ def test_transformers_computes_what_penzai_computed(label, form, tmp_path):
     _model, variables = pz.unbind_variables(model)
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "penzai", {one.label: one.value for one in variables})
-    wish = LayoutRequest(family=MODELS[label].family, config=str(file))
-    wherry.convert(tmp_path / "penzai", tmp_path / "out", to="huggingface", wish=wish, lineage=False)
+    layout = LayoutRequest(family=MODELS[label].family, config=str(file))
+    wherry.convert(tmp_path / "penzai", tmp_path / "out", to="huggingface", layout=layout, lineage=False)
     judge.require_equal(huggingface.logits(tmp_path / "out"), expected, SINGLE)

@@ -106,7 +106,7 @@ def test_transformers_computes_what_t5x_computed(form, tied, tmp_path):
         step,
         tmp_path / "out",
         to="huggingface",
-        wish=LayoutRequest(family="t5"),
+        layout=LayoutRequest(family="t5"),
         options=T5X_FORMS[form],
         lineage=False,
     )

@@ -205,13 +205,13 @@ def test_zero_points_are_subtracted(bits, rows, group, packed, tmp_path):
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_any_region_is_that_part_of_the_whole(packed, tmp_path):
-    from wherry.quantized.view import config_beside, dequantized_view
+    from wherry.quantized.view import companion_config, dequantized_view
 
     tensors, wanted = parts(4, 45, 96, 16, packed=packed)
     form = "pack-quantized" if packed else "int-quantized"
     draw = np.random.default_rng(3)
     with wherry.open(folder(tmp_path / "a", tensors, ASYMMETRIC, form)) as source:
-        seen = dequantized_view(source, config_beside(source), "float32")
+        seen = dequantized_view(source, companion_config(source), "float32")
         assert seen is not None
         codes = seen.read("m.weight")
         assert torch.equal(torch.from_numpy(codes).to(torch.bfloat16), wanted)

@@ -111,17 +111,17 @@ def test_a_config_that_the_user_names_states_the_scheme_too(model, tmp_path):
     bare.mkdir()
     (bare / "model.safetensors").write_bytes((model / "quantized" / "model.safetensors").read_bytes())
     config.write_bytes((model / "quantized" / "config.json").read_bytes())
-    wish = LayoutRequest(config=str(config), dtype="bfloat16")
-    convert(bare, tmp_path / "a", to="maxtext", wish=wish)
+    layout = LayoutRequest(config=str(config), dtype="bfloat16")
+    convert(bare, tmp_path / "a", to="maxtext", layout=layout)
     convert(tmp_path / "a", tmp_path / "b", to="huggingface")
-    convert(bare, tmp_path / "c", to="huggingface", wish=wish)
+    convert(bare, tmp_path / "c", to="huggingface", layout=layout)
     for name in "bc":
         assert same(tensors(tmp_path / name), tensors(model / "plain"))
         assert "quantization_config" not in json.loads((tmp_path / name / "config.json").read_text())
 
 
 def test_another_element_type(model, tmp_path):
-    convert(model / "quantized", tmp_path / "a", to="maxtext", wish=LayoutRequest(dtype="float32"))
+    convert(model / "quantized", tmp_path / "a", to="maxtext", layout=LayoutRequest(dtype="float32"))
     convert(model / "quantized", tmp_path / "b", to="huggingface", options={"dequantize": "float32"})
     wide = tensors(tmp_path / "b")
     for name, narrow in tensors(model / "plain").items():

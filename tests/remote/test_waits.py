@@ -9,7 +9,7 @@ import time
 import pytest
 
 from wherry.remote import waits
-from wherry.remote.waits import told_to, waiting
+from wherry.remote.waits import reporting_waits_to, waiting
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_the_line_reaches_the_log_or_the_run(listens, watch, monkeypatch, caplog
 
     caplog.set_level(logging.WARNING, waits.__name__)
     if listens:
-        with told_to(say), waiting("gs://bucket/key", 6):
+        with reporting_waits_to(say), waiting("gs://bucket/key", 6):
             assert told.wait(10)
         assert not caplog.records
     else:

@@ -25,7 +25,7 @@ from wherry.workers.claims import Claims
 from wherry.workers.commit import commit
 from wherry.workers.job import split
 from wherry.workers.record import TaskKind, TaskRecord, decode, records_by_unit
-from wherry.workers.records import records_beside
+from wherry.workers.records import job_records
 from wherry.workers.work import work
 
 SIZES = {
@@ -130,7 +130,7 @@ def record_from(row):
 
 
 def _rows(target, kind):
-    records = records_beside(locate(target))
+    records = job_records(locate(target))
     names = records_by_unit(kind, records.names()).values()
     return {name: row_of(records, name) for of_unit in names for name in of_unit}
 
@@ -142,7 +142,7 @@ def receipts(target):
 
 def claimants(target):
     """The processes that have claimed a task."""
-    records = records_beside(locate(target))
+    records = job_records(locate(target))
     rows = [row_of(records, name) for name in records.names() if name.startswith("claim-")]
     return {json.loads(row["owner"])["pid"] for row in rows}
 
@@ -159,7 +159,7 @@ def read_back_bytes(row):
 
 def changed(target, name, **fields):
     """Replace fields of a record; it is signed with the right key."""
-    records = records_beside(locate(target))
+    records = job_records(locate(target))
     put_row(records, name, {**row_of(records, name), **fields})
 
 
@@ -228,7 +228,7 @@ def slow_worker(target, monkeypatch):
 
 def claimed(target):
     """Task and attempt of every claim of a job."""
-    return claims.claims_among(records_beside(locate(target)).names())
+    return claims.claims_among(job_records(locate(target)).names())
 
 
 def by_two(act, errors):

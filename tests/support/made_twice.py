@@ -13,7 +13,7 @@ from tests.support.jobs import row_of
 from wherry.storage.stores import locate
 from wherry.workers.job import opened_job
 from wherry.workers.record import TaskKind, records_by_unit
-from wherry.workers.records import records_beside
+from wherry.workers.records import job_records
 
 
 def made_by_processes(target, seed):
@@ -27,7 +27,7 @@ def made_by_processes(target, seed):
 
 def contents(target):
     """Unit → the hash of each file, or of its region of one, and the hashes of leaves, as its worker left them."""
-    records = records_beside(locate(target))
+    records = job_records(locate(target))
     found = {}
     with opened_job(target) as job:
         regions = {unit.number: unit.region for unit in job.units}

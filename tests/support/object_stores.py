@@ -95,7 +95,7 @@ def release(target):
         store.remove_object(lease.path, found.mark)
 
 
-def left_beside(target):
+def leftover_names(target):
     """Names of the objects in the folder of a target that are not its own; it has no sidecar unless it is a file."""
     place = locate(target)
     file = place.entry is not None and not place.entry.is_dir

@@ -17,10 +17,10 @@ def asking(monkeypatch):
 
     @contextmanager
     def turn(turns):
-        with real(turns) as is_mine:
+        with real(turns) as has_turn:
             if (asked := events.get(threading.current_thread())) is not None:
                 asked.set()
-            yield is_mine
+            yield has_turn
 
     def start(act, *args):
         thread = threading.Thread(target=act, args=args, daemon=True)

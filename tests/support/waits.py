@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def told_at_once(monkeypatch: pytest.MonkeyPatch) -> Generator[list[str]]:
+def waits_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> Generator[list[str]]:
     """What is waited for while the block runs, without the seconds; slow answers of stores depend on load."""
     lines: list[str] = []
     monkeypatch.setattr(waits, "_watch", waits._Watch())  # pyright: ignore[reportPrivateUsage]
@@ -26,5 +26,5 @@ def told_at_once(monkeypatch: pytest.MonkeyPatch) -> Generator[list[str]]:
         if seconds.endswith(" so far"):
             lines.append(waited)
 
-    with waits.told_to(keep):
+    with waits.reporting_waits_to(keep):
         yield lines

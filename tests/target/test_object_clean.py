@@ -12,7 +12,7 @@ import pytest
 import wherry
 from tests.support.object_stores import (
     Killed,
-    left_beside,
+    leftover_names,
     model,
     release,
     small_parts,
@@ -68,16 +68,16 @@ def test_everything_of_a_killed_run_is_removed(killed):
     assert report.nbytes > 10_000
     assert ".wherry-out." in report.uri
     assert not locate(killed).exists()
-    assert left_beside(killed) == []
+    assert leftover_names(killed) == []
     assert uploads_below(killed) == []
     assert clean(root(killed), min_age=0) == []
 
 
 def test_a_dry_run_only_names_what_is_left(killed):
-    before = left_beside(killed)
+    before = leftover_names(killed)
     (dry,) = clean(root(killed), dry_run=True)
     assert (dry.removed, dry.reason) == (False, "dry run")
-    assert left_beside(killed) == before
+    assert leftover_names(killed) == before
 
 
 def test_the_age_of_what_a_dead_run_left_does_not_matter(killed, monkeypatch):
@@ -118,11 +118,11 @@ def test_a_committed_target_keeps_its_objects(source, target, monkeypatch):
     """Killed just after the commit, a run leaves its journal; the objects that this names are the checkpoint."""
     monkeypatch.setattr("wherry.target.object_staging.remove_journal", lambda *_arguments: None)
     wherry.convert(source, target, to="hf", options=OPTIONS, lineage=False)
-    assert any("journal" in name for name in left_beside(target))
+    assert any("journal" in name for name in leftover_names(target))
     (report,) = clean(root(target), min_age=0)
     assert report.removed
     assert wherry.verify(target, level="digest").ok
-    assert left_beside(target) == []
+    assert leftover_names(target) == []
 
 
 def test_objects_of_others_in_the_folder_are_left(killed):

@@ -18,7 +18,7 @@ from wherry.target.lease_watch import judge_all, this_process
 from wherry.target.owners import owners_of_export, owners_of_job
 from wherry.workers.claims import Claim
 from wherry.workers.record import ClaimRecord
-from wherry.workers.records import records_beside
+from wherry.workers.records import job_records
 
 FOREVER = 1e12  # seconds; everything is younger
 
@@ -46,7 +46,7 @@ def owner(kind):
 
 def claim_of(target, unit, kind, token="aaaaaaaa"):
     """A worker's claim in the records of a job."""
-    records = records_beside(target)
+    records = job_records(target)
     records.begin()
     row = ClaimRecord(token, token, json.dumps(owner(kind).to_json()), 0)
     records.create(Claim(f"receipt-{unit:05d}", 0, token).name, row, token)
@@ -72,7 +72,7 @@ YOUNG, STALE = (False, "changed within the hour; may be in use"), (True, "stale"
     ],
 )
 def test_a_job_is_left_to_its_workers(target, kinds, kept, young):
-    records = records_beside(target)
+    records = job_records(target)
     records.begin()
     put_row(records, "job.json", {})
     for unit, kind in enumerate(kinds):
@@ -104,7 +104,7 @@ def test_a_claim_that_is_renewed_elsewhere_is_alive_and_one_on_a_unit_that_is_ma
 
 @pytest.mark.parametrize("text", [b"", b"{}", b"[]", b'{"token": "a", "owner": 3, "beat": "x"}', b"\xff"])
 def test_what_is_no_claim_holds_nothing(target, text):
-    records = records_beside(target)
+    records = job_records(target)
     records.begin()
     folder = records.folder
     folder.join("claim-receipt-00000-0").put(text)

@@ -4,7 +4,7 @@ import pytest
 
 import wherry
 from tests.support.corpus import place
-from tests.support.object_stores import Killed, left_beside, model, release, small_parts, watched
+from tests.support.object_stores import Killed, leftover_names, model, release, small_parts, watched
 from wherry.errors import MismatchError
 from wherry.storage.stores import locate
 from wherry.store.memory import MemoryStore
@@ -59,7 +59,7 @@ def test_a_commit_that_fails_leaves_no_sidecar(source, target, monkeypatch, to):
     with pytest.raises(MismatchError, match="copy is wrong"):
         convert(source, target, to)
     assert not locate(target).exists()
-    assert left_beside(target) == []
+    assert leftover_names(target) == []
 
 
 def test_a_run_that_was_killed_between_two_commit_members_is_resumed(target):
@@ -75,7 +75,7 @@ def test_a_run_that_was_killed_between_two_commit_members_is_resumed(target):
     wherry.convert(source, target, to="paxml", lineage=False)
     assert locate(target).join("commit_success.txt").exists()
     assert wherry.verify(target, level="digest").ok
-    assert [name for name in left_beside(target) if not name.startswith("out-whole")] == []
+    assert [name for name in leftover_names(target) if not name.startswith("out-whole")] == []
 
 
 def beside(target):
@@ -97,7 +97,7 @@ def test_clean_removes_the_sidecar_of_a_file_that_was_not_committed(killed):
     assert [one.removed for one in clean(root, dry_run=True, min_age=0)] == [False]
     assert beside(killed).exists()
     assert [one.removed for one in clean(root, min_age=0)] == [True]
-    assert left_beside(killed) == []
+    assert leftover_names(killed) == []
 
 
 def test_clean_leaves_the_sidecar_of_a_file_that_was_committed(source, target, monkeypatch):
@@ -115,7 +115,7 @@ def test_clean_leaves_a_sidecar_of_somebody_else(killed):
 
 def test_another_conversion_removes_the_sidecar_of_a_killed_one(source, killed):
     convert(source, killed, "orbax")
-    assert left_beside(killed) == []
+    assert leftover_names(killed) == []
     assert wherry.verify(killed, level="digest").ok
 
 
@@ -126,4 +126,4 @@ def test_a_resumed_conversion_that_fails_removes_the_sidecar_of_the_killed_one(s
     monkeypatch.setattr(UploadRun, "prove_small", refused)
     with pytest.raises(MismatchError, match="other bytes"):
         convert(source, killed, "safetensors")
-    assert left_beside(killed) == []
+    assert leftover_names(killed) == []

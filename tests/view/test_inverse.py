@@ -25,7 +25,7 @@ def narrowed(tmp_path):
     save_file({path[0]: array for path, array in tensors.items()}, tmp_path / "wide" / "model.safetensors")
     (tmp_path / "wide" / "config.json").write_text(json.dumps(LLAMA))
     wherry.convert(
-        tmp_path / "wide", tmp_path / "narrow", to="huggingface", wish=LayoutRequest(dtype="bfloat16")
+        tmp_path / "wide", tmp_path / "narrow", to="huggingface", layout=LayoutRequest(dtype="bfloat16")
     )
     return tmp_path / "wide", tmp_path / "narrow"
 
@@ -59,8 +59,8 @@ def test_a_conversion_with_a_config_from_elsewhere_is_checked(narrowed, tmp_path
     config = (wide / "config.json").rename(tmp_path / "config.json")
     target = tmp_path / "maxtext" / "0"
     with pytest.raises(AmbiguousError):
-        wherry.convert(wide, target, to="maxtext", wish=LayoutRequest(family="llama"))
-    wherry.convert(wide, target, to="maxtext", wish=LayoutRequest(family="llama", config=str(config)))
+        wherry.convert(wide, target, to="maxtext", layout=LayoutRequest(family="llama"))
+    wherry.convert(wide, target, to="maxtext", layout=LayoutRequest(family="llama", config=str(config)))
     assert wherry.verify(target, level="roundtrip", against=wide).ok
 
 
@@ -105,4 +105,4 @@ def test_a_layout_that_nobody_writes_is_refused(layout, kind, words, narrowed):
 @pytest.mark.parametrize("dtype", ["int8", "bool", "int4", "uint64"])
 def test_parameters_are_not_cast_to_integers(dtype, narrowed, tmp_path):
     with pytest.raises(UnrepresentableError, match=f"from float32 to {dtype}: it needs floating point"):
-        wherry.convert(narrowed[0], tmp_path / "a", to="huggingface", wish=LayoutRequest(dtype=dtype))
+        wherry.convert(narrowed[0], tmp_path / "a", to="huggingface", layout=LayoutRequest(dtype=dtype))

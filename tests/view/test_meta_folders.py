@@ -39,8 +39,8 @@ def test_without_sizes_the_cure_names_the_files_that_state_them(folder, tmp_path
 @pytest.mark.parametrize(("name", "config"), [("params.json", PARAMS), ("config.json", CONFIG)])
 def test_the_cure_leads_to_the_model(source, name, config, folder, tmp_path):
     (tmp_path / name).write_text(json.dumps(config))
-    wish = LayoutRequest(config=str(tmp_path / name))
-    wherry.convert(tmp_path / source, tmp_path / "out", to="huggingface", wish=wish, lineage=False)
+    layout = LayoutRequest(config=str(tmp_path / name))
+    wherry.convert(tmp_path / source, tmp_path / "out", to="huggingface", layout=layout, lineage=False)
     found = json.loads((tmp_path / "out/config.json").read_text())
     assert (found["num_key_value_heads"], found["num_attention_heads"], found["intermediate_size"]) == (
         2,

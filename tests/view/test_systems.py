@@ -137,14 +137,14 @@ def test_adafactor_goes_with_the_layers(case, tmp_path):
 @needs_corpus
 @pytest.mark.parametrize("name", ["plain", "label-dict"])
 def test_penzai_to_hugging_face_and_back(name, tmp_path):
-    case, wish = f"penzai-llama-unroll-{name}", LayoutRequest(family="llama")
-    carry(place(case), tmp_path / "hf", "huggingface", wish=wish, options=FACTS["llama", "penzai"])
+    case, layout = f"penzai-llama-unroll-{name}", LayoutRequest(family="llama")
+    carry(place(case), tmp_path / "hf", "huggingface", layout=layout, options=FACTS["llama", "penzai"])
     with wherry.open(place(case)) as there, wherry.open(tmp_path / "hf") as here:
         path = next(path for path in there.manifest.tensors if "block_1/attention/query" in path[0])
         made = here.read("model.layers.1.self_attn.q_proj.weight")
         np.testing.assert_array_equal(made, there.read(path).reshape(16, 16).T)
-    carry(tmp_path / "hf", tmp_path / "back", "penzai", wish=wish)
-    carry(tmp_path / "back", tmp_path / "again", "huggingface", wish=wish)
+    carry(tmp_path / "hf", tmp_path / "back", "penzai", layout=layout)
+    carry(tmp_path / "back", tmp_path / "again", "huggingface", layout=layout)
     assert hashes(tmp_path / "again") == hashes(tmp_path / "hf")
 
 
@@ -204,10 +204,10 @@ def test_maxtext_to_hugging_face_and_back(case, stated, tmp_path):
 @needs_corpus
 @pytest.mark.parametrize(("case", "to"), [(LLAMA, "maxtext"), (GPT3, "paxml")])
 def test_another_dtype_is_measured_and_stays_within_its_bound(case, to, tmp_path):
-    wish = LayoutRequest(dtype="bfloat16")
-    plan = wherry.plan(place(case), tmp_path / "out", to=to, wish=wish).to_json()
+    layout = LayoutRequest(dtype="bfloat16")
+    plan = wherry.plan(place(case), tmp_path / "out", to=to, layout=layout).to_json()
     assert not plan["lossless"]
-    receipt = carry(place(case), tmp_path / "out", to, wish=wish)
+    receipt = carry(place(case), tmp_path / "out", to, layout=layout)
     assert not receipt.lossless
     measured = wherry.verify(tmp_path / "out", level="roundtrip", against=place(case)).measured
     assert 0 < measured.share <= 1
@@ -218,11 +218,11 @@ def test_another_dtype_is_measured_and_stays_within_its_bound(case, to, tmp_path
 
 
 @needs_corpus
-@pytest.mark.parametrize("wish", [LayoutRequest(), LayoutRequest(dtype="bfloat16")], ids=["exact", "lossy"])
-def test_a_flipped_byte_of_the_target_is_found_through_the_inverse(wish, tmp_path):
+@pytest.mark.parametrize("layout", [LayoutRequest(), LayoutRequest(dtype="bfloat16")], ids=["exact", "lossy"])
+def test_a_flipped_byte_of_the_target_is_found_through_the_inverse(layout, tmp_path):
     source, target = tmp_path / "lingua", tmp_path / "hf"
     wherry.convert(place(LLAMA), source, to="lingua", lineage=False)
-    carry(source, target, "huggingface", wish=wish)
+    carry(source, target, "huggingface", layout=layout)
     with wherry.open(target) as made:
         spec = made.spec("model.layers.1.self_attn.k_proj.weight")
         (extent,) = made.reader.access(spec).extents

@@ -149,8 +149,8 @@ def test_layers_that_predict_further_tokens(made, tmp_path):
     assert all("predicts further tokens" in row.reason for row in left.values())
     again = wherry.convert(folder, tmp_path / "again", to="huggingface", lineage=False)
     assert again.target.weights_digest == again.source.weights_digest
-    wish = LayoutRequest(dtype="bfloat16")
-    wherry.convert(folder, tmp_path / "half", to="huggingface", wish=wish, lineage=False)
+    layout = LayoutRequest(dtype="bfloat16")
+    wherry.convert(folder, tmp_path / "half", to="huggingface", layout=layout, lineage=False)
     with wherry.open(tmp_path / "half") as checkpoint:
         specs = {path[0]: spec.dtype for path, spec in checkpoint.manifest.tensors.items()}
         assert specs.keys() == tensors.keys() | more.keys()
@@ -201,7 +201,11 @@ def test_a_head_of_its_own_is_not_scaled_and_the_config_says_so(label, made, tmp
         assert checkpoint.read(path).tobytes() == head.T.tobytes()
     (tmp_path / "t5x" / "config.json").unlink()
     wherry.convert(
-        tmp_path / "t5x", tmp_path / "back", to="huggingface", lineage=False, wish=LayoutRequest(family="t5")
+        tmp_path / "t5x",
+        tmp_path / "back",
+        to="huggingface",
+        lineage=False,
+        layout=LayoutRequest(family="t5"),
     )
     config = json.loads((tmp_path / "back" / "config.json").read_text())
     assert (config["tie_word_embeddings"], config["scale_decoder_outputs"]) == (False, False)
@@ -225,8 +229,8 @@ def test_a_config_of_transformers_4_gains_what_5_0_reads(made, tmp_path):
 def test_a_new_type_does_not_change_whether_the_output_is_scaled(scaled, made, tmp_path):
     """transformers 5 has models that are tied and not scaled."""
     folder, _tensors = made("t5", tie_word_embeddings=scaled)
-    wish = LayoutRequest(dtype="bfloat16")
-    wherry.convert(folder, tmp_path / "half", to="huggingface", wish=wish, lineage=False)
+    layout = LayoutRequest(dtype="bfloat16")
+    wherry.convert(folder, tmp_path / "half", to="huggingface", layout=layout, lineage=False)
     config = json.loads((tmp_path / "half" / "config.json").read_text())
     assert (config["tie_word_embeddings"], config["scale_decoder_outputs"]) == (True, scaled)
 
@@ -236,7 +240,11 @@ def test_a_tied_head_is_scaled_and_the_config_says_so(made, tmp_path):
     carry(folder, tmp_path / "t5x", "t5x-legacy")
     (tmp_path / "t5x" / "config.json").unlink()
     wherry.convert(
-        tmp_path / "t5x", tmp_path / "back", to="huggingface", lineage=False, wish=LayoutRequest(family="t5")
+        tmp_path / "t5x",
+        tmp_path / "back",
+        to="huggingface",
+        lineage=False,
+        layout=LayoutRequest(family="t5"),
     )
     config = json.loads((tmp_path / "back" / "config.json").read_text())
     assert (config["tie_word_embeddings"], config["scale_decoder_outputs"]) == (True, True)

@@ -92,7 +92,7 @@ def test_a_model_without_a_layout_is_refused_by_every_system(name, tmp_path):
     options = {"split": "."}
     for to in ("maxtext", "t5x-orbax"):
         refused(source, tmp_path / "out", to, kind, options=options)
-        refused(source, tmp_path / "out", to, "is no container", kind, wish=LayoutRequest(family="none"))
+        refused(source, tmp_path / "out", to, "is no container", kind, layout=LayoutRequest(family="none"))
     assert wherry.plan(source, tmp_path / "out", to="orbax").tensors
     assert sorted(os.listdir(tmp_path)) == ["hf"]
 
@@ -111,21 +111,21 @@ def test_a_model_with_layouts_in_few_systems_is_refused_by_others(name, tmp_path
 )
 def test_a_known_family_that_the_target_has_no_layouts_for(to, t5, tmp_path):
     refused(t5, tmp_path / "out", to, "no layout for family t5")
-    refused(t5, tmp_path / "out", to, "no layout for family t5", wish=LayoutRequest(family="t5"))
-    refused(t5, tmp_path / "out", to, "is no container", wish=LayoutRequest(family="none"))
+    refused(t5, tmp_path / "out", to, "no layout for family t5", layout=LayoutRequest(family="t5"))
+    refused(t5, tmp_path / "out", to, "is no container", layout=LayoutRequest(family="none"))
 
 
 @pytest.mark.parametrize("to", ["t5x-legacy", "t5x-orbax", "paxml"])
 def test_llama_to_systems_without_it(to, llama, tmp_path):
     error = refused(llama, tmp_path / "out", to, "no layout for family llama")
     assert f"has layouts for {'t5' if find_format(to).system == 't5x' else 'gpt3'}" in error.cure
-    refused(llama, tmp_path / "out", to, wish=LayoutRequest(family="llama"))
+    refused(llama, tmp_path / "out", to, layout=LayoutRequest(family="llama"))
 
 
 @pytest.mark.parametrize("to", SYSTEMS)
 def test_family_none_makes_no_checkpoint_of_foreign_names(to, llama, tmp_path):
     error = refused(
-        llama, tmp_path / "out", to, "is no container", "llama", wish=LayoutRequest(family="none")
+        llama, tmp_path / "out", to, "is no container", "llama", layout=LayoutRequest(family="none")
     )
     assert "remove --family none" in error.cure
 
@@ -218,7 +218,7 @@ def test_hugging_face_names_in_orbax_take_the_layout_that_the_config_names(llama
     assert back.target.weights_digest == back.source.weights_digest
     half = tmp_path / "half"
     wherry.convert(
-        tmp_path / "there", half, to="huggingface", wish=LayoutRequest(dtype="bfloat16"), lineage=False
+        tmp_path / "there", half, to="huggingface", layout=LayoutRequest(dtype="bfloat16"), lineage=False
     )
     assert load_file(half / "model.safetensors").keys() == load_file(llama / "model.safetensors").keys()
 
@@ -228,8 +228,8 @@ def test_names_alone_do_not_choose_among_families(llama, tmp_path):
     with pytest.raises(AmbiguousError, match="several families fit") as caught:
         wherry.plan(tmp_path / "m.safetensors", tmp_path / "out", to="maxtext")
     assert "--config" in caught.value.cure
-    wish = LayoutRequest(config=str(llama / "config.json"))
-    planned = wherry.plan(tmp_path / "m.safetensors", tmp_path / "out", to="maxtext", wish=wish)
+    layout = LayoutRequest(config=str(llama / "config.json"))
+    planned = wherry.plan(tmp_path / "m.safetensors", tmp_path / "out", to="maxtext", layout=layout)
     assert planned.manifest.origin["layout"]["family"] == "llama"
 
 
@@ -237,7 +237,7 @@ def test_a_data_type_without_a_family_is_refused_and_not_dropped(tmp_path):
     source = save(tmp_path / "hf", "PhiForCausalLM")
     for to in ("safetensors", "orbax", "huggingface"):
         with pytest.raises(UnrepresentableError, match=r"layout.* for phi \(PhiForCausalLM\)"):
-            wherry.plan(source, tmp_path / "out", to=to, wish=LayoutRequest(dtype="bfloat16"))
+            wherry.plan(source, tmp_path / "out", to=to, layout=LayoutRequest(dtype="bfloat16"))
 
 
 # ---- The family is what the config says
@@ -270,16 +270,17 @@ def test_a_config_as_to_dict_states_it(label, tmp_path):
     systems = TARGETS.get(label.split("-")[0], ("maxtext",))
     to = "t5x-legacy" if "t5" in label else "maxtext" if "maxtext" in systems else systems[0]
     options = {"sliding_window": 0} if label.endswith("-window") else {}  # MaxText's block has no window
-    wishes = (LayoutRequest(), LayoutRequest(config=str(whole)))
+    layouts = (LayoutRequest(), LayoutRequest(config=str(whole)))
     plans = [
-        wherry.plan(tmp_path / "hf", tmp_path / "out", to=to, options=options, wish=wish) for wish in wishes
+        wherry.plan(tmp_path / "hf", tmp_path / "out", to=to, options=options, layout=layout)
+        for layout in layouts
     ]
     assert plans[0].digest == plans[1].digest
     if to == "maxtext":
         pruned = json.loads(whole.read_text()) | {"pruned_heads": {"0": [1]}}
         whole.write_text(json.dumps(pruned))
         with pytest.raises(UnrepresentableError, match="pruned_heads"):
-            wherry.plan(tmp_path / "hf", tmp_path / "out", to=to, options=options, wish=wishes[1])
+            wherry.plan(tmp_path / "hf", tmp_path / "out", to=to, options=options, layout=layouts[1])
 
 
 def test_a_rope_scaling_that_the_target_cannot_hold_is_said(tmp_path):

@@ -45,7 +45,7 @@ def model(tmp_path_factory):
     return saved
 
 
-def wish(family, source):
+def layout(family, source):
     """A bare file of torch does not say how its heads are divided: its params.json is named."""
     return LayoutRequest(
         family=family,
@@ -60,7 +60,7 @@ def test_every_system_to_every_other(family, source, target, model, tmp_path):
     stated = {"rope": "half"} if family == "llama" and "maxtext" in (name, system) else {}
     stated |= FACTS.get((family, system), {}) if name != system else {}
     begun = model(family, source)
-    receipt = carry(begun, tmp_path / "out", name, options={**form, **stated}, wish=wish(family, begun))
+    receipt = carry(begun, tmp_path / "out", name, options={**form, **stated}, layout=layout(family, begun))
     assert receipt.lossless
     found, wanted = loaded(name, tmp_path / "out"), held(contents())
     if source.startswith("t5x") and name.startswith("t5x"):

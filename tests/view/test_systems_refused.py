@@ -108,27 +108,33 @@ def test_what_is_asked_for(model, tmp_path):
         options={"scan_layer": "true"},
     )
     refused(model, "maxtext", UsageError, "scan_layers=maybe", options={"scan_layers": "maybe"})
-    refused(model, "maxtext", UsageError, "unknown family 'lama'", "llama", wish=LayoutRequest(family="lama"))
-    refused(model, "maxtext", UnrepresentableError, "not mistral", wish=LayoutRequest(family="mistral"))
+    refused(
+        model, "maxtext", UsageError, "unknown family 'lama'", "llama", layout=LayoutRequest(family="lama")
+    )
+    refused(model, "maxtext", UnrepresentableError, "not mistral", layout=LayoutRequest(family="mistral"))
     refused(
         model,
         "t5x-legacy",
         UnrepresentableError,
         "no layout for family llama",
         "t5",
-        wish=LayoutRequest(family="llama"),
+        layout=LayoutRequest(family="llama"),
     )
     refused(
-        model, "maxtext", WherryError, "absent.json", wish=LayoutRequest(config=str(tmp_path / "absent.json"))
+        model,
+        "maxtext",
+        WherryError,
+        "absent.json",
+        layout=LayoutRequest(config=str(tmp_path / "absent.json")),
     )
     refused(
         model,
         "maxtext",
         WherryError,
         "absent.toml",
-        wish=LayoutRequest(family_file=str(tmp_path / "absent.toml")),
+        layout=LayoutRequest(family_file=str(tmp_path / "absent.toml")),
     )
-    refused(model, "maxtext", UsageError, "int3", wish=LayoutRequest(dtype="int3"))
+    refused(model, "maxtext", UsageError, "int3", layout=LayoutRequest(dtype="int3"))
 
 
 @needs_corpus
@@ -142,12 +148,14 @@ def test_a_maxtext_checkpoint_does_not_say_how_its_rotary_positions_lie(tmp_path
         "several families fit this checkpoint: llama, mistral",
         "--family llama",
     )
-    wish = LayoutRequest(family="llama")
-    refused(source, "huggingface", UsageError, "rotary positions", "--set rope=half (Llama 2", wish=wish)
+    layout = LayoutRequest(family="llama")
+    refused(source, "huggingface", UsageError, "rotary positions", "--set rope=half (Llama 2", layout=layout)
     made = {}
     for rope, scaling in (("half", "default"), ("interleaved", "llama3.1")):
         options = {**FACTS["llama", "maxtext"], "rope_scaling": scaling}  # which decides how the pairs lie
-        wherry.convert(source, tmp_path / rope, to="huggingface", wish=wish, options=options, lineage=False)
+        wherry.convert(
+            source, tmp_path / rope, to="huggingface", layout=layout, options=options, lineage=False
+        )
         with wherry.open(tmp_path / rope) as checkpoint:
             made[rope] = checkpoint.read(KEY)
     assert made["half"].tobytes() != made["interleaved"].tobytes()
@@ -156,7 +164,7 @@ def test_a_maxtext_checkpoint_does_not_say_how_its_rotary_positions_lie(tmp_path
 
 @needs_corpus
 @pytest.mark.parametrize(
-    ("case", "wish", "kind", "words"),
+    ("case", "layout", "kind", "words"),
     [
         (
             "penzai-llama-unroll-plain",
@@ -179,10 +187,10 @@ def test_a_maxtext_checkpoint_does_not_say_how_its_rotary_positions_lie(tmp_path
         ("torch-zip-fair-llama", LayoutRequest(family="llama"), AmbiguousError, ["group", "--config"]),
     ],
 )
-def test_what_no_file_says_is_asked_for(case, wish, kind, words, tmp_path):
+def test_what_no_file_says_is_asked_for(case, layout, kind, words, tmp_path):
     source = tmp_path / place(case).name
     (shutil.copytree if place(case).is_dir() else shutil.copy)(place(case), source)
-    refused(source, "huggingface", kind, *words, wish=wish)
+    refused(source, "huggingface", kind, *words, layout=layout)
 
 
 # ---- maxtext#879: 449 GB of 1,800
@@ -276,13 +284,13 @@ def test_a_family_of_the_user_s_own(model, tmp_path):
         '[systems.huggingface.layouts]\nhead = ["output.weight", "vocab embed"]\n'
     )
     refused(model, "maxtext", UnrepresentableError, "output.weight", "--family-file")
-    wish = LayoutRequest(family_file=str(mine))
-    wherry.convert(model, tmp_path / "there", to="maxtext", wish=wish, lineage=False)
+    layout = LayoutRequest(family_file=str(mine))
+    wherry.convert(model, tmp_path / "there", to="maxtext", layout=layout, lineage=False)
     prove = {"level": "roundtrip", "against": model}
     with pytest.raises(UsageError, match="family 'mine' was declared in a family file"):
         wherry.verify(tmp_path / "there", **prove)
     assert wherry.verify(tmp_path / "there", **prove, family_file=str(mine)).ok
     refused(tmp_path / "there", "huggingface", UsageError, "family 'mine'", "--family-file")
     wherry.convert(tmp_path / "there", tmp_path / "tree", to="orbax", lineage=False)
-    wherry.convert(tmp_path / "there", tmp_path / "back", to="huggingface", wish=wish, lineage=False)
+    wherry.convert(tmp_path / "there", tmp_path / "back", to="huggingface", layout=layout, lineage=False)
     assert load_file(tmp_path / "back" / WEIGHTS).keys() == load_file(model / WEIGHTS).keys()

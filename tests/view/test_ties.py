@@ -107,7 +107,7 @@ def test_transformers_agrees(copies, made, tmp_path):
 def test_within_hugging_face_both_are_kept(copies, made, tmp_path):
     folder, tensors = made(change=copies)
     convert(folder, tmp_path / "same", "huggingface")
-    convert(folder, tmp_path / "half", "huggingface", wish=LayoutRequest(dtype="bfloat16"))
+    convert(folder, tmp_path / "half", "huggingface", layout=LayoutRequest(dtype="bfloat16"))
     for name in ("same", "half"):
         with wherry.open(tmp_path / name) as checkpoint:
             assert {path[0] for path in checkpoint.manifest.tensors} == tensors.keys()
@@ -151,7 +151,7 @@ def test_factors_that_depend_on_the_tie(copies, made, tmp_path):
     """Granite multiplies the embedding, so the last norm of a tied one is divided in other systems."""
     folder, tensors = made("granite", change=copies)
     convert(folder, tmp_path / "maxtext", "maxtext")
-    convert(tmp_path / "maxtext", tmp_path / "back", "huggingface", wish=LayoutRequest(family="granite"))
+    convert(tmp_path / "maxtext", tmp_path / "back", "huggingface", layout=LayoutRequest(family="granite"))
     back = load_file(tmp_path / "back" / WEIGHTS)
     for name, array in back.items():
         np.testing.assert_allclose(array, tensors[name], rtol=1e-5, err_msg=name)

@@ -98,8 +98,8 @@ def test_every_tensor_arrives_under_its_name(saved, to, tmp_path):
 def test_a_layout_within_the_system_carries_the_towers(text, tmp_path):
     """With a data type the text model is laid out, the towers stay; transformers finds every weight."""
     source, name = text
-    wish = LayoutRequest(dtype="bfloat16")
-    wherry.convert(source, tmp_path / "out", to="huggingface", wish=wish, lineage=False)
+    layout = LayoutRequest(dtype="bfloat16")
+    wherry.convert(source, tmp_path / "out", to="huggingface", layout=layout, lineage=False)
     wanted, found = tensors(source), tensors(tmp_path / "out")
     assert found.keys() == wanted.keys()
     assert len(beside(wanted, name)) > 15

@@ -111,7 +111,7 @@ def test_transformers_loads_it_and_computes_the_same(container, model, state, co
     label = "composer" if container in ("pt", "dcp") else "fsdp-all"
     one = (NESTED if label == "composer" else FLAT)[label]
     source, stated = save(container, tmp_path / "in", one.saved(dict(state)), config)
-    plan = wherry.plan(source, tmp_path / "out", to="huggingface", wish=LayoutRequest(**stated))
+    plan = wherry.plan(source, tmp_path / "out", to="huggingface", layout=LayoutRequest(**stated))
     assert set(removals(plan.notes)) == expected(container, one)
     wherry.convert(source, tmp_path / "out", to="huggingface", lineage=False, **stated)
     loaded, found = transformers.AutoModelForCausalLM.from_pretrained(
@@ -302,8 +302,8 @@ def test_a_base_with_wrapped_names_takes_an_adapter(container, label, state, con
     (adapter / "adapter_config.json").write_text(json.dumps(lora))
     source, _stated = save(container, tmp_path / "in", one.saved(dict(state)), config)
     words = [str(source), str(adapter)]
-    wish = LayoutRequest(config=config)
-    wherry.merge(words, tmp_path / "out", to="huggingface", wish=wish, only="params", lineage=False)
+    layout = LayoutRequest(config=config)
+    wherry.merge(words, tmp_path / "out", to="huggingface", layout=layout, only="params", lineage=False)
     found = weights(tmp_path / "out")
     assert found.keys() == state.keys()
     changed = {path for path in state if not torch.equal(found[path], state[path])}
@@ -316,7 +316,9 @@ def test_checkpoints_with_different_wrappers_are_added(state, config, tmp_path):
     other = {name: one * 3 for name, one in state.items()}
     second, _stated = save("dcp", tmp_path / "b", FLAT["megatron-fsdp"].saved(other), config)
     words = [f"{first}*0.5", f"{second}*0.5"]
-    wherry.merge(words, tmp_path / "out", to="huggingface", wish=LayoutRequest(config=config), lineage=False)
+    wherry.merge(
+        words, tmp_path / "out", to="huggingface", layout=LayoutRequest(config=config), lineage=False
+    )
     found = weights(tmp_path / "out")
     assert found.keys() == state.keys()
     assert [name for name in state if not torch.equal(found[name], state[name] * 2)] == []

@@ -31,7 +31,7 @@ from wherry.workers.commit import commit
 from wherry.workers.estimate import plan_for_workers
 from wherry.workers.job import split
 from wherry.workers.job_work import carry_with_pool
-from wherry.workers.records import records_beside
+from wherry.workers.records import job_records
 from wherry.workers.work import work
 
 OPTIONS = {"data_file_size": "1MB"}
@@ -257,7 +257,7 @@ def test_boxes_of_a_unit_without_a_proof_are_read_by_the_commit(
     boxed = in_boxes(job)
     unit = next(unit for unit in job.units if unit.parts[0].source in boxed)
     lost = next(name for name, row in proofs(target).items() if row["unit"] == unit.number)
-    records_beside(locate(target)).remove(lost)
+    job_records(locate(target)).remove(lost)
     read.clear()
     [receipt] = commit(target).receipts
     assert read_of_target(read, job) <= unit.nbytes + SLACK
@@ -273,7 +273,7 @@ def test_a_bit_that_storage_flips_in_a_unit_without_a_proof_is_found(llama, targ
     name, at = box_file(job)
     number = next(unit.number for unit in job.units if unit.files[0].name == name)
     lost = next(name for name, row in proofs(target).items() if row["unit"] == number)
-    records_beside(locate(target)).remove(lost)
+    job_records(locate(target)).remove(lost)
     overwritten(target, name, at)
     with pytest.raises(MismatchError, match="differs"):
         commit(target)
@@ -444,7 +444,7 @@ def test_hostile_values_in_a_receipt_are_refused(llama, target, field):
     path, row = next(iter(held)), receipts(target)[name]
 
     def put(values):
-        put_row(records_beside(locate(target)), name, {**row, field: values})
+        put_row(job_records(locate(target)), name, {**row, field: values})
 
     for values in MALFORMED:
         put({**held, path: values})

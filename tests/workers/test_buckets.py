@@ -15,7 +15,7 @@ from tests.support.command import command
 from tests.support.jobs import undisturbed
 from tests.support.large_files import alone
 from wherry.storage.stores import locate
-from wherry.workers.records import records_beside
+from wherry.workers.records import job_records
 
 
 @pytest.fixture(scope="module", params=["gs", pytest.param("s3", marks=pytest.mark.slow)])
@@ -65,7 +65,7 @@ def made_by_two(source, target, words):
     assert made.returncode == 0, made.stderr
     count = len(json.loads(made.stdout)["units"])
     first = subprocess.Popen([sys.executable, "-m", "wherry.cli", "work", target, "--quiet"])
-    while not any(name.startswith("claim") for name in records_beside(locate(target)).names()):
+    while not any(name.startswith("claim") for name in job_records(locate(target)).names()):
         time.sleep(0.01)
         assert first.poll() is None
     first.kill()

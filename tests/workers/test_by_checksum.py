@@ -10,7 +10,7 @@ from tests.support.jobs import changed, committed, made_job, receipts, row_of, u
 from wherry.errors import IncompleteError, MismatchError
 from wherry.storage.stores import locate
 from wherry.workers.commit import commit
-from wherry.workers.records import records_beside
+from wherry.workers.records import job_records
 from wherry.workers.work import work
 
 
@@ -78,7 +78,7 @@ def test_a_receipt_with_other_checksums_proves_nothing(source, target):
     made_job(source, target, "dcp", verify="store")
     work(target)
     name = next(iter(receipts(target)))
-    rows = row_of(records_beside(locate(target)), name)["parts"]
+    rows = row_of(job_records(locate(target)), name)["parts"]
     changed(target, name, parts=[[path, {**part, "checksum": "crc32c:00000000"}] for path, part in rows])
     with pytest.raises(MismatchError, match="has not confirmed the checksum"):
         commit(target)

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import wherry
 from tests.support.jobs import by_two, changed, proofs, receipts
-from tests.support.object_stores import left_beside
+from tests.support.object_stores import leftover_names
 from tests.support.processes import gone
 from tests.support.worker_pools import job_of, request_of, same_tensors
 from wherry.cli import cli
@@ -31,7 +31,7 @@ from wherry.storage.stores import locate
 from wherry.workers import THREADS
 from wherry.workers.convert_on import convert_on
 from wherry.workers.engines import ENGINES, carry, engine_of
-from wherry.workers.records import records_beside
+from wherry.workers.records import job_records
 
 UNIT = 110_000
 
@@ -105,7 +105,7 @@ def test_the_result_is_that_of_one_process(source, target, tmp_path, name):
     [receipt] = convert_on(request_of(source, target), on, unit_bytes=UNIT, progress=observer).receipts
     assert same_tensors(receipt, source, tmp_path)
     assert receipt.verification["level"] == "digest"
-    assert [one for one in left_beside(target) if not one.startswith("undisturbed")] == []
+    assert [one for one in leftover_names(target) if not one.startswith("undisturbed")] == []
     if name != THREADS:
         assert observer.units
         assert os.getpid() not in observer.workers
@@ -124,7 +124,7 @@ def test_a_worker_that_is_killed_changes_nothing(source, target, tmp_path, on):
     [receipt] = convert_on(request_of(source, target), on, unit_bytes=UNIT, progress=observer).receipts
     assert killed
     assert same_tensors(receipt, source, tmp_path)
-    assert [one for one in left_beside(target) if not one.startswith("undisturbed")] == []
+    assert [one for one in leftover_names(target) if not one.startswith("undisturbed")] == []
     assert gone(observer.workers)
 
 
@@ -136,7 +136,7 @@ def test_an_interrupted_carriage_leaves_a_job_that_the_next_takes_up(source, tar
     with pytest.raises(KeyboardInterrupt):
         convert_on(request_of(source, target), on, unit_bytes=UNIT, progress=first)
     assert gone(first.workers)
-    assert "job.json" in records_beside(locate(target)).names()
+    assert "job.json" in job_records(locate(target)).names()
     made_before = set(receipts(target))
     [receipt] = convert_on(
         request_of(source, target), on, unit_bytes=UNIT, progress=Observer(target)
@@ -144,7 +144,7 @@ def test_an_interrupted_carriage_leaves_a_job_that_the_next_takes_up(source, tar
     assert made_before
     assert receipt.resumed_bytes == receipt.bytes_written
     assert same_tensors(receipt, source, tmp_path)
-    assert [one for one in left_beside(target) if not one.startswith("undisturbed")] == []
+    assert [one for one in leftover_names(target) if not one.startswith("undisturbed")] == []
 
 
 def test_the_workers_read_back_what_others_have_made(source, target, tmp_path, on):
@@ -197,7 +197,7 @@ def test_a_receipt_that_lies_brings_no_wrong_result(source, target, tmp_path, on
 def test_a_name_that_is_unknown_is_refused(source, target, name):
     with pytest.raises(UsageError):
         convert_on(request_of(source, target), name)
-    assert left_beside(target) == []
+    assert leftover_names(target) == []
 
 
 def test_a_number_of_workers_is_that_of_the_cores_by_default():
@@ -241,4 +241,4 @@ def test_two_coordinators_carry_one_job_at_the_same_time(source, target, tmp_pat
     [again] = convert_on(request, "processes:1", unit_bytes=UNIT).receipts
     assert again.already
     assert wherry.verify(target, level="digest").ok
-    assert [name for name in left_beside(target) if not name.startswith("undisturbed")] == []
+    assert [name for name in leftover_names(target) if not name.startswith("undisturbed")] == []

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 import wherry
 from tests.support.corpus import needs_corpus, place
 from tests.support.jobs import Killed, as_dead, changed, killed, receipts
-from tests.support.object_stores import left_beside
+from tests.support.object_stores import leftover_names
 from wherry.core.request import TargetRequest, convert_request
 from wherry.core.services import service
 from wherry.errors import MismatchError
@@ -145,7 +145,7 @@ def test_a_commit_of_a_database_that_was_killed_is_taken_up(model, target, tmp_p
                 commit(str(target))
     [receipt] = commit(str(target)).receipts
     assert receipt.already
-    assert left_beside(target) == []
+    assert leftover_names(target) == []
     alone = wherry.convert(model, tmp_path / "alone", to="orbax", options=CASES["ocdbt"], lineage=False)
     assert receipt.target.checkpoint_digest == alone.target.checkpoint_digest
 

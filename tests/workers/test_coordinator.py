@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.support.jobs import as_elsewhere, made_job, proofs, receipts
-from tests.support.object_stores import left_beside
+from tests.support.object_stores import leftover_names
 from tests.support.worker_pools import (
     ImaginaryPool,
     SeparatePool,
@@ -26,7 +26,7 @@ from wherry.workers.claims import Claims
 from wherry.workers.commit import commit
 from wherry.workers.job_work import carry_with_pool
 from wherry.workers.record import ChallengeRecord, TaskKind
-from wherry.workers.records import records_beside
+from wherry.workers.records import job_records
 
 HANGS = ImaginaryPool.HANGS
 FAILED = {"error": {"what": "the storage does not answer", "uri": None, "cure": None, "retryable": True}}
@@ -38,7 +38,7 @@ def target(request, tmp_path):
 
 
 def challenges(target):
-    return [name for name in records_beside(locate(target)).names() if name.startswith("challenge")]
+    return [name for name in job_records(locate(target)).names() if name.startswith("challenge")]
 
 
 def test_every_unit_is_made_once_by_workers_that_have_proved_themselves(source, target, tmp_path):
@@ -51,7 +51,7 @@ def test_every_unit_is_made_once_by_workers_that_have_proved_themselves(source, 
     assert challenges(target) == []
     assert job_work._open.job is None
     assert committed_as_by_one(made, source, tmp_path)
-    assert [name for name in left_beside(target) if not name.startswith("undisturbed")] == []
+    assert [name for name in leftover_names(target) if not name.startswith("undisturbed")] == []
 
 
 def test_each_unit_is_read_back_by_a_worker_that_has_not_made_it(source, target, tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from tests.support.jobs import by_two, receipts
-from tests.support.object_stores import left_beside, model
+from tests.support.object_stores import leftover_names, model
 from tests.support.processes import gone, is_running
 from tests.support.worker_pools import committed_as_by_one, job_of, request_of, same_tensors, set_variables
 from wherry.errors import MissingExtraError, StorageError, WherryError
@@ -60,7 +60,7 @@ def running_workers(cluster):
 
 
 def left(target):
-    return [one for one in left_beside(target) if not one.startswith("undisturbed")]
+    return [one for one in leftover_names(target) if not one.startswith("undisturbed")]
 
 
 def test_a_cluster_that_runs_is_used_and_stays_as_it_was(source, target, tmp_path, cluster, address):

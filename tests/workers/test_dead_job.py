@@ -18,7 +18,7 @@ from wherry.target import key
 from wherry.target.lease_watch import this_process
 from wherry.workers import job as job_module
 from wherry.workers.commit import commit
-from wherry.workers.records import records_beside
+from wherry.workers.records import job_records
 from wherry.workers.work import work
 
 
@@ -71,10 +71,10 @@ def test_the_job_of_a_process_that_has_ended_is_set_aside(source, target, monkey
 @pytest.mark.parametrize("state", ["alive", "live worker"])
 def test_a_job_with_a_living_process_is_left(source, target, monkeypatch, caplog, state):
     job_of_another(source, target, monkeypatch, state)
-    before = records_beside(locate(target)).names()
+    before = job_records(locate(target)).names()
     with pytest.raises(HostileError, match="another key"):
         made_job(source, target)
-    assert records_beside(locate(target)).names() == before
+    assert job_records(locate(target)).names() == before
     assert "set aside" not in caplog.text
 
 
@@ -82,7 +82,7 @@ def test_a_job_with_the_key_of_a_home_names_no_owner(source, target, monkeypatch
     """Others may have its key; it is not set aside because this process has another one."""
     monkeypatch.setenv(key.KEY_ENV, "a" * 32)
     made_job(source, target)
-    assert row_of(records_beside(locate(target)), "job.json")["key_owner"] == ""
+    assert row_of(job_records(locate(target)), "job.json")["key_owner"] == ""
     monkeypatch.setenv(key.KEY_ENV, "b" * 32)
     with pytest.raises(HostileError, match="another key"):
         made_job(source, target)
@@ -90,7 +90,7 @@ def test_a_job_with_the_key_of_a_home_names_no_owner(source, target, monkeypatch
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"\xff", b'{"key_owner": 3}'])
 def test_a_record_that_names_nobody_is_left(source, target, text):
-    folder = records_beside(locate(target))
+    folder = job_records(locate(target))
     folder.begin()
     folder.folder.join("job.json").put(text)
     with pytest.raises(HostileError, match="another key"):

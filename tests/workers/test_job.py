@@ -28,8 +28,8 @@ from tests.support.jobs import (
     slow_worker,
     undisturbed,
 )
-from tests.support.object_stores import left_beside, uploads_below
-from tests.support.waits import told_at_once
+from tests.support.object_stores import leftover_names, uploads_below
+from tests.support.waits import waits_reported_at_once
 from wherry.core.digest import sha256_of
 from wherry.core.request import TargetRequest, convert_request
 from wherry.errors import (
@@ -51,7 +51,7 @@ from wherry.workers.claims import Claims
 from wherry.workers.commit import commit
 from wherry.workers.job import opened_job, split
 from wherry.workers.record import encode
-from wherry.workers.records import records_beside
+from wherry.workers.records import job_records
 from wherry.workers.work import work
 
 
@@ -67,7 +67,9 @@ def test_units_make_what_one_process_makes(source, target, tmp_path, to):
         assert receipt.resumed_bytes == receipt.bytes_written  # the commit has moved no byte itself
     assert receipt.verification["level"] == "digest"
     assert wherry.verify(target, level="digest").ok
-    assert left_beside(target) == [name for name in left_beside(target) if name.startswith("undisturbed")]
+    assert leftover_names(target) == [
+        name for name in leftover_names(target) if name.startswith("undisturbed")
+    ]
     if not target.startswith("/"):
         assert uploads_below(target) == []
 
@@ -113,7 +115,7 @@ def test_a_claim_of_another_machine_expires_when_it_is_not_renewed(source, targe
         as_elsewhere(patch)
         killed(target, patch, "finish", 1)
     begun = time.monotonic()
-    with told_at_once(monkeypatch) as lines:
+    with waits_reported_at_once(monkeypatch) as lines:
         report = work(target, expiry=3.0)  # longer than its own units take, also at load
     assert time.monotonic() - begun > 3.0
     assert set(lines) == {f"{report.job}: waiting for units that other workers make"}
@@ -223,7 +225,7 @@ def test_two_receipts_of_one_unit_must_agree(source, target):
     name, row = next(iter(receipts(target).items()))
     other = json.loads(json.dumps(row))
     other["token"], other["moves"][0][4] = "00000000", _other(other["moves"][0][4])
-    put_row(records_beside(locate(target)), f"{name[:-8]}00000000", other)
+    put_row(job_records(locate(target)), f"{name[:-8]}00000000", other)
     with pytest.raises(MismatchError, match="two workers made different bytes of unit 0"):
         commit(target)
     assert _not_committed(target)
@@ -246,7 +248,7 @@ def test_a_worker_with_another_wherry_is_named_and_left_out(source, target, monk
 
 def test_a_worker_that_sees_another_source_is_left_out(source, target, tmp_path, monkeypatch):
     made_job(source, target)
-    row = row_of(records_beside(locate(target)), JOB)
+    row = row_of(job_records(locate(target)), JOB)
     header = {**row["header"], "source": sha256_of("source", "another")}
     changed(target, JOB, header=header)
     with pytest.raises(
@@ -305,7 +307,7 @@ def test_a_commit_that_was_killed_before_it_removed_the_job(source, target, monk
     assert committed(target).already
     with pytest.raises(NotFoundError, match="no job found"):
         commit(target)
-    assert left_beside(target) == []
+    assert leftover_names(target) == []
 
 
 def test_another_conversion_to_the_same_target_is_refused(source, target):

@@ -17,7 +17,7 @@ import wherry
 from tests.support.crash import spread
 from tests.support.jobs import as_dead, claimants, receipts
 from tests.support.killed_coordinator import SHARD, UNIT
-from tests.support.object_stores import Killed, left_beside, release, uploads_below, watched
+from tests.support.object_stores import Killed, leftover_names, release, uploads_below, watched
 from tests.support.processes import gone
 from tests.support.warm import Warm
 from tests.support.worker_pools import ImaginaryPool, carried, request_of, same_tensors
@@ -235,13 +235,13 @@ def test_killed_at_every_call_of_a_store_and_taken_up(source, tmp_path, monkeypa
         was_committed = locate(target).join("model.safetensors.index.json").exists()
         if number % 3 == 0 or most is None:
             assert all(report.removed for report in clean(locate(target).parent.uri, min_age=0))
-            assert left_beside(target) == uploads_below(target) == []
+            assert leftover_names(target) == uploads_below(target) == []
             assert locate(target).exists() == was_committed
         if number % 3 or most is None:
             [receipt] = carried_on_objects(source, target).receipts
             assert same_tensors(receipt, source, tmp_path)
             assert wherry.verify(target, level="digest").ok
-            assert left_beside(target) == uploads_below(target) == []
+            assert leftover_names(target) == uploads_below(target) == []
     record_property("kills", len(numbers))
 
 

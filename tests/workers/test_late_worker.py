@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import wherry
 from tests.support.jobs import committed, made_job, slow_worker, undisturbed
-from tests.support.object_stores import left_beside, uploads_below
+from tests.support.object_stores import leftover_names, uploads_below
 from wherry.storage.stores import locate
 from wherry.target.clean import clean
 from wherry.workers.work import work
@@ -21,7 +21,7 @@ def test_a_worker_that_comes_back_after_the_commit_changes_nothing(source, targe
     assert receipt.target.checkpoint_digest == undisturbed(source, tmp_path).checkpoint_digest
     assert wherry.verify(target, level="digest").ok
     assert all(report.removed for report in clean(locate(target).parent.uri, min_age=0))
-    assert [name for name in left_beside(target) if not name.startswith("undisturbed")] == []
+    assert [name for name in leftover_names(target) if not name.startswith("undisturbed")] == []
     assert wherry.verify(target, level="digest").ok
     if not target.startswith("/"):
         assert uploads_below(target) == []

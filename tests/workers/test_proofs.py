@@ -39,7 +39,7 @@ from wherry.workers.commit import commit
 from wherry.workers.job import opened_job, split
 from wherry.workers.read_back import evidence_of, valid_proofs
 from wherry.workers.record import Task, TaskKind
-from wherry.workers.records import records_beside
+from wherry.workers.records import job_records
 from wherry.workers.work import work
 
 SUFFIXES = (".safetensors", ".distcp", "/d/", "__0_0")
@@ -159,7 +159,7 @@ def test_leaves_that_cross_units_are_read_whole(tmp_path, traffic):
     for row in proofs(target).values():
         assert len(row["of"]) > 1
     one = next(name for name, row in proofs(target).items() if row["unit"] == 1)
-    records_beside(locate(target)).remove(one)
+    job_records(locate(target)).remove(one)
     traffic.clear()
     receipt = committed(target)
     proved = receipt.verification["bytes_by_workers"]
@@ -256,7 +256,7 @@ def test_a_proof_of_another_key_is_refused(source, target, monkeypatch):
     made_job(source, target)
     made_and_proved(target)
     name, row = next(iter(proofs(target).items()))
-    records = records_beside(locate(target))
+    records = job_records(locate(target))
     with monkeypatch.context() as patch:
         patch.setenv("WHERRY_KEY", "a key of somebody else")
         put_row(records, name, row)

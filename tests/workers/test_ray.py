@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.jobs import receipts
-from tests.support.object_stores import left_beside
+from tests.support.object_stores import leftover_names
 from tests.support.worker_pools import committed_as_by_one, job_of, request_of, same_tensors
 from wherry.errors import StorageError, UsageError
 from wherry.workers import job_work
@@ -95,7 +95,7 @@ def test_a_cluster_that_runs_is_used_and_no_actor_stays(source, target, tmp_path
     address, _add = cluster
     [receipt] = convert_on(request_of(source, target), f"ray://{address}", unit_bytes=110_000).receipts
     assert same_tensors(receipt, source, tmp_path)
-    assert [one for one in left_beside(target) if not one.startswith("undisturbed")] == []
+    assert [one for one in leftover_names(target) if not one.startswith("undisturbed")] == []
     with ray.init(f"ray://{address}", log_to_driver=False):
         for _look in range(100):
             if ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"]:
@@ -129,4 +129,4 @@ def test_an_address_where_nothing_answers_is_named(source, target, monkeypatch):
     with pytest.raises(StorageError, match="does not answer") as caught:
         convert_on(request_of(source, target), f"ray://127.0.0.1:{free_port()}", unit_bytes=110_000)
     assert caught.value.retryable
-    assert left_beside(target)  # the job, which the same command takes up
+    assert leftover_names(target)  # the job, which the same command takes up

@@ -12,7 +12,7 @@ from wherry.storage.stores import locate
 from wherry.target.owners import JOB
 from wherry.workers.commit import commit
 from wherry.workers.record import SharedFile, decode
-from wherry.workers.records import records_beside
+from wherry.workers.records import job_records
 from wherry.workers.work import work
 
 REQUESTS = [
@@ -46,7 +46,7 @@ def job(tmp_path, source):
 
 @pytest.mark.parametrize(("name", "value"), REQUESTS)
 def test_a_request_of_another_form_is_refused_by_every_process(job, name, value):
-    row = row_of(records_beside(locate(job)), JOB)["request"]
+    row = row_of(job_records(locate(job)), JOB)["request"]
     changed(job, JOB, request={**row, name: value})
     for run in (work, commit):
         with pytest.raises(CorruptError, match=rf"the record job\.json is invalid at request\.{name}"):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import wherry
 from tests.support.jobs import Killed, as_dead, as_elsewhere, changed, killed, lie_about_checksum, receipts
 from tests.support.large_files import alone, job_of, large_file, read_back
-from tests.support.object_stores import left_beside
+from tests.support.object_stores import leftover_names
 from wherry.errors import (
     CorruptError,
     IncompleteError,
@@ -58,7 +58,7 @@ def require_same(target, source, tmp_path, to="safetensors"):
     assert receipt.resumed_bytes == receipt.bytes_written  # the commit has moved no byte of a tensor
     assert large_file(target).read_bytes() == file.read_bytes()
     assert wherry.verify(target, level="digest").ok
-    assert left_beside(target) == [name for name in left_beside(target) if name.startswith("alone")]
+    assert leftover_names(target) == [name for name in leftover_names(target) if name.startswith("alone")]
 
 
 @pytest.mark.parametrize("to", FORMATS)

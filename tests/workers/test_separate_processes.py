@@ -25,7 +25,7 @@ from wherry.storage.stores import locate
 from wherry.workers.commit import commit
 from wherry.workers.convert_on import convert_on
 from wherry.workers.job import split
-from wherry.workers.records import records_beside
+from wherry.workers.records import job_records
 
 # What is converted to what: system, options, size of a unit.
 REGIONS = ("safetensors", {}, 4 * MB)
@@ -159,7 +159,7 @@ def test_an_engine_of_processes_shares_out_what_is_read_back(case, target, tmp_p
     made_by, proved_by = {}, {}
 
     def observe(progress):
-        if progress.stage != "verify" or "job.json" not in records_beside(locate(target)).names():
+        if progress.stage != "verify" or "job.json" not in job_records(locate(target)).names():
             return
         made_by.update(makers(target))
         proved_by.update(provers(target))

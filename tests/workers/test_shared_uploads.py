@@ -10,7 +10,7 @@ import pytest
 import wherry
 from tests.support.jobs import as_dead, changed, killed, receipts
 from tests.support.large_files import alone, job_of, read_back
-from tests.support.object_stores import left_beside, small_parts, uploads_below
+from tests.support.object_stores import leftover_names, small_parts, uploads_below
 from wherry.errors import IncompleteError, StorageError
 from wherry.storage.stores import locate
 from wherry.store.memory import MemoryStore
@@ -49,7 +49,7 @@ def require_same(target, source, tmp_path, to="safetensors"):
     assert receipt.target.checkpoint_digest == one.target.checkpoint_digest
     assert copied(target, tmp_path).read_bytes() == file.read_bytes()
     assert wherry.verify(target, level="digest").ok
-    assert left_beside(target) == []
+    assert leftover_names(target) == []
     assert uploads_below(target) == []
     return receipt.resumed_bytes / receipt.bytes_written
 

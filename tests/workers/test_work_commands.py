@@ -13,7 +13,7 @@ import wherry
 from tests.support.command import command
 from tests.support.jobs import SIZES, undisturbed
 from wherry.storage.stores import locate
-from wherry.workers.records import records_beside
+from wherry.workers.records import job_records
 
 WORDS = ["--to", "hf", "--set", "max_shard_size=250KB", "--no-lineage"]
 
@@ -33,7 +33,7 @@ def test_the_commands_with_a_worker_that_is_killed(source, tmp_path):
     assert text.returncode == 5
     assert "6 of 6 units are not written" in text.stderr
     first = worker(target)
-    while not records_beside(locate(target)).names()[0].startswith("claim"):
+    while not job_records(locate(target)).names()[0].startswith("claim"):
         time.sleep(0.005)
     first.send_signal(signal.SIGSTOP)
     rest = [worker(target, "--json") for _ in range(2)]

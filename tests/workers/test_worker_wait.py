@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.support.jobs import receipts
-from tests.support.waits import told_at_once
+from tests.support.waits import waits_reported_at_once
 from tests.support.worker_pools import ImaginaryPool, carried, committed_as_by_one, job_of, makes
 from wherry.errors import StorageError, UsageError
 from wherry.workers import coordinator, job_work
@@ -41,7 +41,7 @@ class SpotPool(ImaginaryPool):
 
 def test_machines_that_are_lost_together_are_waited_for(source, target, tmp_path, monkeypatch):
     made, pool = job_of(source, target), SpotPool(0.6)
-    with told_at_once(monkeypatch) as lines:
+    with waits_reported_at_once(monkeypatch) as lines:
         assert sorted(carried(made, pool)) == list(range(12))
     told = f"{made.uri}: waiting for a worker that can make units (there is none; gives up after 10:00)"
     assert lines.count(told) == 1
@@ -72,7 +72,7 @@ def test_workers_that_have_failed_their_proof_are_named_and_waited_for_a_minute_
     monkeypatch.setattr(coordinator, "REFUSED_SECONDS", 0.3)
     pool = ImaginaryPool("abcde", lambda *_: {"problem": "it has another plan"})
     rows = "a: it has another plan; b: it has another plan; c: it has another plan; 2 others"
-    with told_at_once(monkeypatch) as lines, pytest.raises(StorageError, match=f"units; {rows} "):
+    with waits_reported_at_once(monkeypatch) as lines, pytest.raises(StorageError, match=f"units; {rows} "):
         carried(made, pool)
     assert f"{made.uri}: waiting for a worker that can make units ({rows}; gives up after 0 s)" in lines
 

@@ -148,15 +148,15 @@ def diff(
 
 
 def _in_layout_of(
-    one: Checkpoint, other: Checkpoint, options: Mapping[str, Any], wish: LayoutRequest
+    one: Checkpoint, other: Checkpoint, options: Mapping[str, Any], layout: LayoutRequest
 ) -> Checkpoint:
     """The other checkpoint, in the layout of the first one's system if they have no key path in common."""
     same_format = one.detection.format == other.detection.format
     shared = one.manifest.tensors.keys() & other.manifest.tensors.keys()
-    if not (options or wish.explicit) and (same_format or shared):
+    if not (options or layout.explicit) and (same_format or shared):
         return other
     row = find_format(one.detection.format)
-    seen, _options, _only = plan_view(other, row, options, wish, None, files=False)
+    seen, _options, _only = plan_view(other, row, options, layout, None, files=False)
     return seen
 
 

@@ -79,7 +79,7 @@ def convert(
         target: URI of the committed checkpoint; must not exist, unless it is the result of the same conversion.
         to: target format, a name or alias.
         options: format-specific options and `split` / `join`.
-        common: the other options, as in ConvertKeywords; `wish` is a LayoutRequest in place of its fields, and
+        common: the other options, as in ConvertKeywords; `layout` is a LayoutRequest in place of its fields, and
             `progress` is called a few times a second.
 
     Returns:

@@ -41,7 +41,7 @@ class RestoreKeywords(TypedDict, total=False):
     cast: bool
     to: str | None
     options: Mapping[str, Any] | None
-    wish: LayoutRequest | None
+    layout: LayoutRequest | None
     memory: str | int
     progress: OnProgress | None
     format: str | None

@@ -401,7 +401,7 @@ class MergeKeywords(WritingKeywords, total=False):
     as_step: int | None
     sign: str | os.PathLike[str] | None
     lineage: bool
-    wish: LayoutRequest
+    layout: LayoutRequest
     progress: OnProgress | None
 
 
@@ -417,7 +417,7 @@ def convert_request(
     source: str | os.PathLike[str],
     targets: Sequence[TargetRequest],
     *,
-    wish: LayoutRequest | None = None,
+    layout: LayoutRequest | None = None,
     **options: Any,
 ) -> ConvertRequest:
     """A conversion request from the keyword options of `wherry.convert`; None stands for the default.
@@ -425,7 +425,7 @@ def convert_request(
     Args:
         source: URI of a checkpoint, step or run.
         targets: the checkpoints to make.
-        wish: the layout.
+        layout: the layout.
         options: of a ConvertRequest or its source; those of targets and layouts apply to every target that does not
             state another value.
 
@@ -434,7 +434,7 @@ def convert_request(
     """
     given = {name: _text(value) for name, value in options.items() if value is not None}
     chosen = _take_options(SourceRequest, given)
-    layout = replace(wish or PLAIN, **_take_options(LayoutRequest, given))
+    layout = replace(layout or PLAIN, **_take_options(LayoutRequest, given))
     shared = {**_take_options(TargetRequest, given), "layout": layout}
     whole = tuple(_with_defaults(one, shared) for one in targets)
     return ConvertRequest(source=SourceRequest(os.fspath(source), **chosen), targets=whole, **given)

@@ -29,8 +29,8 @@ from wherry.families.fact_checks import (
 from wherry.families.facts import (
     assumed_facts,
     conventions_of,
-    forms_told,
     require_accepted,
+    stated_forms,
     tell,
     with_defaults,
 )
@@ -248,7 +248,7 @@ def convert_layout(
         dtype: element type of the parameters.
         target_format: chooses the target's forms if they depend on the format.
         pads: axis → multiple to which the target pads.
-        facts: facts that the config does not state; see `companions.facts_beside`.
+        facts: facts that the config does not state; see `companions.companion_facts`.
         stated: facts that the user states, which replace those of the config.
         tree: the tree that holds the model, from `roots.source_tree`; by default the one without removals.
         checkpoint: the source, to compare second copies; see `ties.settle_copies`.
@@ -271,7 +271,7 @@ def convert_layout(
         one, given if alike else {**own, **given}, told, told.facts, recorded=recorded,
         otherwise={**{name: row.usual for name, row in one.conventions.items()}, **own} if alike else None,
     )  # fmt: skip
-    form = check_forms(one, {**forms_told(one, told), **_forms(one, given)})
+    form = check_forms(one, {**stated_forms(one, told), **_forms(one, given)})
     tree = tree or read_tree(manifest).trees[0]
     outside: dict[KeyPath, LeafKind] = {tree.name(path): kind for path, kind in tree.outside.items()}
 

@@ -70,7 +70,7 @@ _MOST = 128 << 20  # a larger file in a folder of assets is not a tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Outfit:
+class CompanionFiles:
     """The files that accompany the tensors of a target.
 
     Attributes:
@@ -94,13 +94,13 @@ def companion_files(
     checkpoint: Checkpoint,
     assets: str | None = None,
     token_ids: Mapping[str, Any] | None = None,
-) -> Outfit:
+) -> CompanionFiles:
     """Create the files that a target needs beside its tensors.
 
     Args:
         projected: the conversion.
         config: a config of the target's system, or of the source's if both are the same; None takes the file beside
-            the source that has the target's name for it (`config_beside`).
+            the source that has the target's name for it (`companion_config`).
         checkpoint: the opened source.
         assets: a folder or URI with tokenizer and similar files; they replace the source's.
         token_ids: numbers of special tokens that the user states.
@@ -114,7 +114,7 @@ def companion_files(
     system, alike = projected.system, projected.system is projected.source.system
     _require_same_model(projected, checkpoint)
     beside = config is None
-    given, source = config_beside(checkpoint, system) if beside else (config, "the config")
+    given, source = companion_config(checkpoint, system) if beside else (config, "the config")
     names = [companion.name for companion in checkpoint.manifest.companions]
     made = model_files(checkpoint, assets)
     files = dict(made.files)
@@ -128,7 +128,7 @@ def companion_files(
     carried = tuple(
         name for name in names if name not in files and (every or name in configs or matches(name, _CARRIED))
     )
-    return Outfit(
+    return CompanionFiles(
         files=files,
         carried=carried,
         left=tuple(name for name in names if name not in files and name not in carried),
@@ -155,7 +155,7 @@ def _agreeing(projected: Projection, checkpoint: Checkpoint, names: Mapping[str,
     """The configs of the family's systems beside a source that still describe the model, for the way back."""
     found: set[str] = set()
     for system in with_own_config(projected.source.family):
-        config, name = config_beside(checkpoint, system)
+        config, name = companion_config(checkpoint, system)
         told = tell(system, config, name)
         if all(names.get(fact, value) == value for fact, value in told.facts.items() if fact != "tied"):
             found.add(str(system.write.file))
@@ -191,7 +191,7 @@ def model_folder(checkpoint: Checkpoint) -> Location | None:
     return place.join(_OF_VERL) if checkpoint.detection.format == "fsdp" else None
 
 
-def config_beside(checkpoint: Checkpoint, system: System) -> tuple[dict[str, Any] | None, str]:
+def companion_config(checkpoint: Checkpoint, system: System) -> tuple[dict[str, Any] | None, str]:
     """The config of a system beside a checkpoint or in its run, and its name; None and `no config` if there is none.
 
     Raises:
@@ -215,7 +215,7 @@ def config_beside(checkpoint: Checkpoint, system: System) -> tuple[dict[str, Any
     return None, "no config"
 
 
-def facts_beside(
+def companion_facts(
     checkpoint: Checkpoint, family: Family, source: System, path: str | None = None
 ) -> dict[str, Any]:
     """Facts from configs of the family's other systems: the file that the user names, and those beside a checkpoint.
@@ -229,7 +229,7 @@ def facts_beside(
     """
     facts: dict[str, Any] = {}
     for system in with_own_config(family):
-        config, name = config_beside(checkpoint, system)
+        config, name = companion_config(checkpoint, system)
         if config is not None and system is not source:
             facts = {**tell(system, config, name).facts, **facts}
     given = config_file(path) if path else None
@@ -254,7 +254,7 @@ def _require_same_model(projected: Projection, checkpoint: Checkpoint) -> None:
     """Refuse a config of another model beside the source, which would complete this one wrongly."""
     sizes = projected.source.solved.sizes
     for system in with_own_config(projected.source.family):
-        config, name = config_beside(checkpoint, system)
+        config, name = companion_config(checkpoint, system)
         wrong = contradictions(tell(system, config, name), system, sizes)
         if wrong:
             raise MismatchError(
@@ -313,7 +313,7 @@ def source_config(
     given = config_file(path) if path else None
     if given is not None and path and config_system(given, [source, *family.systems.values()]) is source:
         return given, path
-    return config_beside(checkpoint, source)
+    return companion_config(checkpoint, source)
 
 
 def target_config(family: Family, target: System, path: str | None) -> dict[str, Any] | None:

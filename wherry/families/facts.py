@@ -154,7 +154,7 @@ def _size(read: Read, axis: str, text: str, source: str) -> int | None:
     return value
 
 
-def forms_told(system: System, told: ConfigFacts) -> dict[str, str]:
+def stated_forms(system: System, told: ConfigFacts) -> dict[str, str]:
     """The forms that the config states."""
     return {
         name: word(value)

@@ -240,11 +240,14 @@ def current_conversions(
         row for row in last.values() if row.gone is None and (digests is None or row.target_digest in digests)
     )
     rows = sorted(chosen, key=lambda row: row.statement)
-    asked, shared = asked_in(ledger, [row.statement for row in rows]), dict[str, "Mapping[str, Any]"]()
+    asked, shared = (
+        recorded_requests(ledger, [row.statement for row in rows]),
+        dict[str, "Mapping[str, Any]"](),
+    )
     return tuple(_conversion(row, asked[row.statement], shared) for row in rows)
 
 
-def asked_in(ledger: Ledger, numbers: Iterable[int]) -> dict[int, dict[str, Any]]:
+def recorded_requests(ledger: Ledger, numbers: Iterable[int]) -> dict[int, dict[str, Any]]:
     """Statement number of a conversion → the stated request; see `converter.command`. Empty if it was not recorded."""
     found = dict[int, dict[str, Any]]()
     query = "SELECT seq, body FROM statement WHERE seq IN (:*numbers)"

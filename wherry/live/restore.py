@@ -91,7 +91,7 @@ def restore(
     cast: bool = False,
     to: str | None = None,
     options: Mapping[str, Any] | None = None,
-    wish: LayoutRequest | None = None,
+    layout: LayoutRequest | None = None,
     memory: str | int = DEFAULT_MEMORY,
     progress: OnProgress | None = None,
     format: str | None = None,
@@ -113,7 +113,7 @@ def restore(
         cast: whether element types may differ; values are then converted.
         to: the format with the template's names and shapes, if it differs from the checkpoint's (`huggingface`).
         options: forms and conventions of the layouts, as for `convert`.
-        wish: family, config and similar options, as for `convert`.
+        layout: family, config and similar options, as for `convert`.
         memory: bytes of shards that are held in memory at a time; a larger shard is read alone.
         progress: called a few times a second.
         format, step, item: which checkpoint of `uri`.
@@ -134,7 +134,7 @@ def restore(
         )
     opened = open_named(uri, format=format, step=step, item=item, allow_opaque=allow_opaque)
     with opened as source, in_use(source.uri):
-        seen, rest = _view(source, to, dict(options or {}), wish or LayoutRequest(), only)
+        seen, rest = _view(source, to, dict(options or {}), layout or LayoutRequest(), only)
         named = seen is source or to == "penzai"
         matched = match(leaves, seen.manifest, _names(seen, rest, rename), cast=cast, named=named)
         _require(matched, seen, strict=strict)
@@ -164,14 +164,14 @@ def _restore(
 
 
 def _view(
-    source: Checkpoint, to: str | None, options: dict[str, Any], wish: LayoutRequest, only: str | None
+    source: Checkpoint, to: str | None, options: dict[str, Any], layout: LayoutRequest, only: str | None
 ) -> tuple[Checkpoint, str | None]:
     """The checkpoint in the template's system, and the part of `only` that remains to be applied."""
-    if to is None and not options and not wish.explicit:
+    if to is None and not options and not layout.explicit:
         return source, only
     row = find_format(to or source.detection.format)
     seen, left, rest = plan_view(
-        source, row, options, wish, "params" if only == "params" else None, files=False
+        source, row, options, layout, "params" if only == "params" else None, files=False
     )
     if left:
         raise UsageError(

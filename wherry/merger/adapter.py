@@ -45,7 +45,7 @@ from wherry.merger.recipes import (
 )
 from wherry.merger.ties import settle_ends
 from wherry.merger.view import MergedView
-from wherry.view.model import ADAPTER, config_of, json_beside
+from wherry.view.model import ADAPTER, config_of, json_companion
 from wherry.view.peft import DORA, PARAMETERS, PATTERNS, SCALE, TOKENS, TRAINED, refusal
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def adapter_config(checkpoint: Checkpoint) -> dict[str, Any] | None:
     Raises:
         UsageError: it is not JSON.
     """
-    return json_beside(checkpoint, ADAPTER)
+    return json_companion(checkpoint, ADAPTER)
 
 
 def with_adapter(base: Checkpoint, adapter: Checkpoint, config: str | None = None) -> MergedView:

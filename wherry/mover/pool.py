@@ -38,8 +38,8 @@ class Pool:
     @contextmanager
     def reserved(self, nbytes: int) -> Generator[None]:
         """Count memory that other code allocates (a decoded region) against the budget."""
-        with self._changed, self._turns.turn() as is_mine:
-            self._changed.wait_for(lambda: is_mine() and self._fits(nbytes))
+        with self._changed, self._turns.turn() as has_turn:
+            self._changed.wait_for(lambda: has_turn() and self._fits(nbytes))
             self._used += nbytes
             self.peak = max(self.peak, self._used)
         try:

@@ -30,7 +30,7 @@ from wherry.quantized.rules import (
 )
 from wherry.quantized.schemes import quantization_of, stated_scheme
 from wherry.quantized.tensors import QuantizedTensors, quantized_tensors
-from wherry.quantized.view import config_beside
+from wherry.quantized.view import companion_config
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -70,7 +70,7 @@ class CodedView(MeasuredView):
             for name, spec in (("codes", one.codes), ("scales", one.scales), ("shape", one.shape_tensor))
             if spec is not None
         }
-        config = {**config_beside(source), "quantization_config": quantization}
+        config = {**companion_config(source), "quantization_config": quantization}
         self._new_files = {_CONFIG: (json.dumps(config, indent=2) + "\n").encode()}
         specs = {spec.path: spec for spec in quantized_specs(source.manifest.tensors, found)}
         companions = tuple(
@@ -109,7 +109,7 @@ def quantised_view(
         UnrepresentableError: no tensor can be quantised with the scheme.
         MismatchError: kept scales are of other tensors.
     """
-    row, config = written_scheme(scheme), config_beside(source)
+    row, config = written_scheme(scheme), companion_config(source)
     if files and not config:
         raise UsageError(
             "the target would have no config.json, which states the quantisation",
@@ -158,7 +158,7 @@ def _require_near(scales: str, source: str) -> None:
 
 def _kept_scales(checkpoint: Checkpoint, scheme: str) -> tuple[QuantizedTensors, Mapping[str, Any]]:
     """The quantised tensors of the checkpoint that keeps the scales, and its `quantization_config`."""
-    quantization = quantization_of(config_beside(checkpoint))
+    quantization = quantization_of(companion_config(checkpoint))
     stated = stated_scheme(quantization, checkpoint.uri) if quantization else None
     if quantization is None or stated is None or stated.scheme.name != scheme:
         raise UsageError(

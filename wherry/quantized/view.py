@@ -134,11 +134,11 @@ def as_recorded(source: Checkpoint, converted: Manifest | None) -> Checkpoint:
     kind = _dtype({}, record[_TYPES[0]])
     if quantization_of(record) is None:
         return without_blocks(source, kind) or source
-    config = {**config_beside(source), **{name: record[name] for name in record if name in CONFIG_KEYS}}
+    config = {**companion_config(source), **{name: record[name] for name in record if name in CONFIG_KEYS}}
     return dequantized_view(source, config, kind) or source
 
 
-def config_beside(source: Checkpoint) -> dict[str, Any]:
+def companion_config(source: Checkpoint) -> dict[str, Any]:
     """The config beside a checkpoint; empty if there is none."""
     if _CONFIG not in {one.name for one in source.manifest.companions}:
         return {}

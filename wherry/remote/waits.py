@@ -149,7 +149,7 @@ def waiting(uri: str, most: int = 1, *, what: str = "") -> Generator[Wait]:
 
 
 @contextmanager
-def told_to(say: Callable[[str], object]) -> Generator[None]:
+def reporting_waits_to(say: Callable[[str], object]) -> Generator[None]:
     """Pass the lines to a function instead of the log while the block runs; it is called from another thread."""
     _listeners.append(say)
     try:

@@ -53,7 +53,7 @@ def cut(offset: int, nbytes: int) -> Cut:
     return Cut(offset, body, max(stop // BLOCK * BLOCK, body), stop)
 
 
-def lies_on_block(view: memoryview) -> bool:
+def is_aligned(view: memoryview) -> bool:
     """Whether a buffer is aligned for direct I/O; False for read-only memory, whose address is not available."""
     return not view.readonly and ctypes.addressof(ctypes.c_char.from_buffer(view)) % BLOCK == 0
 
@@ -76,7 +76,7 @@ def readinto(path: str, offset: int, buffer: memoryview, *, root: Root | None = 
     parts = cut(offset, len(buffer))
     body = buffer[parts.body - offset : parts.tail - offset]
     with opened_regular(path, root=root) as plain:
-        if not DIRECT or len(body) < _LEAST or not lies_on_block(body):
+        if not DIRECT or len(body) < _LEAST or not is_aligned(body):
             return _fill(plain, offset, buffer)
         os.posix_fadvise(plain, 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead into the page cache
         done = _fill(plain, offset, buffer[: parts.body - offset])

@@ -14,7 +14,7 @@ from wherry.target.hub_repository import clean_repository
 from wherry.target.janitor import end_runs, left_behind, left_runs
 from wherry.target.janitor import tidy as tidy_left_behind
 from wherry.target.leftovers import CleanReport, clean_leftovers
-from wherry.target.object_leftovers import object_leftovers, objects_beside
+from wherry.target.object_leftovers import leftover_objects, object_leftovers
 
 if TYPE_CHECKING:
     import os
@@ -57,7 +57,7 @@ def tidy(target: Location) -> None:
             if any(path.name.startswith(stem) for path in folder.iterdir()):
                 discard_areas(target)
     elif target.store.capabilities.parts:
-        left = objects_beside(target)
+        left = leftover_objects(target)
         clean_leftovers([left] if left else [], dry_run=False)
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from wherry.errors import StorageError, UnsupportedError, storage_error
 from wherry.storage.descriptors import Descriptors
-from wherry.storage.direct import BLOCK, DIRECT, NO_DIRECT, cut, lies_on_block
+from wherry.storage.direct import BLOCK, DIRECT, NO_DIRECT, cut, is_aligned
 from wherry.storage.folders import sync_folder
 from wherry.storage.open_file import open_regular
 from wherry.target.blocks import Blocks
@@ -187,7 +187,7 @@ class FlatFiles:
         self._blocks.put(name, offset, view[: parts.body - offset])
         self._blocks.forget(name, parts.body, parts.tail)
         with self._turn:
-            self._write(name, parts.body, body, direct=lies_on_block(body))
+            self._write(name, parts.body, body, direct=is_aligned(body))
         self._blocks.put(name, parts.tail, view[parts.tail - offset :])
 
     def _write_run(self, name: str, offset: int, run: memoryview) -> None:
@@ -252,7 +252,7 @@ class SharedFiles(FlatFiles):
         body = view[parts.body - offset : parts.tail - offset]
         self._write(name, offset, view[: parts.body - offset])
         with self._turn:
-            self._write(name, parts.body, body, direct=lies_on_block(body))
+            self._write(name, parts.body, body, direct=is_aligned(body))
         self._write(name, parts.tail, view[parts.tail - offset :])
 
 

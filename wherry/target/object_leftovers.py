@@ -92,7 +92,7 @@ def object_leftovers(root: Location, min_age: float) -> Iterator[Leftover]:
         yield _leftover(found[path], min_age)
 
 
-def objects_beside(target: Location, *folders: Location) -> Leftover | None:
+def leftover_objects(target: Location, *folders: Location) -> Leftover | None:
     """What is left of the runs of one target, if there are staging objects, or the lease of a process that has ended.
 
     Args:

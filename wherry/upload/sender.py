@@ -68,9 +68,9 @@ class Sender:
         Raises:
             WherryError: sending a part has failed.
         """
-        with self._turns.turn() as is_mine:
-            while not self._reserve(nbytes, is_mine):
-                if not self.relieve() and self._reserve(nbytes, is_mine, beyond=True):
+        with self._turns.turn() as has_turn:
+            while not self._reserve(nbytes, has_turn):
+                if not self.relieve() and self._reserve(nbytes, has_turn, beyond=True):
                     return
 
     @contextmanager
@@ -134,11 +134,11 @@ class Sender:
             self._stopped = True
         self._pool.shutdown(wait=True)
 
-    def _reserve(self, nbytes: int, is_mine: Callable[[], bool], *, beyond: bool = False) -> bool:
+    def _reserve(self, nbytes: int, has_turn: Callable[[], bool], *, beyond: bool = False) -> bool:
         """Hold bytes as soon as they fit; False, or beyond the budget, if nothing is sent for which to wait."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._error or (is_mine() and (not self._sending or self._fits(nbytes)))
+                lambda: self._error or (has_turn() and (not self._sending or self._fits(nbytes)))
             )
             self._require_sound()
             granted = beyond or self._fits(nbytes)

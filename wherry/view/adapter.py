@@ -19,14 +19,14 @@ from wherry.families.adapters import ALPHA, MAXTEXT, PEFT, RANK, adapter_family,
 from wherry.families.bind import unknown_tensors
 from wherry.families.roots import named_manifest
 from wherry.tree.tree_reading import read_tree
-from wherry.view.model import ADAPTER, json_beside
+from wherry.view.model import ADAPTER, json_companion
 from wherry.view.peft import LORA, SCALE, START, is_number, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from wherry.core.keypath import KeyPath
-    from wherry.families.companions import Outfit
+    from wherry.families.companions import CompanionFiles
     from wherry.families.project import Projection
     from wherry.families.schema import Family
     from wherry.formats.checkpoint import Checkpoint
@@ -77,7 +77,7 @@ def adapter_facts(checkpoint: Checkpoint, family: Family) -> dict[str, Any]:
         UnrepresentableError: the adapter is of a kind that no layout has, or its alpha is no number; it is named.
         MismatchError: PEFT's file and MaxText's metadata contradict each other.
     """
-    config, notes = json_beside(checkpoint, ADAPTER), _notes(checkpoint)
+    config, notes = json_companion(checkpoint, ADAPTER), _notes(checkpoint)
     reason = refusal(config, SCALE) if config is not None else None
     if reason is not None:
         raise UnrepresentableError(f"{ADAPTER}: {reason}", uri=checkpoint.uri, cure=_CURE)
@@ -140,7 +140,7 @@ def require_rank(checkpoint: Checkpoint, projected: Projection) -> None:
     """
     rank = projected.source.solved.sizes[RANK]
     for source, stated in (
-        (ADAPTER, (json_beside(checkpoint, ADAPTER) or {}).get("r")),
+        (ADAPTER, (json_companion(checkpoint, ADAPTER) or {}).get("r")),
         ("the metadata of the step", _notes(checkpoint).get(_RANK) or None),
     ):
         if stated is not None and stated != rank:
@@ -151,7 +151,7 @@ def require_rank(checkpoint: Checkpoint, projected: Projection) -> None:
             )
 
 
-def with_config(made: Outfit, projected: Projection, checkpoint: Checkpoint) -> Outfit:
+def with_config(made: CompanionFiles, projected: Projection, checkpoint: Checkpoint) -> CompanionFiles:
     """The files of a target with PEFT's config, if PEFT needs one and none lies beside the source."""
     beside = {one.name for one in checkpoint.manifest.companions}
     alpha = _projected_alpha(projected)

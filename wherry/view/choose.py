@@ -41,7 +41,7 @@ def plan_view(
     checkpoint: Checkpoint,
     row: Format,
     options: Mapping[str, Any],
-    wish: LayoutRequest,
+    layout: LayoutRequest,
     only: str | None,
     *,
     files: bool = True,
@@ -52,7 +52,7 @@ def plan_view(
         checkpoint: the opened source.
         row: the target format.
         options: the options of `--set`.
-        wish: the other layout options.
+        layout: the other layout options.
         only: `params` or None.
         files: whether the target gets a config and other files; a live state has them already.
 
@@ -68,12 +68,12 @@ def plan_view(
         IncompleteError: a layer is missing.
     """
     if QUANTIZE in options or SCALES in options:
-        return _quantised_view(checkpoint, row, options, wish, only, files=files)
+        return _quantised_view(checkpoint, row, options, layout, only, files=files)
     if DEQUANTIZE in options:
         rest = {name: value for name, value in options.items() if name != DEQUANTIZE}
-        plain = _plain(checkpoint, wish, dtypes.full_name(str(options[DEQUANTIZE])))
-        plain.uses = frozenset((DEQUANTIZE, "--config") if wish.config else (DEQUANTIZE,))
-        return plan_view(plain, row, rest, wish, only, files=files)
+        plain = _plain(checkpoint, layout, dtypes.full_name(str(options[DEQUANTIZE])))
+        plain.uses = frozenset((DEQUANTIZE, "--config") if layout.config else (DEQUANTIZE,))
+        return plan_view(plain, row, rest, layout, only, files=files)
     if SCAN in options:
         rest = {name: value for name, value in options.items() if name != SCAN}
         from wherry.view.scan import scanned_view
@@ -83,39 +83,39 @@ def plan_view(
         return scanned, rest, only
     own = {name: value for name, value in options.items() if name in row.options or name in TREE_OPTIONS}
     asked = {name: _word(value) for name, value in options.items() if name not in own}
-    if wish.dtype and (dtypes.opaque(wish.dtype) or not dtypes.is_known(wish.dtype)):
+    if layout.dtype and (dtypes.opaque(layout.dtype) or not dtypes.is_known(layout.dtype)):
         raise UsageError(
-            f"invalid value for --dtype: {wish.dtype!r}", cure=choose(wish.dtype, sorted(dtypes.NUMPY))
+            f"invalid value for --dtype: {layout.dtype!r}", cure=choose(layout.dtype, sorted(dtypes.NUMPY))
         )
-    if not asked and _same_tree(checkpoint, row, wish, own):
-        return _keep_names(checkpoint, row, wish, files=files), own, only
+    if not asked and _same_tree(checkpoint, row, layout, own):
+        return _keep_names(checkpoint, row, layout, files=files), own, only
     from wherry.view.system import layout_view, refusal_of_config
 
     renames = rule_texts(own.get(RENAME) or ())
-    seen = layout_view(checkpoint, row, asked, wish, only, renames=renames, files=files)
+    seen = layout_view(checkpoint, row, asked, layout, only, renames=renames, files=files)
     if seen is not None:
         return seen, {name: value for name, value in own.items() if name != RENAME}, None
     try:
-        require_own(checkpoint, row, own, wish)
+        require_own(checkpoint, row, own, layout)
     except UnrepresentableError as error:
-        raise refusal_of_config(checkpoint, row, wish) or error from None
-    require_unwrapped(checkpoint, row, own, wish)
-    return _keep_names(checkpoint, row, wish, files=files), {**own, **asked}, only
+        raise refusal_of_config(checkpoint, row, layout) or error from None
+    require_unwrapped(checkpoint, row, own, layout)
+    return _keep_names(checkpoint, row, layout, files=files), {**own, **asked}, only
 
 
-def _keep_names(checkpoint: Checkpoint, row: Format, wish: LayoutRequest, *, files: bool) -> Checkpoint:
+def _keep_names(checkpoint: Checkpoint, row: Format, layout: LayoutRequest, *, files: bool) -> Checkpoint:
     """A source whose names are kept, with the files that a Hugging Face folder needs and that the user states."""
     foreign = system_of(checkpoint.detection.format) != row.system
-    stated = bool(wish.config or wish.assets)
-    if not (files and row.names_needed and (stated or (foreign and wish.family == NONE))):
+    stated = bool(layout.config or layout.assets)
+    if not (files and row.names_needed and (stated or (foreign and layout.family == NONE))):
         return checkpoint
     from wherry.view.companions_view import with_companions  # imports the families
 
-    return with_companions(checkpoint, wish, proved=not foreign and wish.family != NONE)
+    return with_companions(checkpoint, layout, proved=not foreign and layout.family != NONE)
 
 
 def _quantised_view(
-    checkpoint: Checkpoint, row: Format, options: Mapping[str, Any], wish: LayoutRequest, only: str | None,
+    checkpoint: Checkpoint, row: Format, options: Mapping[str, Any], layout: LayoutRequest, only: str | None,
     *, files: bool,
 ) -> tuple[Checkpoint, dict[str, Any], str | None]:  # fmt: skip
     """See `plan_view`, with the weights of the result quantised."""
@@ -127,18 +127,18 @@ def _quantised_view(
             cure=f"use --to {_QUANTISED} --set {QUANTIZE}=fp8",
         )
     rest = {name: value for name, value in options.items() if name not in (QUANTIZE, SCALES)}
-    seen, own, only = plan_view(checkpoint, row, rest, wish, only, files=files)
+    seen, own, only = plan_view(checkpoint, row, rest, layout, only, files=files)
     scales = None if options.get(SCALES) is None else str(options[SCALES])
     return quantised_view(seen, str(options[QUANTIZE]), scales, files=files), own, only
 
 
-def _plain(checkpoint: Checkpoint, wish: LayoutRequest, dtype: str) -> Checkpoint:
+def _plain(checkpoint: Checkpoint, layout: LayoutRequest, dtype: str) -> Checkpoint:
     """The source with plain weights of an element type, as the user asks."""
     from wherry.quantized.ggml_view import without_blocks
     from wherry.quantized.view import dequantized_view
     from wherry.view.model import config_of
 
-    found = dequantized_view(checkpoint, config_of(checkpoint, wish.config), dtype) or without_blocks(
+    found = dequantized_view(checkpoint, config_of(checkpoint, layout.config), dtype) or without_blocks(
         checkpoint, dtype
     )
     if found is None:
@@ -150,16 +150,16 @@ def _plain(checkpoint: Checkpoint, wish: LayoutRequest, dtype: str) -> Checkpoin
     return found
 
 
-def _same_tree(checkpoint: Checkpoint, row: Format, wish: LayoutRequest, own: Mapping[str, Any]) -> bool:
+def _same_tree(checkpoint: Checkpoint, row: Format, layout: LayoutRequest, own: Mapping[str, Any]) -> bool:
     """Whether the tree stays unchanged, decided without loading any family.
 
     A tree that options respell is judged under its new key paths, once the plan has made them. Names in a Hugging Face
     folder that may be wrapped are judged by a family.
     """
     source = checkpoint.detection.format
-    if row.names_needed and row.name == source and wish.family == NONE:
+    if row.names_needed and row.name == source and layout.family == NONE:
         return True
-    if wish.explicit or wish.config:
+    if layout.explicit or layout.config:
         return False
     if row.name == source and row.names_needed:
         names = checkpoint.manifest.tensors
@@ -167,7 +167,7 @@ def _same_tree(checkpoint: Checkpoint, row: Format, wish: LayoutRequest, own: Ma
     if row.name == source or row.name in CONTAINERS:
         return True
     if row.names_needed:
-        return source in CONTAINERS and wish.family == NONE
+        return source in CONTAINERS and layout.family == NONE
     return source in CONTAINERS and (changes_key_paths(own) or in_form(checkpoint, row))
 
 

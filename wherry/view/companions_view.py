@@ -67,24 +67,24 @@ class CompanionsView(Checkpoint):
         return CompanionsReader(self._source.reader_over(reader), self._files_by_name)
 
 
-def with_companions(checkpoint: Checkpoint, wish: LayoutRequest, *, proved: bool = False) -> Checkpoint:
+def with_companions(checkpoint: Checkpoint, layout: LayoutRequest, *, proved: bool = False) -> Checkpoint:
     """A source whose names are kept, with the config and the files that the user states or that the trainer saved.
 
     Args:
         checkpoint: the source.
-        wish: the config and the assets.
+        layout: the config and the assets.
         proved: whether the names are those of the target's system.
 
     Raises:
         NotFoundError, UsageError: a stated file cannot be read.
     """
-    carried = CONFIG in {one.name for one in checkpoint.manifest.companions} and not wish.config
-    config = require_model(wish.config) if wish.config else config_of(checkpoint)
-    files = asset_files(wish.assets) if wish.assets else asset_files(model_folder(checkpoint))
+    carried = CONFIG in {one.name for one in checkpoint.manifest.companions} and not layout.config
+    config = require_model(layout.config) if layout.config else config_of(checkpoint)
+    files = asset_files(layout.assets) if layout.assets else asset_files(model_folder(checkpoint))
     if config is not None and not carried:
         files[CONFIG] = (json.dumps(config, indent=2) + "\n").encode()
-    differences = replaced_attributes(checkpoint, wish.config, config) if wish.config and config else ()
+    differences = replaced_attributes(checkpoint, layout.config, config) if layout.config and config else ()
     notes = (*differences, *(() if proved else (_NOT_PROVED,)), *(() if config else (_NO_CONFIG,)))
-    stated = {"--config": wish.config, "--assets": wish.assets}
+    stated = {"--config": layout.config, "--assets": layout.assets}
     uses = frozenset(name for name, value in stated.items() if value)
     return CompanionsView(checkpoint, files, notes, uses)

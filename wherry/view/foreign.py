@@ -41,7 +41,9 @@ def in_form(checkpoint: Checkpoint, row: Format) -> bool:
     return depth is None or all(len(path) <= depth for path in checkpoint.manifest.tensors)
 
 
-def require_own(checkpoint: Checkpoint, row: Format, options: Mapping[str, Any], wish: LayoutRequest) -> None:
+def require_own(
+    checkpoint: Checkpoint, row: Format, options: Mapping[str, Any], layout: LayoutRequest
+) -> None:
     """Refuse another system's checkpoint whose tree does not change, unless rules rename it.
 
     A format that makes the names itself (Lingua's) says which are missing, unless a config names the model.
@@ -54,19 +56,19 @@ def require_own(checkpoint: Checkpoint, row: Format, options: Mapping[str, Any],
         return
     from wherry.view.model import model_words
 
-    if row.adapt is None or model_words(checkpoint, wish.config):
-        raise no_layout(checkpoint, row, wish)
+    if row.adapt is None or model_words(checkpoint, layout.config):
+        raise no_layout(checkpoint, row, layout)
 
 
 def require_unwrapped(
-    checkpoint: Checkpoint, row: Format, options: Mapping[str, Any], wish: LayoutRequest
+    checkpoint: Checkpoint, row: Format, options: Mapping[str, Any], layout: LayoutRequest
 ) -> None:
     """Refuse a Hugging Face folder whose names have words of frameworks, if they are kept and not renamed.
 
     Raises:
         UnrepresentableError: transformers would load none of these tensors.
     """
-    if not row.names_needed or wish.family == NONE or options.get(RENAME):
+    if not row.names_needed or layout.family == NONE or options.get(RENAME):
         return
     words = framework_words(checkpoint.manifest.tensors)
     if not words or system_of(checkpoint.detection.format) != row.system:
@@ -94,29 +96,29 @@ def is_copy_of(checkpoint: Checkpoint, row: Format) -> bool:
     return system_of(sidecar.receipt.source.format) == row.system and not {"layout", NAMES} & origin.keys()
 
 
-def require_form(checkpoint: Checkpoint, tree: Manifest, row: Format, wish: LayoutRequest) -> None:
+def require_form(checkpoint: Checkpoint, tree: Manifest, row: Format, layout: LayoutRequest) -> None:
     """Refuse a tree that is not in the form of the target's system.
 
     Args:
         checkpoint: the source; views in a system's layout, and checkpoints of the system itself, are in its form.
         tree: the source's tree with the key paths of the target.
         row: the target format.
-        wish: the options of the layout, for the message.
+        layout: the options of the layout, for the message.
 
     Raises:
         UnrepresentableError: the system could not restore it.
     """
     if checkpoint.laid_out or system_of(checkpoint.detection.format) == row.system:
         return
-    named = not row.names_needed or wish.family == NONE or is_copy_of(checkpoint, row)
+    named = not row.names_needed or layout.family == NONE or is_copy_of(checkpoint, row)
     if not named or (row.form is not None and not row.form.holds(tree)):
-        raise no_layout(checkpoint, row, wish, tree)
+        raise no_layout(checkpoint, row, layout, tree)
 
 
 def no_layout(
     checkpoint: Checkpoint,
     row: Format,
-    wish: LayoutRequest,
+    layout: LayoutRequest,
     tree: Manifest | None = None,
     *,
     family: str = "",
@@ -126,7 +128,7 @@ def no_layout(
     Args:
         checkpoint: the source.
         row: the target format.
-        wish: the options of the layout.
+        layout: the options of the layout.
         tree: the source's tree with the key paths of the target, if they were judged.
         family: the family that applies, if one does.
     """
@@ -135,18 +137,18 @@ def no_layout(
     seen = (
         f"family {family}"
         if family
-        else _describe_source(checkpoint, tree or checkpoint.manifest, wish.config)
+        else _describe_source(checkpoint, tree or checkpoint.manifest, layout.config)
     )
     form = f"; {row.name} restores {row.form.words}" if row.form else ""
     if not row.system:
         what = f"no family declares layouts for {seen}: a data type or an option of a layout needs them"
         cure = f"leave the options out to keep the tree, or {_DECLARE}"
-    elif wish.family == NONE:
+    elif layout.family == NONE:
         what = f"{row.name} is no container: without a layout it cannot hold {seen}{form}"
         cure = f"remove --family {NONE} to convert between the systems, or {_CONTAIN}"
     else:
         known = ", ".join(families_of_system(row.system)) or "no family"
-        why = _reason(checkpoint, wish.config)
+        why = _reason(checkpoint, layout.config)
         what = f"{row.name} has no layout for {seen}{why}{form}"
         cure = f"{_CONTAIN}, or {_DECLARE}"
         if row.names_needed and not system_of(checkpoint.detection.format):

@@ -24,7 +24,7 @@ from wherry.families import (
     source_tree,
 )
 from wherry.families.adapters import adapter_family
-from wherry.families.companions import config_beside, facts_beside
+from wherry.families.companions import companion_config, companion_facts
 from wherry.layout.cuts import bands
 from wherry.mover.hashing import Failure, Hashes, MeasuredError, compare, hash_checkpoint
 from wherry.tree.spelling import read_renamed
@@ -255,13 +255,13 @@ def _forward(
     """The projection that made a target, reconstructed from its manifest."""
     family, one, other = _family(layout), dict(layout["from"]), dict(layout["to"])
     mine, theirs = family.system(one.pop("system")), family.system(other.pop("system"))
-    config, told_by = config_beside(source, mine)
+    config, config_source_name = companion_config(source, mine)
     reading = read_renamed(source.manifest, layout.get("rename", ()))
     found = source_tree(family, source.detection.format, source.manifest, reading, system=mine.name)
     return convert_layout(
-        source.manifest, family, mine.name, theirs.name, config=config, config_source=told_by,
+        source.manifest, family, mine.name, theirs.name, config=config, config_source=config_source_name,
         source_options=one, options=other, sizes=sizes or layout.get("sizes"), only=layout.get("only"),
-        dtype=layout.get("dtype"), facts=facts_beside(source, family, mine), stated=layout.get("facts"),
+        dtype=layout.get("dtype"), facts=companion_facts(source, family, mine), stated=layout.get("facts"),
         tree=found.tree if found else None,
         checkpoint=source,
     )  # fmt: skip
@@ -271,10 +271,10 @@ def _target_sizes(converted: Checkpoint, layout: Mapping[str, Any]) -> Mapping[s
     """The extents of the axes as the target and the config beside it state them."""
     family, forms = _family(layout), dict(layout["to"])
     system = family.system(forms.pop("system"))
-    config, told_by = config_beside(converted, system)
+    config, config_source_name = companion_config(converted, system)
     held = convert_layout(
         converted.manifest, family, system.name, system.name,
-        config=config, config_source=told_by, source_options=forms,
+        config=config, config_source=config_source_name, source_options=forms,
     )  # fmt: skip
     return held.source.solved.sizes
 

@@ -30,7 +30,7 @@ def config_of(checkpoint: Checkpoint, given: str | None = None) -> dict[str, Any
     Raises:
         NotFoundError, UsageError: it cannot be read.
     """
-    return config_file(given) if given else json_beside(checkpoint, CONFIG)
+    return config_file(given) if given else json_companion(checkpoint, CONFIG)
 
 
 def model_named(config: Mapping[str, Any] | None) -> str | None:
@@ -45,14 +45,14 @@ def model_named(config: Mapping[str, Any] | None) -> str | None:
 
 def model_words(checkpoint: Checkpoint, given: str | None = None) -> str | None:
     """What configs call the model, for messages; None if none names it."""
-    adapter = json_beside(checkpoint, ADAPTER)
+    adapter = json_companion(checkpoint, ADAPTER)
     if adapter is not None:
         kind, base = adapter.get("peft_type", "PEFT"), adapter.get("base_model_name_or_path")
         return f"the {kind} adapter of {base or 'an unnamed model'}, which is not a whole model"
     return model_named(config_of(checkpoint, given))
 
 
-def json_beside(checkpoint: Checkpoint, name: str) -> dict[str, Any] | None:
+def json_companion(checkpoint: Checkpoint, name: str) -> dict[str, Any] | None:
     """A companion that is a JSON table; None if there is none.
 
     Raises:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.errors import MismatchError, UsageError
 from wherry.families import families, load_family
-from wherry.families.companions import config_beside, config_file, config_system, with_own_config
+from wherry.families.companions import companion_config, config_file, config_system, with_own_config
 from wherry.families.facts import tell, word
 from wherry.layout.expr import evaluate
 from wherry.quantized.schemes import without_quantization
-from wherry.view.model import CONFIG, json_beside, model_named
+from wherry.view.model import CONFIG, json_companion, model_named
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -85,7 +85,7 @@ def compared_config(
         raise _mismatch(checkpoint, path, what, value, other, "the record of the source (wherry.json)")
     warnings: list[str] = []
     for one in with_own_config(family):
-        found, name = config_beside(checkpoint, one)
+        found, name = companion_config(checkpoint, one)
         beside = tell(one, without_quantization(found), name) if found is not None else None
         if beside is None:
             continue
@@ -98,7 +98,7 @@ def compared_config(
 
 def replaced_attributes(checkpoint: Checkpoint, path: str, config: Mapping[str, Any]) -> tuple[str, ...]:
     """A warning for each attribute of `config.json` that a stated config replaces, for a tree that keeps its names."""
-    own = json_beside(checkpoint, CONFIG)
+    own = json_companion(checkpoint, CONFIG)
     names = [] if own is None else [one for one in {**own, **config} if own.get(one) != config.get(one)]
     return tuple(_replacement(name, config.get(name), path, (own or {}).get(name), CONFIG) for name in names)
 

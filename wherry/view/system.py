@@ -26,8 +26,8 @@ from wherry.families import (
 )
 from wherry.families.adapters import ALPHA, is_of_adapters
 from wherry.families.companions import (
+    companion_facts,
     companion_files,
-    facts_beside,
     sizes_stated,
     source_config,
     target_config,
@@ -101,7 +101,7 @@ def layout_view(
     checkpoint: Checkpoint,
     row: Format,
     asked: Mapping[str, str],
-    wish: LayoutRequest,
+    layout: LayoutRequest,
     only: str | None,
     *,
     renames: Sequence[str] = (),
@@ -118,10 +118,10 @@ def layout_view(
     from wherry.quantized.view import CHOICES, dequantized_view
 
     whole = not checkpoint.is_view and not is_adapter(checkpoint)
-    config = config_of(checkpoint, wish.config) if whole else None
-    seen = partial(view, row=row, asked=asked, wish=wish, only=only, renames=renames, files=files)
+    config = config_of(checkpoint, layout.config) if whole else None
+    seen = partial(view, row=row, asked=asked, layout=layout, only=only, renames=renames, files=files)
     try:
-        kind = wish.dtype if wish.dtype in CHOICES else None
+        kind = layout.dtype if layout.dtype in CHOICES else None
         plain = dequantized_view(checkpoint, config, kind)
         if whole and plain is None:
             require_stated(checkpoint)
@@ -145,7 +145,7 @@ def view(
     checkpoint: Checkpoint,
     row: Format,
     asked: Mapping[str, str],
-    wish: LayoutRequest,
+    layout: LayoutRequest,
     only: str | None,
     *,
     renames: Sequence[str] = (),
@@ -157,7 +157,7 @@ def view(
         checkpoint: the opened source.
         row: the target format.
         asked: forms and conventions.
-        wish: the other layout options.
+        layout: the other layout options.
         only: `params` or None.
         files: whether the target gets a config and other files.
         renames: the user's rules, which spell key paths before any layout is bound. A tree without a layout can stay if
@@ -166,20 +166,20 @@ def view(
     Raises:
         WherryError: see `plan_view`.
     """
-    config = config_of(checkpoint, wish.config)
-    layout = _recorded_layout(checkpoint)
-    written = {"family": layout["family"], **layout["to"]} if layout else {}
+    config = config_of(checkpoint, layout.config)
+    recorded = _recorded_layout(checkpoint)
+    written = {"family": recorded["family"], **recorded["to"]} if recorded else {}
     named = NamedSource(checkpoint, renames)
-    family = _family(named, row, wish, config, written, asked)
-    if family is None and wish.dtype:
-        raise no_layout(checkpoint, row, wish)
-    pair = _systems(family, named, row, wish) if family else None
+    family = _family(named, row, layout, config, written, asked)
+    if family is None and layout.dtype:
+        raise no_layout(checkpoint, row, layout)
+    pair = _systems(family, named, row, layout) if family else None
     if family is None or pair is None:
         return None
     found, target = pair
     source = found.system
-    needed = _is_needed(found, target, row, checkpoint, wish, asked=bool(asked))
-    if not needed and not _is_compared(named, found, family, target, row, wish):
+    needed = _is_needed(found, target, row, checkpoint, layout, asked=bool(asked))
+    if not needed and not _is_compared(named, found, family, target, row, layout):
         return None
     theirs = {*target.forms, *target.conventions}
     _require_options(asked, family, source, target, row)
@@ -190,25 +190,25 @@ def view(
     known = {name: text for name, text in written.items() if name in source.conventions}
     mine = {name: text for name, text in asked.items() if name not in {*theirs, *stated, *token_ids}}
     differences = (
-        compared_config(checkpoint, family, source, wish.config, layout, stated) if wish.config else ()
+        compared_config(checkpoint, family, source, layout.config, recorded, stated) if layout.config else ()
     )
-    config, told_by = source_config(checkpoint, family, source, wish.config)
+    config, config_source_name = source_config(checkpoint, family, source, layout.config)
     config = _of_plain_weights(config)
     of_adapter = is_of_adapters(family)
-    noted = layout if of_adapter else {}  # of the base, whose config is not beside an adapter
-    facts = {**noted.get("facts", {}), **facts_beside(checkpoint, family, source, wish.config)}
+    noted = recorded if of_adapter else {}  # of the base, whose config is not beside an adapter
+    facts = {**noted.get("facts", {}), **companion_facts(checkpoint, family, source, layout.config)}
     projected = _convert(
-        named, found, family, source.name, target.name, config=config, config_source=told_by,
+        named, found, family, source.name, target.name, config=config, config_source=config_source_name,
         source_options=mine, recorded=known,
         options={name: text for name, text in asked.items() if name in theirs},
-        only=only, dtype=wish.dtype, target_format=row.name, stated=stated,
+        only=only, dtype=layout.dtype, target_format=row.name, stated=stated,
         facts={**facts, **(adapter_facts(checkpoint, family) if of_adapter else {})},
-        sizes=None if config else sizes_stated(family, wish.config) or noted.get("sizes"), checkpoint=checkpoint,
+        sizes=None if config else sizes_stated(family, layout.config) or noted.get("sizes"), checkpoint=checkpoint,
     )  # fmt: skip
     if not needed:
         return None  # the config that the user states is that of the tensors, which keep their names
-    given = config if source is target else _of_plain_weights(target_config(family, target, wish.config))
-    made = companion_files(projected, given, checkpoint, wish.assets, token_ids) if files else None
+    given = config if source is target else _of_plain_weights(target_config(family, target, layout.config))
+    made = companion_files(projected, given, checkpoint, layout.assets, token_ids) if files else None
     made = replace(made, warnings=(*differences, *made.warnings)) if made else None
     notes: Mapping[str, Any] | None = None
     if of_adapter:
@@ -216,8 +216,8 @@ def view(
         made = with_config(made, projected, checkpoint) if made else None
         notes = notes_of(projected, checkpoint)
     laid = LayoutView(
-        checkpoint, projected, made, wish.dtype, only, notes, tree=found.tree, renames=renames,
-        overflow=wish.allow_overflow,
+        checkpoint, projected, made, layout.dtype, only, notes, tree=found.tree, renames=renames,
+        overflow=layout.allow_overflow,
     )  # fmt: skip
     laid.uses |= {"--family", "--family-file", "--config", "--dtype", *deciding_options(projected)}
     laid.uses_in_files = frozenset({"--assets", *token_ids, *written_options(projected)} if made else ())
@@ -271,7 +271,7 @@ def _hidden_model(named: NamedSource, found: SourceTree, family: Family) -> Unre
 
 
 def _is_compared(
-    named: NamedSource, found: SourceTree, family: Family, target: System, row: Format, wish: LayoutRequest
+    named: NamedSource, found: SourceTree, family: Family, target: System, row: Format, layout: LayoutRequest
 ) -> bool:
     """Whether the names stay and a config that the user states is compared with the tensors.
 
@@ -283,7 +283,7 @@ def _is_compared(
     hidden = None if named.renames else _hidden_model(named, found, family)
     if hidden is not None:
         raise hidden
-    return bool(wish.config) and not found.unknown
+    return bool(layout.config) and not found.unknown
 
 
 class NamedSource:
@@ -358,16 +358,16 @@ def _is_needed(
     target: System,
     row: Format,
     checkpoint: Checkpoint,
-    wish: LayoutRequest,
+    layout: LayoutRequest,
     *,
     asked: bool,
 ) -> bool:
-    if asked or wish.explicit or _lacks_names(checkpoint, row):
+    if asked or layout.explicit or _lacks_names(checkpoint, row):
         return True
     if found.system is target:
         own = row.system and not in_form(checkpoint, row) and row.adapt is None
         return bool(own) and found.tree.is_other and not found.unknown
-    return not _tree_stays(checkpoint, row, wish)
+    return not _tree_stays(checkpoint, row, layout)
 
 
 def _lacks_names(checkpoint: Checkpoint, row: Format) -> bool:
@@ -375,9 +375,9 @@ def _lacks_names(checkpoint: Checkpoint, row: Format) -> bool:
     return row.names_needed and system_of(checkpoint.detection.format) != row.system
 
 
-def _tree_stays(checkpoint: Checkpoint, row: Format, wish: LayoutRequest) -> bool:
+def _tree_stays(checkpoint: Checkpoint, row: Format, layout: LayoutRequest) -> bool:
     """Whether the tree is kept: a config that the user names for a system's target says what the tensors are."""
-    stated = wish.config and row.system and system_of(checkpoint.detection.format) != row.system
+    stated = layout.config and row.system and system_of(checkpoint.detection.format) != row.system
     return _plain(checkpoint, row) and not stated
 
 
@@ -389,36 +389,38 @@ def _plain(checkpoint: Checkpoint, row: Format) -> bool:
 
 
 def _family(
-    named: NamedSource, row: Format, wish: LayoutRequest, config: Mapping[str, Any] | None,
+    named: NamedSource, row: Format, layout: LayoutRequest, config: Mapping[str, Any] | None,
     written: Mapping[str, str], asked: Mapping[str, str],
 ) -> Family | None:  # fmt: skip
     """The family of a checkpoint, or of the adapters of its models if it is one."""
     checkpoint = named.checkpoint
-    found = _model_family(named, row, wish, config, written, asked)
+    found = _model_family(named, row, layout, config, written, asked)
     return (
         family_of_adapters(found, checkpoint, row) if found is not None and is_adapter(checkpoint) else found
     )
 
 
 def _model_family(
-    named: NamedSource, row: Format, wish: LayoutRequest, config: Mapping[str, Any] | None,
+    named: NamedSource, row: Format, layout: LayoutRequest, config: Mapping[str, Any] | None,
     written: Mapping[str, str], asked: Mapping[str, str],
 ) -> Family | None:  # fmt: skip
     checkpoint = named.checkpoint
-    if wish.family == NONE:
+    if layout.family == NONE:
         return None
-    if wish.family_file or wish.family:
-        found = load_family_file(wish.family_file) if wish.family_file else load_family(wish.family or "")
-        if wish.family not in (None, found.name):
+    if layout.family_file or layout.family:
+        found = (
+            load_family_file(layout.family_file) if layout.family_file else load_family(layout.family or "")
+        )
+        if layout.family not in (None, found.name):
             raise UsageError(
-                f"--family-file declares family {found.name}, but --family states {wish.family}",
+                f"--family-file declares family {found.name}, but --family states {layout.family}",
                 cure="remove one of the two options",
             )
         return found
     name = written.get("family") or (family_of_config(config) if config else None)
     if name is not None and is_known(name):
         return load_family(name)
-    if _tree_stays(checkpoint, row, wish) and not (asked or wish.explicit):
+    if _tree_stays(checkpoint, row, layout) and not (asked or layout.explicit):
         return None
     if name is not None:
         raise UsageError(
@@ -429,11 +431,11 @@ def _model_family(
         if not asked and (named.renames or (row.names_needed and is_copy_of(checkpoint, row))):
             return None
         checked_options(row, {name: asked[name] for name in set(asked) - layout_options_among(asked)})
-        raise no_layout(checkpoint, row, wish)
-    return _fitting(named, row, wish, asked=bool(asked))
+        raise no_layout(checkpoint, row, layout)
+    return _fitting(named, row, layout, asked=bool(asked))
 
 
-def _fitting(named: NamedSource, row: Format, wish: LayoutRequest, *, asked: bool) -> Family | None:
+def _fitting(named: NamedSource, row: Format, layout: LayoutRequest, *, asked: bool) -> Family | None:
     """The only family whose layouts fit every tensor and the config; None if none does.
 
     Trees without wrappers come first: only if no family fits them, wrappers are removed.
@@ -443,7 +445,7 @@ def _fitting(named: NamedSource, row: Format, wish: LayoutRequest, *, asked: boo
     every = list(map(load_family, names))
     fits: list[Family] = []
     for peel in (False, True):
-        fits = fits or [one for one in every if _fits(one, named, row, wish, peel=peel)]
+        fits = fits or [one for one in every if _fits(one, named, row, layout, peel=peel)]
     fitting = [one for one in fits if _yields_to(one, named) not in {other.name for other in fits}]
     if len(fitting) > 1 and not all(_same_system(one, named, row) for one in fitting):
         raise AmbiguousError(
@@ -481,34 +483,34 @@ def _same_system(family: Family, named: NamedSource, row: Format) -> bool:
     return same and not _lacks_names(named.checkpoint, row)
 
 
-def _fits(family: Family, named: NamedSource, row: Format, wish: LayoutRequest, *, peel: bool) -> bool:
+def _fits(family: Family, named: NamedSource, row: Format, layout: LayoutRequest, *, peel: bool) -> bool:
     """Whether both systems are declared and no tensor of the source is unknown."""
     target = system_of_format(family, row.name)
     found = named.tree(family, peel=peel) if target is not None else None
     if found is None or target is None:
         return False
-    error = _refusal(family, named, found, wish)
+    error = _refusal(family, named, found, layout)
     if error is None or isinstance(error, UnrepresentableError):
         return error is None
     return _fits_names(family, named, found)  # other errors are reported when the family is used
 
 
 def _refusal(
-    family: Family, named: NamedSource, found: SourceTree, wish: LayoutRequest
+    family: Family, named: NamedSource, found: SourceTree, layout: LayoutRequest
 ) -> WherryError | None:
     """Why a source is not a model of a family; None if it is one."""
     try:
-        config, told_by = source_config(named.checkpoint, family, found.system, wish.config)
+        config, config_source_name = source_config(named.checkpoint, family, found.system, layout.config)
         convert_layout(
             named.checkpoint.manifest, family, found.system.name, found.system.name,
-            config=config, config_source=told_by, tree=found.tree,
+            config=config, config_source=config_source_name, tree=found.tree,
         )  # fmt: skip
     except WherryError as error:
         return error
     return None
 
 
-def refusal_of_config(checkpoint: Checkpoint, row: Format, wish: LayoutRequest) -> WherryError | None:
+def refusal_of_config(checkpoint: Checkpoint, row: Format, layout: LayoutRequest) -> WherryError | None:
     """The refusal of a config that states what no layout supports, although every tensor fits a family; else None.
 
     None too if the config or the user names the model. If several families refuse it, the most frequent refusal is
@@ -517,9 +519,9 @@ def refusal_of_config(checkpoint: Checkpoint, row: Format, wish: LayoutRequest) 
     Args:
         checkpoint: the source, to which no family applies.
         row: the target format.
-        wish: the options of the layout.
+        layout: the options of the layout.
     """
-    if wish.family or wish.explicit or model_named(config_of(checkpoint, wish.config)):
+    if layout.family or layout.explicit or model_named(config_of(checkpoint, layout.config)):
         return None
     named = NamedSource(checkpoint, ())
     refusals = [
@@ -528,7 +530,7 @@ def refusal_of_config(checkpoint: Checkpoint, row: Format, wish: LayoutRequest) 
         if system_of_format(family, row.name) is not None
         and (found := named.tree(family)) is not None
         and _fits_names(family, named, found)
-        and (error := _refusal(family, named, found, wish)) is not None
+        and (error := _refusal(family, named, found, layout)) is not None
     ]
     words = [error.what for error in refusals]
     return max(refusals, key=lambda error: words.count(error.what), default=None)
@@ -545,7 +547,7 @@ def _fits_names(family: Family, named: NamedSource, found: SourceTree) -> bool:
 
 
 def _systems(
-    family: Family, named: NamedSource, row: Format, wish: LayoutRequest
+    family: Family, named: NamedSource, row: Format, layout: LayoutRequest
 ) -> tuple[SourceTree, System] | None:
     checkpoint, found = named.checkpoint, named.tree(family)
     target = _target(family, row, checkpoint, found.system if found else None)
@@ -553,9 +555,9 @@ def _systems(
         return found, target
     foreign = system_of(checkpoint.detection.format) != row.system
     foreign = foreign and not (named.renames or _plain(checkpoint, row))
-    if target is None and row.system and (foreign or wish.explicit):
-        raise no_layout(checkpoint, row, wish, family=family.name)
-    if foreign or wish.explicit:
+    if target is None and row.system and (foreign or layout.explicit):
+        raise no_layout(checkpoint, row, layout, family=family.name)
+    if foreign or layout.explicit:
         lacking = row.name if target is None else checkpoint.detection.format
         raise UnrepresentableError(
             f"family {family.name} has no system with checkpoints of format {lacking}",

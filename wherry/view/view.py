@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from wherry.core.keypath import KeyPath
-    from wherry.families.companions import Outfit
+    from wherry.families.companions import CompanionFiles
     from wherry.formats.contents import Contents
     from wherry.layout.copies import Copy, Pieces, StoredTensor
     from wherry.tree.tree_reading import ModelTree
@@ -141,7 +141,7 @@ class LayoutView(View):
         self,
         source: Checkpoint,
         projected: Projection,
-        made: Outfit | None = None,
+        made: CompanionFiles | None = None,
         dtype: str | None = None,
         only: str | None = None,
         custom: Mapping[str, Any] | None = None,

@@ -51,12 +51,12 @@ from wherry.target.janitor import owner_text, text_has_ended
 from wherry.target.key import key_for_workers
 from wherry.target.lease_watch import judge_all
 from wherry.target.leftovers import clean_leftovers
-from wherry.target.object_leftovers import objects_beside
+from wherry.target.object_leftovers import leftover_objects
 from wherry.target.owners import JOB, owners_of_job, unverified_row
 from wherry.version import __version__
 from wherry.workers.estimate import CLIENT_BYTES, units_of
 from wherry.workers.record import SCHEMA, JobRecord, Task, TaskKind
-from wherry.workers.records import Records, records_beside, target_of
+from wherry.workers.records import Records, job_records, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -165,7 +165,7 @@ def opened_job(uri: str) -> Generator[SplitJob]:
         CorruptError: its record is invalid.
         WherryError: what planning raises.
     """
-    row = _record(records_beside(target_of(locate(uri))))
+    row = _record(job_records(target_of(locate(uri))))
     if (version := row.header.get("version")) != __version__:
         raise MismatchError(
             f"the job was made by wherry {version}; this process has wherry {__version__}",
@@ -203,7 +203,7 @@ def _plan_job(request: ConvertRequest, unit_bytes: int) -> Generator[SplitJob]:
         members, run = tuple(job.row.commit_members), identity_of(header)
         owner = owner_text() if key_for_workers() else ""  # else the home or `WHERRY_KEY` has the key
         record = JobRecord(header, request, unit_bytes, digests, members, run, owner, SCHEMA)
-        yield SplitJob(job, units, records_beside(job.committed), record, algorithms, whole)
+        yield SplitJob(job, units, job_records(job.committed), record, algorithms, whole)
 
 
 def _record(records: Records) -> JobRecord:
@@ -251,7 +251,7 @@ def set_dead_job_aside(records: Records, target: Location) -> None:
         with suppress(TargetInUseError, FileNotFoundError), FileStaging(target, "0" * 8, resume=False):
             # Entering has discarded the staging areas of the job.
             remove_leftover(set_aside(Path(records.folder.path)))
-    elif left := objects_beside(target, records.folder):
+    elif left := leftover_objects(target, records.folder):
         clean_leftovers([left], dry_run=False)
     if not _is_lost(records):
         _log.warning(

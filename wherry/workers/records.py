@@ -185,7 +185,7 @@ class Records:
         return True
 
 
-def records_beside(target: Location) -> Records:
+def job_records(target: Location) -> Records:
     """The records of the job that makes a target; nothing is read.
 
     Raises:

@@ -32,7 +32,7 @@ from wherry.integrations.formats.dcp.folder import (
 from wherry.integrations.formats.dcp.layout import NESTED, VERSION, WIDEST, lay_out
 from wherry.integrations.formats.dcp.reader import DcpReader
 from wherry.integrations.formats.dcp.rewrite import REWRITES
-from wherry.integrations.formats.dcp.step import beside_item, item_evidence, model_of_step, step_around
+from wherry.integrations.formats.dcp.step import ignored_of_step, item_evidence, model_of_step, step_around
 from wherry.tree.tree_reading import read_tree
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def open_folder(location: Location, detection: Detection, own: OwnRules = OWN) -
         METADATA, f"{len(index.tensors)} tensors in {chunks} chunks, {len(index.objects)} objects"
     )
     precise = replace(detection, writer=index.writer, kind=kind, step=step)
-    return Opened(precise.seen(counted), manifest, reader, (*contents.ignored, *beside_item(location)))
+    return Opened(precise.seen(counted), manifest, reader, (*contents.ignored, *ignored_of_step(location)))
 
 
 def _custom(contents: DcpContents) -> dict[str, Any]:

@@ -25,8 +25,8 @@ from wherry.integrations.formats.dcp.items import Items
 from wherry.integrations.formats.dcp.metadata import DcpIndex, read_index
 from wherry.integrations.formats.huggingface.surroundings import (
     Surroundings,
-    beside_weights,
     folder_of_weights,
+    ignored_companion,
     too_deep,
 )
 from wherry.runtime.threads import without_collection
@@ -236,7 +236,7 @@ def _left_file(full: str, entry: Entry) -> IgnoredEntry | None:
         return ignored_file(full, FILES, "a link", "its target was not found, or must not be read")
     if full.endswith(SUFFIX) or _OF_RANK.fullmatch(full):
         return ignored_file(full, FILES, "a file of another save", f"{METADATA} does not name it")
-    return beside_weights(full, _READ)
+    return ignored_companion(full, _READ)
 
 
 def _holds_state(name: str) -> bool:

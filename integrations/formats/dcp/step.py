@@ -18,7 +18,7 @@ from wherry.core.steps import step_number
 from wherry.errors import AmbiguousError, IncompleteError
 from wherry.formats.file_names import fsdp_item
 from wherry.integrations.formats.dcp.folder import SUFFIX, metadata_names
-from wherry.integrations.formats.huggingface.surroundings import beside_weights
+from wherry.integrations.formats.huggingface.surroundings import ignored_companion
 from wherry.integrations.formats.huggingface.weights import find_weights
 from wherry.storage.sidecar import OWN_NAMES
 
@@ -73,7 +73,7 @@ def step_around(location: Location) -> int | None:
     return step_number(location.parent.name) if fsdp_item(location.name) else None
 
 
-def beside_item(location: Location) -> list[IgnoredEntry]:
+def ignored_of_step(location: Location) -> list[IgnoredEntry]:
     """What the step around an item holds besides it; nothing for a folder that is no item."""
     if not fsdp_item(location.name):
         return []
@@ -90,4 +90,4 @@ def _entry(entry: Entry) -> IgnoredEntry | None:
         if kind == "model":
             return ignored_file(name, ITEMS, "another model of the step", _NOT_READ, weights=True)
         return ignored_file(name, TRAINING_STATE, "optimizer state", _NOT_READ) if kind else None
-    return beside_weights(name, _NOT_READ) or ignored_file(name, FILES, "a file", _BESIDE)
+    return ignored_companion(name, _NOT_READ) or ignored_file(name, FILES, "a file", _BESIDE)

@@ -73,7 +73,7 @@ def surroundings(location: Location, own: Collection[str], read: str) -> Surroun
     return found
 
 
-def beside_weights(name: str, reason: str) -> IgnoredEntry | None:
+def ignored_companion(name: str, reason: str) -> IgnoredEntry | None:
     """The entry of a file that is no companion, by its name; None for a companion.
 
     Args:
@@ -130,7 +130,7 @@ def _collect(folder: Location, prefix: str, walk: _FolderWalk, found: Surroundin
             continue  # hidden files belong to tools (.git, .cache), sidecar and signature to wherry
         if entry.is_dir:
             _enter(folder.join(entry.name), name, walk, found)
-        elif left := beside_weights(name, walk.reason):
+        elif left := ignored_companion(name, walk.reason):
             found.ignored.append(left)
         else:
             found.companions.append(_companion(folder, entry, name))

@@ -21,7 +21,7 @@ from wherry.formats.format import HEAD_BYTES, Glimpse, Opened
 from wherry.integrations.containers.orbax import layout as orbax
 from wherry.integrations.containers.orbax.item import open_item
 from wherry.integrations.formats.t5x import layout
-from wherry.integrations.formats.t5x.beside import FilesBeside, files_beside
+from wherry.integrations.formats.t5x.extra_files import ExtraFiles, extra_files
 from wherry.integrations.formats.t5x.reader import T5xReader
 from wherry.integrations.formats.t5x.step import checked_step
 
@@ -118,7 +118,7 @@ def open_train_state(location: Location, detection: Detection) -> Opened:
     inner: ArrayReader = opened.reader  # pyright: ignore[reportAssignmentType]  open_item makes no other
     step = checked_step(location, opened.manifest.tensors, opened.manifest.values, inner)
     step = opened.manifest.step if step is None else step
-    beside = files_beside(location, {ITEM}) if item != location else FilesBeside()
+    beside = extra_files(location, {ITEM}) if item != location else ExtraFiles()
     companions = _companions(item, location, opened.manifest, beside)
     manifest = replace(opened.manifest, step=step, companions=companions)
     if location.join(layout.PINNED).exists():
@@ -130,7 +130,7 @@ def open_train_state(location: Location, detection: Detection) -> Opened:
 
 
 def _companions(
-    item: Location, location: Location, manifest: Manifest, beside: FilesBeside
+    item: Location, location: Location, manifest: Manifest, beside: ExtraFiles
 ) -> tuple[Companion, ...]:
     """Files beside the item; for a separate item, the files in its folder for companions."""
     if item != location:

@@ -26,7 +26,7 @@ from wherry.integrations.containers.zarr import metadata as zarr
 from wherry.integrations.containers.zarr.arrays import Arrays, open_arrays
 from wherry.integrations.containers.zarr.reader import ArrayReader, StoredArray
 from wherry.integrations.formats.t5x import layout
-from wherry.integrations.formats.t5x.beside import FilesBeside, files_beside
+from wherry.integrations.formats.t5x.extra_files import ExtraFiles, extra_files
 from wherry.integrations.formats.t5x.reader import T5xReader
 from wherry.integrations.formats.t5x.references import as_bytes, rebuilt_metadata
 from wherry.integrations.formats.t5x.step import checked_step
@@ -74,7 +74,7 @@ def open_legacy(location: Location, detection: Detection) -> Opened:
     inner.lost = lost
     step = checked_step(location, specs, tree.contents.values, inner)
     folders = {leaf.name.split("/")[0] for leaf in tree.stored.values()}
-    beside = files_beside(home, folders) if home == location else FilesBeside()
+    beside = extra_files(home, folders) if home == location else ExtraFiles()
     manifest = Manifest(
         tensors=specs,
         values=tree.contents.values,

@@ -298,9 +298,9 @@ def test_old_names_and_buffers_of_bert_and_gpt2(tmp_path):
 
 def test_one_file_and_an_orbax_tree_of_a_flax_class_need_its_config(tmp_path):
     folder, source, _flat = made("gpt2", tmp_path)
-    wish = LayoutRequest(config=str(folder / "config.json"))
+    layout = LayoutRequest(config=str(folder / "config.json"))
     wherry.convert(
-        folder / "flax_model.msgpack", tmp_path / "one", to="huggingface", wish=wish, lineage=False
+        folder / "flax_model.msgpack", tmp_path / "one", to="huggingface", layout=layout, lineage=False
     )
     wherry.convert(folder, tmp_path / "tree", to="orbax", lineage=False)
     wherry.convert(tmp_path / "tree", tmp_path / "two", to="huggingface", lineage=False)

@@ -123,8 +123,8 @@ def test_there_and_back_computes_the_same(saved, label, to, own, tmp_path):
     if own:
         _keep_own(tmp_path / "there")
         family = FAMILY_TO_STATE.get((label, to))
-    wish = LayoutRequest(family=family)
-    wherry.convert(tmp_path / "there", tmp_path / "back", to="huggingface", lineage=False, wish=wish)
+    layout = LayoutRequest(family=family)
+    wherry.convert(tmp_path / "there", tmp_path / "back", to="huggingface", lineage=False, layout=layout)
     ids = [[3, 14, 15, 9, 26, 5], [35, 8, 9, 7, 9, 32]]
     wanted, found = (logits(loaded(one), ids, ids) for one in (folder, tmp_path / "back"))
     assert relative(found, wanted) < 1e-5
@@ -142,7 +142,11 @@ def test_the_family_that_holds_a_window_is_named(saved, label, to, tmp_path):
 @pytest.mark.parametrize("label", ["llama-3.1", "t5-1.1", "gemma3"])
 def test_another_dtype_is_written_into_the_config(saved, label, tmp_path):
     wherry.convert(
-        saved(label), tmp_path / "out", to="huggingface", lineage=False, wish=LayoutRequest(dtype="bfloat16")
+        saved(label),
+        tmp_path / "out",
+        to="huggingface",
+        lineage=False,
+        layout=LayoutRequest(dtype="bfloat16"),
     )
     model = loaded(tmp_path / "out")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}

@@ -94,11 +94,11 @@ def end(draw: Draw, judges: Judges) -> Ended | None:
         if not np.isfinite(expected).all() or expected[0].std() < _LEAST * np.abs(expected[0]).max():
             return None
         target = folder / ("consolidated.00.pth" if draw.system == "meta" else "target")
-        wish = LayoutRequest(
+        layout = LayoutRequest(
             family=BASES[draw.label].family if draw.system == "meta" else None, dtype=draw.dtype
         )
         options = {**draw.options, **(judge.options(draw.label) if judge else {})}
-        stopped = _converted(draw, source, target, wish=wish, to=draw.to, options=options)
+        stopped = _converted(draw, source, target, layout=layout, to=draw.to, options=options)
         if stopped is not None:
             return stopped
         judged = _judged(draw, judge, target, source, expected)
@@ -169,8 +169,8 @@ def _back(
     """The end, with that of the way back by what the target states: equal, refused, or the whole is wrong."""
     draw = judged.draw
     strip(target, source, keep=draw.to.startswith("huggingface"))
-    wish = LayoutRequest(family=BASES[draw.label].family)
-    if (stopped := _converted(draw, target, back, wish=wish, to="huggingface")) is not None:
+    layout = LayoutRequest(family=BASES[draw.label].family)
+    if (stopped := _converted(draw, target, back, layout=layout, to="huggingface")) is not None:
         if stopped.word == WRONG:
             return replace(stopped, detail=f"back: {stopped.detail}")
         return replace(judged, back=NO)

@@ -45,13 +45,13 @@ class Route(NamedTuple):
 
     Attributes:
         to: the format.
-        options, wish: what is asked for.
+        options, layout: what is stated for.
         answer: the config of the source's system that the user of such a checkpoint has; None is that of the source.
     """
 
     to: str
     options: Mapping[str, Any] = {}
-    wish: LayoutRequest = LayoutRequest()
+    layout: LayoutRequest = LayoutRequest()
     answer: Callable[[Path], Mapping[str, Any]] | None = None
 
     @property
@@ -61,7 +61,7 @@ class Route(NamedTuple):
 
 
 ROUTES: dict[str, tuple[Route, ...]] = {
-    "huggingface": (Route("huggingface", wish=LayoutRequest(dtype=DTYPE)), Route("huggingface")),
+    "huggingface": (Route("huggingface", layout=LayoutRequest(dtype=DTYPE)), Route("huggingface")),
     "huggingface-flax": (Route("huggingface-flax"),),
     "lingua": (Route("lingua"), Route("lingua-consolidated")),
     "maxtext": (Route("maxtext", {"scan_layers": "true"}), Route("maxtext", {"scan_layers": "false"})),
@@ -199,7 +199,7 @@ def routes_of(label: str, system: str) -> tuple[Route, ...]:
     """The ways into a system. T5X stores scanned layers with a relative bias each, which only UMT5 has."""
     found = ROUTES[system]
     if system == "meta":  # a container, into which a tree goes by the name of its family alone
-        return tuple(one._replace(wish=LayoutRequest(family=BASES[label].family)) for one in found)
+        return tuple(one._replace(layout=LayoutRequest(family=BASES[label].family)) for one in found)
     forms = load_family(BASES[label].family).system(system).forms
     found = tuple(one for one in found if all(_has_form(forms, *form) for form in one.options.items()))
     return found if system != "t5x" or label == "umt5" else found[:-1]
@@ -281,7 +281,7 @@ def _end(case: Case, source: Path, wanted: np.ndarray, route: Route) -> End:
         if (stopped := converted("there", source, there, route)) is not None:
             return stopped
         strip(there, source, keep=route.to.startswith("huggingface"))
-        stopped = converted("back", there, back, Route("huggingface", wish=LayoutRequest(family=family)))
+        stopped = converted("back", there, back, Route("huggingface", layout=LayoutRequest(family=family)))
         if stopped is None:
             return _compared(case, back, wanted)
         return _answered(case, route, there, source, wanted, stopped) if stopped.word == "asked" else stopped
@@ -296,9 +296,9 @@ def _answered(case: Case, route: Route, there: Path, source: Path, wanted: np.nd
     if route.answer is not None:
         answer = there.parent / "params.json"
         answer.write_text(json.dumps(route.answer(source)))
-    wish = LayoutRequest(family=BASES[case.label].family, config=str(answer))
+    layout = LayoutRequest(family=BASES[case.label].family, config=str(answer))
     back = there.parent / "answered"
-    again = converted("answered", there, back, Route("huggingface", wish=wish)) or _compared(
+    again = converted("answered", there, back, Route("huggingface", layout=layout)) or _compared(
         case, back, wanted
     )
     if again.word in ("carried", "refused") or (again.word == "asked" and "--config" not in again.detail):
@@ -321,7 +321,7 @@ def converted(leg: str, source: Path, target: Path, route: Route) -> End | None:
             target,
             to=route.to,
             options=dict(route.options),
-            wish=route.wish,
+            layout=route.layout,
             lineage=False,
             verify="none",
         )

@@ -38,21 +38,21 @@ _OWN_FOLDERS = frozenset({"d", "descriptor"})
 
 
 @dataclass(slots=True)
-class FilesBeside:
+class ExtraFiles:
     """The files of a folder besides its arrays: the companions, and folders that are not converted."""
 
     companions: list[Entry] = field(default_factory=list["Entry"])
     ignored: list[IgnoredEntry] = field(default_factory=list[IgnoredEntry])
 
 
-def files_beside(home: Location, arrays: Collection[str]) -> FilesBeside:
+def extra_files(home: Location, arrays: Collection[str]) -> ExtraFiles:
     """The files in a folder that belong neither to the format nor to arrays, with paths relative to the folder.
 
     Args:
         home: the folder.
         arrays: names of its folders with arrays or items.
     """
-    found = FilesBeside()
+    found = ExtraFiles()
     for entry in home.entries():
         if not entry.is_dir:
             found.companions += [entry] if entry.name not in _OWN and entry.size >= 0 else []

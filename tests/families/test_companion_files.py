@@ -41,9 +41,9 @@ def folder(tmp_path):
     return source
 
 
-def plan(source, tmp_path, to, **wish):
-    options = wish.pop("options", None)
-    return wherry.plan(source, tmp_path / "out", to=to, options=options, wish=LayoutRequest(**wish))
+def plan(source, tmp_path, to, **layout):
+    options = layout.pop("options", None)
+    return wherry.plan(source, tmp_path / "out", to=to, options=options, layout=LayoutRequest(**layout))
 
 
 def companions(resolved) -> set[str]:
@@ -83,7 +83,7 @@ def test_assets_replace_what_the_source_has(folder, tmp_path):
     (assets / "chat_template.jinja").write_text("{{ messages }}")
     (assets / "model.safetensors").write_bytes(b"not wanted")
     wherry.convert(
-        folder, tmp_path / "out", to="maxtext", lineage=False, wish=LayoutRequest(assets=str(assets))
+        folder, tmp_path / "out", to="maxtext", lineage=False, layout=LayoutRequest(assets=str(assets))
     )
     found = tmp_path / "out" / "items" / "assets"
     assert (found / "tokenizer.model").read_bytes() == TIKTOKEN
@@ -132,8 +132,8 @@ def test_a_config_of_the_target_is_taken_from_the_user(folder, tmp_path):
     (tmp_path / "there" / "items" / "assets" / "config.json").unlink()
     stated = tmp_path / "mine.json"
     stated.write_text(json.dumps({**PLAIN_LLAMA, "bos_token_id": 11}))
-    wish = LayoutRequest(config=str(stated))
-    wherry.convert(tmp_path / "there", tmp_path / "out", to="huggingface", lineage=False, wish=wish)
+    layout = LayoutRequest(config=str(stated))
+    wherry.convert(tmp_path / "there", tmp_path / "out", to="huggingface", lineage=False, layout=layout)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["bos_token_id"] == 11
 
 
