@@ -32,7 +32,8 @@ SHELL = {
 }  # fmt: skip
 # What only Python has: arguments without a name on the command line, and objects.
 ARGUMENTS = {
-    "a", "b", "layout", "now", "on_skip", "payload", "progress", "root", "routes", "run_page", "scope", "source", "sources",
+    "a", "b", "layout", "now",
+    "on_skip", "payload", "progress", "root", "routes", "run_page", "scope", "source", "sources",
     "strict", "target", "timeout", "uri", "uri_or_model", "uri_or_receipt",
 }  # fmt: skip
 
