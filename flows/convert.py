@@ -98,12 +98,12 @@ def chain(spec: ConvertSpec) -> dict[str, Any]:
         NotRecordedError: the targets are committed, but not recorded or not registered; `result` has the return value
             with None for missing parts.
     """
-    asked = spec.request
-    found = detect(**asked.to_json()["source"])
+    stated = spec.request
+    found = detect(**stated.to_json()["source"])
     chosen = SourceRequest(
-        found["uri"], asked.source.format, allow_opaque=asked.source.allow_opaque, below=asked.source.below
+        found["uri"], stated.source.format, allow_opaque=stated.source.allow_opaque, below=stated.source.below
     )
-    request = replace(asked, source=chosen)
+    request = replace(stated, source=chosen)
     plans = [plan(replace(request, targets=(one,)).to_json()) for one in request.targets]
     with _turn([chosen.uri, *(one.uri for one in request.targets)]):
         receipts = convert(request.to_json(), spec.on, spec.unit)
@@ -209,7 +209,7 @@ def _after(
     with _collecting(refused):
         if spec.level != "none":
             source = receipt["source"]["uri"]
-            how = comparison(spec.level, source, spec.below, target.asked.layout.family_file)
+            how = comparison(spec.level, source, spec.below, target.target_request.layout.family_file)
             done["verification"] = _verify(uri, how, refused)
     proved = spec.level == "none" or done["verification"] is not None
     with _collecting(refused):

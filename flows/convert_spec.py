@@ -44,8 +44,8 @@ class TargetSpec(_TargetFields):
     model: str | None = Field(default=None, description="Registered model in MLflow; none by default.")
 
     @property
-    def asked(self) -> TargetRequest:
-        """The request to the engine."""
+    def target_request(self) -> TargetRequest:
+        """The request to the engine, as far as it concerns this target."""
         return target_of("form", self, self.target, self.to)
 
 
@@ -101,5 +101,5 @@ class ConvertSpec(_Conversion):
     def request(self) -> ConvertRequest:
         """The request to the engine."""
         given = given_by("form", self, SourceRequest, ConvertRequest)
-        made = convert_request(self.source, [one.asked for one in self.targets], **given)
+        made = convert_request(self.source, [one.target_request for one in self.targets], **given)
         return replace(made, source=replace(made.source, below=self.below))

@@ -86,8 +86,8 @@ def export(spec: ExportSpec) -> Any:
         end.warning = _warning(spec, rows)
         if failures:
             raise (grave or failures)[0]
-    told = [{name: row[name] for name in ("route", "takes", "reason")} for row in rows]
-    done = {"source": spec.source, "routes": told, "conversions": made, "registration": registered}
+    routes = [{name: row[name] for name in ("route", "takes", "reason")} for row in rows]
+    done = {"source": spec.source, "routes": routes, "conversions": made, "registration": registered}
     return Completed(message=end.warning, data=done) if end.warning is not None else done
 
 

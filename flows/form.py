@@ -2,7 +2,7 @@
 
 The fields that most runs need come first, the others are in one group `advanced`; a field that may be left empty has no
 second type "None", a size has the type of its default, and a choice is a list. This concerns only the schema that
-Prefect makes of the model: in Python all fields stand beside each other, and a model is validated from both forms.
+Prefect makes of the model: in Python all fields are at the same level, and a model is validated from both forms.
 
 Facts (Prefect 3.8):
 - The form sorts fields by `position`; a database may not keep the order of the schema.

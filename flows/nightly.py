@@ -137,9 +137,9 @@ class _TaskAttempt:
     future: PrefectConcurrentFuture[int]
     uri: str
 
-    def add_done_callback(self, told: Callable[[Any], None]) -> None:
-        """Call `told` when the task has ended."""
-        self.future.add_done_callback(told)
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        """Call `callback` when the task has ended."""
+        self.future.add_done_callback(callback)
 
     def result(self) -> int:
         """The bytes written; raises an error of the task as one of wherry's errors."""

@@ -109,8 +109,8 @@ def _section(family: str, classes: Mapping[str, Class], judged: Mapping[str, Any
     cells += [[f"`{name}`", *(_cell(there[name], system) for system in systems)] for name in changing]
     table = "".join(f"| {' | '.join(line)} |\n" for line in cells)
     without = ", ".join(f"`{name}`" for name in names if name not in changing)
-    told = ", ".join(f"`{label}`" for label in classes)
-    return f"## {family}\n\nClasses: {told}.\n\n{table}{_unseen(classes, judged)}\nNo effect: {without}.\n"
+    labels = ", ".join(f"`{label}`" for label in classes)
+    return f"## {family}\n\nClasses: {labels}.\n\n{table}{_unseen(classes, judged)}\nNo effect: {without}.\n"
 
 
 def _matters(row: Mapping[str, str]) -> bool:
@@ -135,7 +135,9 @@ def _word(ends: Sequence[tuple[str, str]]) -> str:
         return "checked"
     if len(words) == 1:
         return next(iter(words))
-    others = [f"{word}: {', '.join(_values(ends, word))}" for word in ("refused", "asked") if word in words]
+    others = [
+        f"{word}: {', '.join(_values(ends, word))}" for word in ("refused", "required") if word in words
+    ]
     return "; ".join([*(["carried"] if "carried" in words else []), *others])
 
 

@@ -110,94 +110,96 @@ def parse_size(text: str) -> int:
 
 
 def main() -> int:
-    asked = arguments()
-    other = ((asked.scale, run_scale), (asked.against, run_against), (asked.buckets, run_buckets))
+    options = arguments()
+    other = ((options.scale, run_scale), (options.against, run_against), (options.buckets, run_buckets))
     run = next((run for wanted, run in other if wanted), None)
-    if run is not None and asked.list:
+    if run is not None and options.list:
         print("error: --list does not list the rows of --buckets, --scale and --against", file=sys.stderr)
         return 2
     if run is not None:
-        return run(asked)
-    asked.size = asked.size or NOMINAL
-    cases = [case for case in CASES if asked.rows in case.name]
-    if not cases or asked.rounds < 1:
+        return run(options)
+    options.size = options.size or NOMINAL
+    cases = [case for case in CASES if options.rows in case.name]
+    if not cases or options.rounds < 1:
         print("error: no rows match --rows, or --rounds is less than 1", file=sys.stderr)
         return 2
-    if asked.list:
+    if options.list:
         print("\n".join(case.name for case in cases))
         return 0
-    above = asked.scratch or INFRA.parent / ".bench"
-    for folder in (above, asked.results):
+    above = options.scratch or INFRA.parent / ".bench"
+    for folder in (above, options.results):
         folder.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="bench-", dir=above.resolve()))
     with ExitStack() as stack:
-        if not asked.keep:
+        if not options.keep:
             stack.callback(shutil.rmtree, scratch)
-        return bench(cases, scratch, asked)
+        return bench(cases, scratch, options)
 
 
-def run_buckets(asked: argparse.Namespace) -> int:
+def run_buckets(options: argparse.Namespace) -> int:
     """The rows of buckets, in a folder of their own."""
     from benchmarks.buckets import bench as bench_buckets
 
-    above = asked.scratch or INFRA.parent / ".bench"
+    above = options.scratch or INFRA.parent / ".bench"
     above.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="buckets-", dir=above.resolve()) as folder:
-        sizes = {"s3": asked.size or NOMINAL, "gs": asked.gs_size}
-        return bench_buckets(Path(folder), sizes, asked.rounds, asked.rows, asked.results)
+        sizes = {"s3": options.size or NOMINAL, "gs": options.gs_size}
+        return bench_buckets(Path(folder), sizes, options.rounds, options.rows, options.results)
 
 
-def run_against(asked: argparse.Namespace) -> int:
+def run_against(options: argparse.Namespace) -> int:
     """The rows of two checkouts, in a folder of their own."""
     from benchmarks.checkouts.bench import bench as bench_against
 
-    other = asked.against.resolve()
-    if not (other / "wherry" / "__init__.py").is_file() or asked.tensors < 1:
+    other = options.against.resolve()
+    if not (other / "wherry" / "__init__.py").is_file() or options.tensors < 1:
         print("error: --against has no package wherry, or --tensors is less than 1", file=sys.stderr)
         return 2
-    above = asked.scratch or INFRA.parent / ".bench"
+    above = options.scratch or INFRA.parent / ".bench"
     above.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="against-", dir=above.resolve()) as folder:
-        return bench_against(other, Path(folder), asked.tensors, asked.rounds, asked.rows, asked.results)
+        return bench_against(
+            other, Path(folder), options.tensors, options.rounds, options.rows, options.results
+        )
 
 
-def run_scale(asked: argparse.Namespace) -> int:
+def run_scale(options: argparse.Namespace) -> int:
     """The rows of several workers, in a folder of their own."""
     from benchmarks.scale.bench import NOMINAL as SIZE
     from benchmarks.scale.bench import RATE
     from benchmarks.scale.bench import bench as bench_scale
 
-    above = asked.scratch or INFRA.parent / ".bench"
+    above = options.scratch or INFRA.parent / ".bench"
     above.mkdir(parents=True, exist_ok=True)
-    size, rate = asked.size or SIZE, asked.rate or RATE
+    size, rate = options.size or SIZE, options.rate or RATE
     with tempfile.TemporaryDirectory(prefix="scale-", dir=above.resolve()) as folder:
         return bench_scale(
-            Path(folder), size, rate, asked.results, asked.rows, again=asked.again, docs=asked.docs
+            Path(folder), size, rate, options.results, options.rows, again=options.again, docs=options.docs
         )
 
 
-def bench(cases: Sequence[Pair | Probe], scratch: Path, asked: argparse.Namespace) -> int:
+def bench(cases: Sequence[Pair | Probe], scratch: Path, options: argparse.Namespace) -> int:
     described = machine.describe(scratch)
     say(f"{described['processor']}, {report.sha_words(described)}")
-    described["rates"] = measure_rates(scratch, asked.size)
+    described["rates"] = measure_rates(scratch, options.size)
     failed = not_yet(cases)
     runs = {run.name: run for case in cases if case.name not in failed for run in runs_of(case)}
     failed |= {run.name: f"{run.package} is not installed" for run in runs.values() if is_absent(run)}
     inputs = make_inputs(
-        [run for run in runs.values() if run.name not in failed], scratch, asked.size, failed
+        [run for run in runs.values() if run.name not in failed], scratch, options.size, failed
     )
     costs: dict[str, list[Cost]] = {name: [] for name in runs}
-    for number in range(1, asked.rounds + 1):
+    for number in range(1, options.rounds + 1):
         for run in runs.values():
             if run.name not in failed:
-                one_round(number, run, inputs.get(run.source), scratch, asked.size, costs[run.name], failed)
+                one_round(number, run, inputs.get(run.source), scratch, options.size, costs[run.name], failed)
     sizes = {name: size_of(path) for name, path in inputs.items()}
     found = {
         name: summarise(run, costs[name], sizes.get(run.source, 0))
         for name, run in runs.items()
         if name not in failed
     }
-    return conclude(cases, described, found, failed, asked.results)
+    return conclude(cases, described, found, failed, options.results)
 
 
 def measure_rates(scratch: Path, size: int) -> dict[str, Any]:

@@ -92,9 +92,9 @@ def commands(group: click.Group, above: tuple[str, ...] = ()) -> Iterator[tuple[
 
 def help_block(words: Sequence[str]) -> str:
     """A console block with the help of one command."""
-    asked = [*words, "--help"]
-    result = CliRunner().invoke(cli, asked, prog_name="wherry", terminal_width=100)
-    return f"```console\n$ wherry {' '.join(asked)}\n{result.output.strip()}\n```"
+    arguments = [*words, "--help"]
+    result = CliRunner().invoke(cli, arguments, prog_name="wherry", terminal_width=100)
+    return f"```console\n$ wherry {' '.join(arguments)}\n{result.output.strip()}\n```"
 
 
 DOCTOR = "`wherry doctor` found something that is installed or configured, but does not work."
@@ -147,9 +147,9 @@ def scheme_table() -> str:
 
 def family_table() -> str:
     """One row for each model family, with its systems."""
-    rows = [load_family(name) for name in families()]
-    told = [(f"`{row.name}`", row.about, ", ".join(row.systems)) for row in rows]
-    return table(("family", "models", "systems"), told)
+    known = [load_family(name) for name in families()]
+    rows = [(f"`{family.name}`", family.about, ", ".join(family.systems)) for family in known]
+    return table(("family", "models", "systems"), rows)
 
 
 def matrix_table() -> str:
@@ -273,7 +273,7 @@ def store_table() -> str:
 
 
 def store_cells(protocol: StorageProtocol) -> tuple[str, ...]:
-    """What is told of one store, without its names."""
+    """The cells of one store, without those of its names."""
     can = protocol.capabilities
     sizes = {"small files": can.create_only_put, "large files": can.parts or can.local}
     states = {"": "what is there", "time": "one time of change", "blob": "one blob", "etag": "one ETag"}
@@ -290,7 +290,7 @@ def store_cells(protocol: StorageProtocol) -> tuple[str, ...]:
 def target_way(can: Capabilities) -> str:
     """How a target is made in a store."""
     if can.local:
-        return "staged beside it, renamed"
+        return "staged next to it, then renamed"
     if can.one_commit:
         return "staged on a disk, one commit"
     if can.parts:
@@ -300,7 +300,7 @@ def target_way(can: Capabilities) -> str:
 
 def settings_table() -> str:
     """One row for each setting that applies to all routes, with its variable."""
-    told = [
+    rows = [
         (
             f"`{name}`",
             f"`{VARIABLES[name]}`" if name in VARIABLES else "–",
@@ -309,13 +309,13 @@ def settings_table() -> str:
         )
         for name, field in fields(Settings)
     ]
-    return table(("setting", "variable", "default", "meaning"), told)
+    return table(("setting", "variable", "default", "meaning"), rows)
 
 
 def route_table(model: type[BaseModel]) -> str:
     """One row for each field of a route or of a part of one."""
-    told = [(f"`{name}`", default(field), describe_field(field)) for name, field in fields(model)]
-    return table(("field", "default", "meaning"), told)
+    rows = [(f"`{name}`", default(field), describe_field(field)) for name, field in fields(model)]
+    return table(("field", "default", "meaning"), rows)
 
 
 def fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:

@@ -190,7 +190,7 @@ def _make(folder: Path, purpose: Purpose) -> None:
 
 
 def _install_for_node(folder: Path, packages: tuple[str, ...]) -> None:
-    """Install packages of npm into the environment, without their scripts; a failure is told and harms nothing else."""
+    """Install packages of npm into the environment, without their scripts; a failure is only reported."""
     npm = shutil.which("npm")
     options = ["--no-audit", "--no-fund", "--ignore-scripts", "--no-save", "--loglevel=error"]
     command = [npm or "npm", "install", "--prefix", str(folder), *options, *packages]

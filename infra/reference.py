@@ -47,7 +47,7 @@ CAUSES = {
     "IncompleteError": "an interrupted copy, a save that runs or was killed, or missing files of other hosts",
     "CorruptError": "a truncated or altered file: a failed copy, a full disk, a faulty device, or an edit by hand",
     "HostileError": "a file made to attack the software that loads it, or one that is damaged in a similar way",
-    "CrowdedFolderError": "a folder of data beside a checkpoint, or a folder made to exhaust memory",
+    "CrowdedFolderError": "a folder of data next to a checkpoint, or a folder made to exhaust memory",
     "UnrepresentableError": "a target without a place for moments, values, a dtype or a setting of the model",
     "TargetExistsError": "an earlier result at the same place, made from another source or with other options",
     "TargetInUseError": "another run, or one that was killed less than a minute ago",
@@ -165,10 +165,10 @@ def error_catalogue() -> str:
 
 def _catalogue_of(name: str, rows: list[tuple[str, str]]) -> str:
     cls = getattr(errors, name)
-    told = "\n".join(f"| {_cell(what)} | {_cell(cure or cls.usual_cure or '')} |" for what, cure in rows)
+    lines = "\n".join(f"| {_cell(what)} | {_cell(cure or cls.usual_cure or '')} |" for what, cure in rows)
     meaning = _cell((inspect.getdoc(cls) or "").partition("Attributes:")[0])
     head = f"## {cls.exit_code}: `{name}`\n\n{meaning}\n\n**Usual causes**: {CAUSES[name]}.\n\n"
-    return f"{head}| what | cure |\n| --- | --- |\n{told}\n"
+    return f"{head}| what | cure |\n| --- | --- |\n{lines}\n"
 
 
 def _cell(text: str) -> str:

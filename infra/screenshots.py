@@ -65,15 +65,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="folder of the demo; the demo runs there first if needed")
     parser.add_argument("pictures", type=Path, help="folder for the pictures")
-    asked = parser.parse_args()
-    folder = asked.folder.resolve()
+    options = parser.parse_args()
+    folder = options.folder.resolve()
     demo.settle(folder)
     if not (folder / "lineage.html").exists():
         tell_story(folder)
     with ExitStack() as stack:
         prefect, mlflow = stack.enter_context(servers(folder))
         shown = [*pages(prefect, mlflow, folder), *screens(folder, stack.enter_context(served_ledger()))]
-        for file in take(shown, asked.pictures):
+        for file in take(shown, options.pictures):
             print(f"  {file.stat().st_size:7,} bytes  {file}")
     return 0
 
@@ -228,8 +228,8 @@ _LINEAGE = (
 
 def flow_run(prefect: str, flow: str) -> str:
     """The run of a flow with the most task runs: the first night, which had something to convert."""
-    asked = {"flows": {"name": {"any_": [flow]}}, "flow_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}}
-    runs = post(f"{prefect}/api/flow_runs/filter", asked)
+    query = {"flows": {"name": {"any_": [flow]}}, "flow_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}}
+    runs = post(f"{prefect}/api/flow_runs/filter", query)
     return max(runs, key=lambda run: run["total_run_time"])["id"]
 
 

@@ -1,4 +1,4 @@
-"""Integrations: everything that knows an outside system, each module imported only when it is asked for."""
+"""Integrations: everything that knows an outside system, each module imported only when it is needed."""
 
 from __future__ import annotations
 

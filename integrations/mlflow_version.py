@@ -1,6 +1,6 @@
-"""A registered version as every way to an MLflow registry answers it, and the errors for one that does not exist.
+"""A registered version as every way to an MLflow registry returns it, and the errors for one that does not exist.
 
-The client, its REST API and its SQLite file are asked for the same; what they answer, and how they refuse, is equal.
+MLflow's client, its REST API and its SQLite file get the same requests, and give the same answers and errors.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def unknown_alias(name: str, alias: str | None, aliases: Mapping[str, object]) -
 
     Args:
         name: the registered model.
-        alias: the alias that was asked for.
+        alias: the requested alias.
         aliases: alias → version, for those that it has.
     """
     there = ", ".join(f"{word} → {number}" for word, number in sorted(aliases.items()))
@@ -69,7 +69,7 @@ def unknown_model(name: str, known: Sequence[str], uri: str) -> NotFoundError:
     """The error for a model that a registry does not have.
 
     Args:
-        name: the model that was asked for.
+        name: the requested model.
         known: models that it has, not necessarily all.
         uri: the registry, without secrets.
     """
@@ -97,7 +97,7 @@ def unknown_version(name: str, number: str, known: Sequence[int], uri: str) -> N
 
     Args:
         name: the registered model.
-        number: the version that was asked for.
+        number: the requested version.
         known: its versions.
         uri: the registry, without secrets.
     """

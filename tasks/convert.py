@@ -31,10 +31,10 @@ def convert(request: dict[str, Any], on: str = "threads", unit: str = DEFAULT_UN
         The JSON form of the receipt of each target, in order. If the ledger cannot be used, their `lineage` states it,
         and the task `lineage`, which comes last, tries again.
     """
-    asked = ConvertRequest.from_json(request)
+    parsed_request = ConvertRequest.from_json(request)
     try:
-        progress = progress_artifact("convert", asked.source.uri)
-        group = convert_on(asked, on, unit_bytes=parse_size(unit), progress=progress)
+        progress = progress_artifact("convert", parsed_request.source.uri)
+        group = convert_on(parsed_request, on, unit_bytes=parse_size(unit), progress=progress)
     except NotRecordedError as error:
         group = error.result
     for receipt in group.receipts:

@@ -50,12 +50,11 @@ def ending(flow: str, title: str, *, only_failures: bool = False) -> Generator[e
     log = run_logger()
     for name in credentials_in(flow_run.parameters or {}):
         log.warning(_STORED, name)
-    context = (
-        contextvars.copy_context()
-    )  # the waits are told from another thread, which has no settings of the run
+    # Another thread, which has no settings of the run, reports the waits.
+    context = contextvars.copy_context()
     _end_lost_runs()
-    told = engine.ending(flow, title, page=flow_run.ui_url, only_failures=only_failures, log=log)
-    with told as end, reporting_waits_to(lambda line: context.run(log.warning, line)):
+    reported_run = engine.ending(flow, title, page=flow_run.ui_url, only_failures=only_failures, log=log)
+    with reported_run as end, reporting_waits_to(lambda line: context.run(log.warning, line)):
         refuse_here()
         yield end
 

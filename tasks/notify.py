@@ -26,6 +26,6 @@ def tell(name: str, title: str, text: str) -> None:
     block: Any = Block.load(name)
     if not isinstance(block, NotificationBlock):
         raise UsageError(f"{name} is not a notification block", cure="use a block such as slack-webhook/team")
-    told: Any = block.notify(text, title)
-    if inspect.iscoroutine(told):  # a block's method may be sync or async
-        run_coro_as_sync(told)
+    result: Any = block.notify(text, title)
+    if inspect.iscoroutine(result):  # a block's method may be sync or async
+        run_coro_as_sync(result)

@@ -40,9 +40,9 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError: this worker is a container that would keep the target or the ledger inside itself.
     """
-    asked = ConvertRequest.from_json(request)
-    refuse_here(asked.targets[0].uri)
-    made = plan_request(asked)
+    parsed_request = ConvertRequest.from_json(request)
+    refuse_here(parsed_request.targets[0].uri)
+    made = plan_request(parsed_request)
     size = show_size(made.nbytes_in)
     run_logger().info("%d tensors, %s to read, plan %s", made.tensors, size, short(made.digest))
     data = made.to_json()

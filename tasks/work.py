@@ -38,11 +38,11 @@ def work(job: str, expiry: float = 60.0, *, commit: bool = True) -> dict[str, An
     """
     log = run_logger()
 
-    def told(unit: Unit, receipt: TaskRecord) -> None:
+    def log_unit(unit: Unit, receipt: TaskRecord) -> None:
         log.info("unit %s: %s in %s", unit.name, show_size(unit.nbytes), show_seconds(receipt.seconds))
 
     try:
-        report: dict[str, Any] = make_units(job, expiry=expiry, on_unit=told).to_json()
+        report: dict[str, Any] = make_units(job, expiry=expiry, on_unit=log_unit).to_json()
     except NotFoundError:
         target = target_of(locate(job))
         if target.entry is None:

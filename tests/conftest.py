@@ -93,7 +93,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def wherry_home(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A ledger and registry of its own for every test that has no `own_home`, beside and not inside its `tmp_path`."""
+    """A ledger and registry of its own for every test that has no `own_home`; not inside its `tmp_path`."""
     if "own_home" in request.fixturenames:
         yield Path(os.environ["WHERRY_HOME"])
         return

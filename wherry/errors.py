@@ -232,7 +232,7 @@ class StorageError(WherryError, OSError):
 
     Attributes:
         kind: the kind of failure of a remote store, of `wherry.remote.failures`; empty elsewhere.
-        retry_after: seconds that the store asked to wait; None if it did not ask.
+        retry_after: seconds to wait, as the answer of the store states them; None if it states none.
     """
 
     exit_code = 10

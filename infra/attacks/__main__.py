@@ -60,7 +60,7 @@ PHASES = ("files", "bombs", "servers", "situations", "mutations", "parsers", "sc
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """What is asked for."""
+    """The options of the command line."""
     parser = argparse.ArgumentParser(
         prog="infra/attack", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -106,56 +106,56 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Attack, and write the results."""
-    asked = arguments(words)
+    options = arguments(words)
     for name in (
         "MLFLOW_TRACKING_URI",
         "MLFLOW_REGISTRY_URI",
         "PREFECT_API_URL",
     ):  # no server of the user is used
         os.environ.pop(name, None)
-    base = asked.scratch or ("/dev/shm" if Path("/dev/shm").is_dir() else None)
-    if asked.scratch:
-        asked.scratch.mkdir(parents=True, exist_ok=True)
+    base = options.scratch or ("/dev/shm" if Path("/dev/shm").is_dir() else None)
+    if options.scratch:
+        options.scratch.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="wherry-attack-", dir=base))
     try:
-        found = run_attack(asked, scratch)
+        found = run_attack(options, scratch)
     finally:
         server.remove(scratch)
-    asked.results.mkdir(parents=True, exist_ok=True)
-    (asked.results / "attack-results.json").write_text(json.dumps(found.to_json(), indent=1) + "\n")
-    (asked.results / "attack-results.md").write_text(report.markdown(found))
-    if asked.results == INFRA:
+    options.results.mkdir(parents=True, exist_ok=True)
+    (options.results / "attack-results.json").write_text(json.dumps(found.to_json(), indent=1) + "\n")
+    (options.results / "attack-results.md").write_text(report.markdown(found))
+    if options.results == INFRA:
         readme.put(INFRA.parent / "README.md", found.to_json())
-    print(json.dumps(found.to_json()) if asked.json else report.text(found))
+    print(json.dumps(found.to_json()) if options.json else report.text(found))
     return 1 if found.faults else 0
 
 
-def run_attack(asked: argparse.Namespace, scratch: Path) -> report.Results:
-    """Everything that was asked for."""
-    place = asked.sound or scratch / "from"
-    systems = [name for name in asked.systems.split(",") if name]
+def run_attack(options: argparse.Namespace, scratch: Path) -> report.Results:
+    """Run the parts that the options name."""
+    place = options.sound or scratch / "from"
+    systems = [name for name in options.systems.split(",") if name]
     command = [sys.executable, "-m", "attacks.prepare", str(place), *systems]
     if not place.exists():
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    phases = asked.only or PHASES
+    phases = options.only or PHASES
     found = report.Results.begun(phases)
-    for earlier in asked.join:
+    for earlier in options.join:
         found.join(json.loads(earlier.read_text()))
     say("sound checkpoints are made")
-    crew = Crew(asked, scratch, place)
+    crew = Crew(options, scratch, place)
     crew.require_noticed()
     say("the fork server is warm, and notices what it must")
-    run_once(asked, found, crew, place)
-    until = time.monotonic() + 60 * asked.minutes
-    seed = asked.seed
+    run_once(options, found, crew, place)
+    until = time.monotonic() + 60 * options.minutes
+    seed = options.seed
     while True:
         if "mutations" in phases:
             crew.run(
-                found, "mutations", list(mutate.cases(place, asked.mutations, seed)), list(verbs.CHANGED)
+                found, "mutations", list(mutate.cases(place, options.mutations, seed)), list(verbs.CHANGED)
             )
         if "parsers" in phases:
             say("single parsers")
-            found.parsers.extend(parsers.attack_parsers(place, scratch, asked.runs, seed, asked.jobs))
+            found.parsers.extend(parsers.attack_parsers(place, scratch, options.runs, seed, options.jobs))
         seed += 1
         if time.monotonic() > until:
             break
@@ -164,37 +164,39 @@ def run_attack(asked: argparse.Namespace, scratch: Path) -> report.Results:
     return found
 
 
-def run_once(asked: argparse.Namespace, found: report.Results, crew: Crew, place: Path) -> None:
+def run_once(options: argparse.Namespace, found: report.Results, crew: Crew, place: Path) -> None:
     """The parts whose cases are the same ones each time."""
-    phases = asked.only or PHASES
+    phases = options.only or PHASES
     if "files" in phases:
-        names = [name for name in asked.verbs.split(",") if name] or list(verbs.VERBS)
-        crew.run(found, "files", choose_cases(hostile_files(place), asked), names)
+        names = [name for name in options.verbs.split(",") if name] or list(verbs.VERBS)
+        crew.run(found, "files", choose_cases(hostile_files(place), options), names)
     if "bombs" in phases:
-        crew.run(found, "bombs", matching(bombs.cases(), asked), list(verbs.LOOKING))
+        crew.run(found, "bombs", matching(bombs.cases(), options), list(verbs.LOOKING))
     if "situations" in phases:
-        names = [name for name in asked.verbs.split(",") if name] or list(situations.VERBS)
-        crew.run(found, "situations", choose_cases(require_unique([*situations.cases(place)]), asked), names)
+        names = [name for name in options.verbs.split(",") if name] or list(situations.VERBS)
         crew.run(
-            found, "situations", choose_cases([*situations.events()], asked), list(situations.EVENT_VERBS)
+            found, "situations", choose_cases(require_unique([*situations.cases(place)]), options), names
+        )
+        crew.run(
+            found, "situations", choose_cases([*situations.events()], options), list(situations.EVENT_VERBS)
         )
     if "servers" in phases:
         with servers.running() as port:
             crew.serving(port).run(
-                found, "servers", matching(servers.cases(port), asked), list(servers.VERBS)
+                found, "servers", matching(servers.cases(port), options), list(servers.VERBS)
             )
 
 
-def matching(cases: Iterable[Case], asked: argparse.Namespace) -> list[Case]:
-    """Those whose names contain the words that were asked for."""
-    return [case for case in cases if asked.match in case.name]
+def matching(cases: Iterable[Case], options: argparse.Namespace) -> list[Case]:
+    """The cases whose names contain the words of `--match`."""
+    return [case for case in cases if options.match in case.name]
 
 
 class Crew:
-    """Runs cases in as many processes as were asked for."""
+    """Runs cases in as many processes as `--jobs` states."""
 
-    def __init__(self, asked: argparse.Namespace, scratch: Path, place: Path) -> None:
-        self._jobs, self._scratch = asked.jobs, scratch
+    def __init__(self, options: argparse.Namespace, scratch: Path, place: Path) -> None:
+        self._jobs, self._scratch = options.jobs, scratch
         self._server = server.Server(
             scratch, place / prepare.GOOD, place / prepare.HOME, place / prepare.KEYS
         )
@@ -263,19 +265,19 @@ def hostile_files(place: Path) -> list[Case]:
     )
 
 
-def choose_cases(cases: list[Case], asked: argparse.Namespace) -> list[Case]:
-    """Those that match, as many as were asked for: of each kind as many as of any other, while it has some."""
-    left = matching(cases, asked)
-    random.Random(asked.seed).shuffle(left)
-    if asked.cases is None or asked.cases >= len(left):
+def choose_cases(cases: list[Case], options: argparse.Namespace) -> list[Case]:
+    """The matching cases, at most `--cases` of them, chosen evenly from the kinds as long as each has some left."""
+    left = matching(cases, options)
+    random.Random(options.seed).shuffle(left)
+    if options.cases is None or options.cases >= len(left):
         return left
     kinds: dict[str, list[Case]] = {}
     for case in left:
         kinds.setdefault(case.kind, []).append(case)
     found: list[Case] = []
-    while len(found) < asked.cases:
+    while len(found) < options.cases:
         for rows in kinds.values():
-            if rows and len(found) < asked.cases:
+            if rows and len(found) < options.cases:
                 found.append(rows.pop())
     return found
 

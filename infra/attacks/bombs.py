@@ -66,7 +66,7 @@ def orbax_rows(folder: Path, count: int) -> Path:
 
 
 def sidecar(folder: Path, count: int) -> Path:
-    """`wherry.json` of empty objects beside a model."""
+    """`wherry.json` of empty objects next to a model."""
     small_model(folder)
     repeat_entry(folder / "wherry.json", b'{"schema":2,"checkpoint":[', b"{},", count, b"]}")
     return folder
@@ -298,7 +298,7 @@ def npz_deflated(folder: Path, count: int) -> Path:
 
 
 def config(folder: Path, count: int) -> Path:
-    """`config.json` of empty objects beside a model."""
+    """`config.json` of empty objects next to a model."""
     small_model(folder)
     repeat_entry(folder / "config.json", b'{"a":[', b"{},", count, b"]}")
     return folder
@@ -317,7 +317,7 @@ def toml_tables(folder: Path, count: int) -> Path:
 
 
 def deep_folders(folder: Path, count: int) -> Path:
-    """A tree of folders, each in the one before, beside a checkpoint."""
+    """A tree of folders, each in the one before, next to a checkpoint."""
     small_model(folder / "model")
     here = os.open(folder, os.O_RDONLY)
     for _ in range(count):
@@ -330,7 +330,7 @@ def deep_folders(folder: Path, count: int) -> Path:
 
 
 def crowded_folder(folder: Path, count: int) -> Path:
-    """A folder of empty files, beside a checkpoint."""
+    """A folder of empty files, next to a checkpoint."""
     small_model(folder / "model")
     _touch(folder / "crowd", "file-%09d.bin", count)
     return folder

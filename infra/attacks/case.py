@@ -15,7 +15,7 @@ __all__ = ["MARKER", "Case", "Run"]
 OUTSIDE, SECRET = (
     "outside",
     b"SECRET-OF-OUTSIDE",
-)  # a folder beside the case; no target may have this
+)  # a folder next to the case, and its bytes, which no target may contain
 LEDGER = "ledger.db"  # a case with this file is examined with it as its ledger
 SCANNED_SECONDS = 5.0  # of processor time, before a hostile file is refused by the verbs that only look
 MOST_MEGABYTES = 300.0  # above the start

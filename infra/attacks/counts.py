@@ -65,7 +65,7 @@ def _folder(config: dict[str, Any]) -> Callable[[Path], Path]:
 
 
 def _sound(place: Path) -> Iterator[Case]:
-    """The configs beside sound checkpoints, in JSON, YAML and gin."""
+    """The configs in and next to sound checkpoints, in JSON, YAML and gin."""
     for name, home, path in prepare.sound(place):
         for file in [*files_of(path), *path.parent.glob("*.yml"), *path.parent.glob("*.gin")]:
             for number, text in enumerate(texts_with_a_huge_number(file)):
@@ -91,7 +91,7 @@ def texts_with_a_huge_number(file: Path) -> Iterator[bytes]:
 
 
 def _write(path: Path, file: Path, text: bytes) -> Callable[[Path], object]:
-    """A change of one file of the copy, or of one beside it."""
+    """A change of one file in the copy of a checkpoint, or next to it."""
     if path == file:
         return lambda found: found.write_bytes(text)
     inside = file.relative_to(path) if file.is_relative_to(path) else Path("..") / file.name

@@ -65,7 +65,7 @@ def _start_process(server: Server, cases: Sequence[Case], names: Sequence[str], 
 
 @contextlib.contextmanager
 def _loading(server: Server, names: Sequence[str]) -> Iterator[Server]:
-    """The server with loaders, if the native level is asked for."""
+    """The server, with loaders if the names include the native level."""
     if "verify native" not in names:
         yield server
         return

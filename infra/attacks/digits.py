@@ -209,12 +209,12 @@ def _names() -> Iterator[Case]:
         for name in _STEPS:
             yield Case(f"digits-step/{name}-{number}", _run(name.replace("{}", words)))
         for name in _FILES:
-            yield Case(f"digits-file/{name}-{number}", _beside(name.replace("{}", words)))
+            yield Case(f"digits-file/{name}-{number}", _run_with_file(name.replace("{}", words)))
     for note in _NOTES:
         for number, text in enumerate(
             (LONG, "9" * 20, f"global_step{LONG}", "\u0663", "\u00b2", "-1", "1e9")
         ):
-            yield Case(f"digits-note/{note}-{number}", _beside(note, text.encode()))
+            yield Case(f"digits-note/{note}-{number}", _run_with_file(note, text.encode()))
 
 
 def _run(step: str) -> Callable[[Path], Path]:
@@ -229,8 +229,8 @@ def _run(step: str) -> Callable[[Path], Path]:
     return make
 
 
-def _beside(name: str, text: bytes | None = None) -> Callable[[Path], Path]:
-    """A run with a step, and a file beside it and in it."""
+def _run_with_file(name: str, text: bytes | None = None) -> Callable[[Path], Path]:
+    """A run with a step, and a file next to the step and in it."""
     data = heads.safetensors(json.dumps(heads.HEADER).encode()) if text is None else text
 
     def make(folder: Path) -> Path:

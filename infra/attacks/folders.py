@@ -1,4 +1,4 @@
-"""Sound checkpoints of every system with one thing wrong: a lying document, a link, a device, a name, code beside."""
+"""Sound checkpoints of every system with one thing wrong: a lying document, a link, a device, a name, extra code."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _special(name: str, home: Path, path: Path) -> Iterator[Case]:
             yield Case(f"{name}/{inner}-{kind}", copy_and_change(home, path, _of(path, file, change)))
 
 
-# ---- Names, and files beside
+# ---- Names, and extra files
 
 
 def _modules(at: Path) -> None:
@@ -173,7 +173,7 @@ def _odd_names(at: Path) -> None:
             Path(os.fsdecode(os.fsencode(at) + b"/" + text[:240])).write_text(str(number))
 
 
-def _beside(name: str, home: Path, path: Path) -> Iterator[Case]:
+def _extra_files(name: str, home: Path, path: Path) -> Iterator[Case]:
     if path.is_file():
         return
 
@@ -244,7 +244,7 @@ def cases(place: Path) -> Iterator[Case]:
     for name, home, path in prepare.sound(place):
         yield from _documents(name, home, path)
         yield from _special(name, home, path)
-        yield from _beside(name, home, path)
+        yield from _extra_files(name, home, path)
         if name == "dcp":
             yield from _dcp(place, home, path)
         if name == "huggingface":

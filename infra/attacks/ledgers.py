@@ -41,7 +41,7 @@ _TEXTS = (
 
 
 def _ledger(change: Change) -> Callable[[Path], Path]:
-    """The ledger of the tests with a change, beside a checkpoint that it knows."""
+    """The ledger of the tests with a change, next to a checkpoint that it knows."""
 
     def make(folder: Path) -> Path:
         (folder / MODEL).write_bytes(heads.safetensors(json.dumps(heads.HEADER).encode()))

@@ -235,7 +235,7 @@ def _blob(data: bytes) -> bytes:
     return b"\x81\xa1w\xc7" + bytes([min(len(inner), 255)]) + b"\x01" + inner[:255]
 
 
-# Container → name of the file in its folder, its bytes, and files beside it.
+# Container → name of the file in its folder, its bytes, and the files next to it.
 WRAPPERS: dict[str, tuple[str, Callable[[bytes], bytes], dict[str, bytes]]] = {
     "pickle": ("model.pkl", bytes, {}),
     "pickle-bin": ("pytorch_model.bin", bytes, {"config.json": b'{"model_type": "llama"}'}),
@@ -292,13 +292,13 @@ _FILE_ALONE = (
 
 def wrap_pickle(wrapper: str, data: bytes) -> Callable[[Path], Path]:
     """Writes a pickle in a container; the path is the file or the folder, whichever a user would name."""
-    name, pack, beside = WRAPPERS[wrapper]
+    name, pack, neighbours = WRAPPERS[wrapper]
 
     def make(folder: Path) -> Path:
-        for other, text in beside.items():
+        for other, text in neighbours.items():
             (folder / other).write_bytes(text)
         (folder / name).write_bytes(pack(data))
-        return folder / name if wrapper.startswith(_FILE_ALONE) and not beside else folder
+        return folder / name if wrapper.startswith(_FILE_ALONE) and not neighbours else folder
 
     return make
 

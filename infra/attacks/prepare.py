@@ -66,7 +66,7 @@ def write_written(folder: Path) -> None:
 
 
 def write_sound(folder: Path, systems: Sequence[str] = ()) -> None:
-    """What each maker of the tests makes; one that needs a library that is not there is told and left out."""
+    """Run each maker of the tests; one that fails, for example without its library, is reported and left out."""
     from tests.support.made import MAKERS
 
     for system, makers in MAKERS.items():

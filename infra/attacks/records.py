@@ -32,7 +32,7 @@ _LEASE = {"host": "h", "pid": 1, "namespace": "n", "start": 1, "token": "0123456
 # ---- Sidecars and signatures
 
 
-def _beside(place: Path, name: str, data: bytes) -> Callable[[Path], Path]:
+def _replace_record(place: Path, name: str, data: bytes) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         shutil.copytree(place / prepare.WRITTEN, folder / "written")
         (folder / "written" / name).write_bytes(data)
@@ -46,11 +46,11 @@ def _sidecars(place: Path) -> Iterator[Case]:
         sound = json.loads((place / prepare.WRITTEN / name).read_bytes())
         for number, found in lies.documents(sound, count, name):
             text = json.dumps(found).encode("utf-8", "surrogatepass")
-            yield Case(f"{name}/{number}", _beside(place, name, text))
+            yield Case(f"{name}/{number}", _replace_record(place, name, text))
         for number, text in enumerate(
             (b"", b"{}", b"[]", b"null", b"{" * 5000, b'{"schema": 99}', b"\xff", bytes(4096))
         ):
-            yield Case(f"{name}/text-{number}", _beside(place, name, text))
+            yield Case(f"{name}/text-{number}", _replace_record(place, name, text))
 
 
 # ---- Leases and journals

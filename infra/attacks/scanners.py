@@ -150,7 +150,7 @@ def find_environment(tool: str) -> Path | None:
 
 
 def _ask_tool(tool: str, python: str, version: str, program: str, paths: list[str]) -> Scanner:
-    """The counts of the verdicts; files after one that ends the tool are asked of a new process."""
+    """The counts of the verdicts; after a file that ends the tool, a new process judges the rest."""
     verdicts: list[str] = []
     while len(verdicts) < len(paths):
         left = paths[len(verdicts) :]

@@ -49,8 +49,8 @@ _OTHER = 9  # a port at which no server of the attack listens
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A range that was asked for; the whole file if none was."""
+class ByteRange:
+    """The bytes of the file that a request names; all of them if it names none."""
 
     start: int
     stop: int
@@ -76,53 +76,57 @@ def answer(status: object, headers: dict[str, object] | None = None, body: bytes
     return "\r\n".join([*lines, "", ""]).encode("utf-8", "surrogatepass") + body
 
 
-def part(asked: Asked, body: bytes | None = None, **headers: object) -> bytes:
+def part(requested: ByteRange, body: bytes | None = None, **headers: object) -> bytes:
     """A range, in which one thing may be another."""
     found = {
-        "Content-Range": asked.range,
+        "Content-Range": requested.range,
         **{name.replace("_", "-"): value for name, value in headers.items()},
     }
-    return answer("206 Partial Content", found, asked.data if body is None else body)
+    return answer("206 Partial Content", found, requested.data if body is None else body)
 
 
-def _redirect(location: str, _asked: Asked) -> Iterable[bytes]:
+def _redirect(location: str, _requested: ByteRange) -> Iterable[bytes]:
     return [answer("302 Found", {"Location": location})]
 
 
-def _stated(headers: dict[str, object], asked: Asked) -> Iterable[bytes]:
-    return [part(asked, **headers)]
+def _stated(headers: dict[str, object], requested: ByteRange) -> Iterable[bytes]:
+    return [part(requested, **headers)]
 
 
-def _status(status: str, headers: dict[str, object], _asked: Asked) -> Iterable[bytes]:
+def _status(status: str, headers: dict[str, object], _requested: ByteRange) -> Iterable[bytes]:
     return [answer(status, headers)]
 
 
-def _packed(encoding: str, asked: Asked) -> Iterable[bytes]:
+def _packed(encoding: str, requested: ByteRange) -> Iterable[bytes]:
     """300 MB of zeros, compressed."""
-    return [part(asked, gzip.compress(bytes(300 << 20), 1), Content_Encoding=encoding)]
+    return [part(requested, gzip.compress(bytes(300 << 20), 1), Content_Encoding=encoding)]
 
 
-def _endless(begin: bytes, each: bytes, _asked: Asked) -> Iterator[bytes]:
+def _endless(begin: bytes, each: bytes, _requested: ByteRange) -> Iterator[bytes]:
     yield from itertools.chain([begin], itertools.repeat(each))
 
 
-def _slow(asked: Asked) -> Iterator[bytes]:
+def _slow(requested: ByteRange) -> Iterator[bytes]:
     """A byte at a time, and no end."""
-    yield part(asked, b"", Content_Length=1 << 40)
+    yield part(requested, b"", Content_Length=1 << 40)
     for number in itertools.count():
         time.sleep(_PAUSE)
-        yield asked.data[number % len(asked.data) :][:1]
+        yield requested.data[number % len(requested.data) :][:1]
 
 
-def _silent(_asked: Asked) -> Iterator[bytes]:
+def _silent(_requested: ByteRange) -> Iterator[bytes]:
     time.sleep(60)
     yield b""
 
 
-def _changing(asked: Asked) -> Iterable[bytes]:
+def _changing(requested: ByteRange) -> Iterable[bytes]:
     """Other bytes, under another tag, each time."""
     return [
-        part(asked, bytes([time.monotonic_ns() & 255]) * len(asked.data), ETag=f'"{time.monotonic_ns()}"')
+        part(
+            requested,
+            bytes([time.monotonic_ns() & 255]) * len(requested.data),
+            ETag=f'"{time.monotonic_ns()}"',
+        )
     ]
 
 
@@ -140,19 +144,19 @@ _TARGETS = {
     "port": "http://files.example:99999999/", "wide": "http://１２７.0.0.1:9/", "controls": "/\x1b]0;title\x07",
 }  # fmt: skip
 # What is answered from a byte on, or to every question.
-LIES: dict[str, Callable[[Asked], Iterable[bytes]]] = {
-    "sound": lambda asked: [part(asked)],
-    "whole": lambda _asked: [answer("200 OK", {}, BODY)],
-    "shifted": lambda asked: [part(Asked(asked.start + 3, asked.stop + 3))],
-    "other": lambda asked: [part(asked, BODY[3:] + BODY[:3])],
-    "more": lambda asked: [part(asked, asked.data + bytes(1 << 20))],
-    "fewer": lambda asked: [part(asked, asked.data[:-1])],
-    "nothing": lambda asked: [part(asked, b"")],
-    "cut": lambda asked: [part(asked, asked.data[:-1], Content_Length=len(asked.data))],
-    "no-content": lambda _asked: [answer("204 No Content")],
-    "closed": lambda _asked: [],
-    "junk": lambda _asked: [b"\xff" * 4096],
-    "page": lambda _asked: [answer("200 OK", {"Content-Type": "text/html"}, b"<a href='/x'>x</a>" * 100)],
+LIES: dict[str, Callable[[ByteRange], Iterable[bytes]]] = {
+    "sound": lambda requested: [part(requested)],
+    "whole": lambda _requested: [answer("200 OK", {}, BODY)],
+    "shifted": lambda requested: [part(ByteRange(requested.start + 3, requested.stop + 3))],
+    "other": lambda requested: [part(requested, BODY[3:] + BODY[:3])],
+    "more": lambda requested: [part(requested, requested.data + bytes(1 << 20))],
+    "fewer": lambda requested: [part(requested, requested.data[:-1])],
+    "nothing": lambda requested: [part(requested, b"")],
+    "cut": lambda requested: [part(requested, requested.data[:-1], Content_Length=len(requested.data))],
+    "no-content": lambda _requested: [answer("204 No Content")],
+    "closed": lambda _requested: [],
+    "junk": lambda _requested: [b"\xff" * 4096],
+    "page": lambda _requested: [answer("200 OK", {"Content-Type": "text/html"}, b"<a href='/x'>x</a>" * 100)],
     "changing": _changing,
     "slow": _slow,
     "silent": _silent,
@@ -195,13 +199,13 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_words: Any) -> None:
-        """Nothing is told."""
+        """Logs nothing."""
 
     def do_HEAD(self) -> None:
         """The size, which is true."""
         lie, where, name = self._place()
         if where == _EVERY:
-            self._write(LIES[lie](Asked(0, len(BODY))))
+            self._write(LIES[lie](ByteRange(0, len(BODY))))
         elif name == FILE:
             self._write([answer("200 OK", {"Content-Length": len(BODY), "Accept-Ranges": "bytes"})])
         else:
@@ -211,12 +215,12 @@ class Handler(BaseHTTPRequestHandler):
         """A range."""
         lie, where, name = self._place()
         first, _, last = self.headers.get("Range", "bytes=0-")[6:].partition("-")
-        asked = Asked(int(first or 0), min(int(last or len(BODY)) + 1, len(BODY)))
+        requested = ByteRange(int(first or 0), min(int(last or len(BODY)) + 1, len(BODY)))
         if name != FILE and where != _EVERY:
             self._write([answer("404 Not Found")])
         else:
-            honest = asked.start < _FROM.get(where, 0)
-            self._write((LIES["sound"] if honest else LIES[lie])(asked))
+            honest = requested.start < _FROM.get(where, 0)
+            self._write((LIES["sound"] if honest else LIES[lie])(requested))
 
     def _place(self) -> tuple[str, str, str]:
         _, lie, where, *_, name = self.path.partition("?")[0].split("/")

@@ -1,9 +1,9 @@
 """Situations that no single file makes: names of runs, URIs of events, files that change, other users, signatures.
 
 The checkpoints themselves are sound. What is hostile is what they are called, where an event says they are, who owns
-them, what they turn into while they are read, or what lies beside them as their signature. `VERBS` are the commands
-that meet this, with lineage, policies and routes. A target that has bytes of a folder beside it, which no route and
-no command names, counts as executed (`server`).
+them, what they turn into while they are read, or which signature is next to them. `VERBS` are the commands that meet
+this, with lineage, policies and routes. A target that contains bytes of the folder next to the case, which no route
+and no command names, counts as executed (`server`).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ NAMES = {
     "uri": "file:",
     "digest": "sha256:0",
 }
-# Where an event says that a checkpoint is; {folder} is the root of the routes, {elsewhere} a folder beside it.
+# Where an event says that a checkpoint is; {folder} is the root of the routes, {elsewhere} a folder next to it.
 EVENTS = (
     "{elsewhere}",
     "{elsewhere}/run",
@@ -180,7 +180,7 @@ def _sound(folder: Path, text: bytes = b"") -> Path:
 
 
 def _outside(folder: Path) -> Path:
-    """What no target may have: a folder beside the hostile one, with a run."""
+    """A folder next to the hostile one, with a run whose bytes no target may contain."""
     place = folder.parent / OUTSIDE
     _sound(place / "run", SECRET)
     return place

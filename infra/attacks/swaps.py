@@ -206,11 +206,11 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=1000, help="conversions (default: 1000)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments of the exchanges")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help="file for the counts")
-    asked = parser.parse_args(words)
+    options = parser.parse_args(words)
     with tempfile.TemporaryDirectory(prefix="wherry-swaps-") as folder:
-        found = attack(asked.rounds, Path(os.path.realpath(folder)), asked.seed)
+        found = attack(options.rounds, Path(os.path.realpath(folder)), options.seed)
     text = json.dumps(found, indent=1)
-    asked.results.write_text(f"{text}\n")
+    options.results.write_text(f"{text}\n")
     print(text)
     return 1 if found["leaks"] or found["mixes"] or found["outside"] else 0
 

@@ -122,16 +122,16 @@ _FILES: dict[tuple[str, ...], dict[str, str]] = {
 
 
 def cases() -> Iterator[Case]:
-    """Each text as a file that a person passes, and beside a model."""
+    """Each text as a file that a person passes, and as a file in and next to the folder of a model."""
     for files, texts in _FILES.items():
         for file in files:
             for name, text in texts.items():
                 data = text.encode()
                 yield Case(f"text-alone/{file}-{name}", write_file(file, data), MARKER in text)
-                yield Case(f"text-beside/{file}-{name}", _beside(file, data), MARKER in text)
+                yield Case(f"text-beside/{file}-{name}", _file_at_model(file, data), MARKER in text)
 
 
-def _beside(file: str, data: bytes) -> Callable[[Path], Path]:
+def _file_at_model(file: str, data: bytes) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         place = folder / "model"
         place.mkdir()

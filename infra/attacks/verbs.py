@@ -1,8 +1,8 @@
 """The verbs that run over every hostile file, as command lines.
 
-`{path}` is what is examined, `{folder}` the folder that holds it, `{out}` a new name beside it, `{good}` a sound
-checkpoint of another place, `{keys}` a folder with a key pair, `{routes}` a wherry.toml with a route from the folder,
-`{quoted}` one whose target is a file:// URI, `{policy}` a policy with every gate.
+`{path}` is what is examined, `{folder}` the folder that holds it, `{out}` a new name next to that folder, `{good}` a
+sound checkpoint of another place, `{keys}` a folder with a key pair, `{routes}` a wherry.toml with a route from the
+folder, `{quoted}` one whose target is a file:// URI, `{policy}` a policy with every gate.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Imported last into a process that waits for loads of the native level: from then on, its forks are watched.
 
-What a fork runs or connects to is told in a file of its folder for temporary files, where the server looks for it.
+What a fork runs or connects to is recorded in a file of its folder for temporary files, where the server looks for it.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def _count_plain(seen: dict[str, int]) -> None:
 
 
 def client(source: str, target: str, *, back: bool = True) -> Callable[[], None]:
-    """Copy every file with obstore, hash it on the way, and, if asked for, read it back and hash it again."""
+    """Copy every file with obstore, hash it on the way, and, with `back`, read it back and hash it again."""
     import obstore  # noqa: F401
     from blake3 import blake3
 

@@ -188,7 +188,7 @@ class Bench:
         try:
             return self._run(work, begin, end, *more)
         finally:
-            for made in self.scratch.glob(f"{folder}*"):  # a file has its record beside it
+            for made in self.scratch.glob(f"{folder}*"):  # a file has its sidecar next to it
                 shutil.rmtree(made) if made.is_dir() else made.unlink()
             if target == "bucket":
                 self._run("remove", end, end)

@@ -227,8 +227,8 @@ _SIGNING = Run(
 _VERIFY = ("{python}", "-m", "wherry.cli", "verify", "{source}/model", "--level", "digest", "--json")
 
 
-def _relaid(source: str, to: str, name: str, *options: str) -> Pair:
-    """A conversion that moves every axis, beside a plain copy, within a stated budget of memory."""
+def _transpose(source: str, to: str, name: str, *options: str) -> Pair:
+    """A conversion that moves every axis, compared with a plain copy, within a stated budget of memory."""
     required = Required(0.75, memory=300_000_000)
     pair = _pair(source, to, (floor(source),), required, name=name, options=(*_BUDGET, *options))
     return pair._replace(default=None)
@@ -277,8 +277,8 @@ CASES: tuple[Pair | Probe, ...] = (
           options=("--set", "max_shard_size={shard}")),
     Pair("verify (digest of all tensors)", Run("verify: wherry", "signed", "out", _VERIFY, cold=True), None,
          (_SIGNING,), Required(1.2, multiple=1.3, memory=_SMALL), floor=False),
-    _relaid("kernels of 1 GB", "maxtext", "Hugging Face → MaxText, layers into scanned kernels of 1 GB", *_SCANNED),
-    _relaid("scanned kernels of 1 GB", "huggingface", "MaxText → Hugging Face, scanned kernels of 1 GB into layers"),
+    _transpose("kernels of 1 GB", "maxtext", "Hugging Face → MaxText, layers into scanned kernels of 1 GB", *_SCANNED),
+    _transpose("scanned kernels of 1 GB", "huggingface", "MaxText → Hugging Face, scanned kernels of 1 GB into layers"),
     _pair("t5x", "huggingface",
           (peer("tensorstore read + save_file", "t5x-to-huggingface", "t5x", _FILE, "tensorstore"),),
           Required(1.6, 1.4, memory=300_000_000, goals=("faster_read_back",)), name="T5X, gzip zarr → Hugging Face",

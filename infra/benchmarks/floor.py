@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 BLOCK = 8 << 20
-_WAITING = 4  # threads that wait for the device, beside those that hash
+_WAITING = 4  # threads that wait for the device, in addition to those that hash
 
 
 class Copy(NamedTuple):

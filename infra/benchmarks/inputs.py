@@ -20,7 +20,7 @@ from benchmarks.inputs_deepseek import make_deepseek
 from benchmarks.inputs_zarr import make_paxml, make_t5x
 
 LAYERS = 22
-SHARD = 0.55  # of the asked size: the larger of two files
+SHARD = 0.55  # of the requested size: the larger of two files
 _BLOCK = 8 << 20
 _THREADS = 2
 _SIDE = 1024

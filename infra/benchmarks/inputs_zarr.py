@@ -1,6 +1,6 @@
 """Makes the inputs that T5X and PaxML write: zarr arrays by tensorstore, T5X's tree by flax, PaxML's names as JSON.
 
-Neither system installs beside today's libraries, so their contract on disk is followed: T5X's legacy checkpointer
+Neither system can be installed with today's libraries, so their contract on disk is followed: T5X's legacy checkpointer
 stores each parameter as one gzip chunk where one partition holds it, PaxML 1.1 each array of the train state as zstd
 chunks of its shards, all under the names of the tree. The numbers are float32 from a normal distribution.
 """
@@ -147,7 +147,7 @@ def _shard(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _metadata(shapes: Shapes) -> dict[str, object]:
-    """What PaxML notes beside the arrays: of each variable the shape before padding."""
+    """What PaxML writes next to the arrays: of each variable the shape before padding."""
     from flax import traverse_util
 
     leaves = {

@@ -40,7 +40,7 @@ class Summary(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """How one kind of requirement is judged and told.
+    """How one kind of requirement is judged and reported.
 
     Attributes:
         at_least: whether the number must not be smaller; otherwise it must not be larger.

@@ -1,4 +1,4 @@
-"""The kernel row: a 1 GB kernel with its axes in every order, hashed, beside a plain copy that is hashed.
+"""The kernel row: a 1 GB kernel with its axes in every order, hashed, compared with a plain copy that is hashed.
 
 Both go from one array in memory to another whose pages were touched before, in one thread, and hash the result leaf
 by leaf: the row is about transposition alone, and no disk hides it.

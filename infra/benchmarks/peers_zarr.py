@@ -1,6 +1,6 @@
 """The peers of T5X and PaxML: the script that people write, which loads with tensorstore and transposes with numpy.
 
-Every array is asked for at once and awaited in turn, as T5X's own loader does, so tensorstore decodes with all cores.
+All reads are started at once and awaited in turn, as in T5X's own loader, so tensorstore decodes with all cores.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     python hashed.py report.json constraints-hashes.txt requirements.txt apart.txt
 
 The image installs the first with `pip install --require-hashes --no-deps`. Without hashes are only torch and packages
-of accelerators, whose builds have one version and different hashes; wherry itself, built beside it, is in neither file.
+of accelerators, whose builds have one version and different hashes; wherry itself, a local wheel, is in neither file.
 Any other package without a hash is an error.
 """
 

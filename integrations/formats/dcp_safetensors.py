@@ -49,7 +49,7 @@ def _open(location: Location, detection: Detection) -> Opened:
     files = [entries[name] for name in shard_names(entries)]
     require_files(files, location)
     shards = read_shards(location, files)
-    beside = surroundings(location, {entry.name for entry in files}, files[0].name)
+    neighbours = surroundings(location, {entry.name for entry in files}, files[0].name)
     tensors = {
         (name,): TensorSpec((name,), one.shape, one.dtype) for name, one in shards.index.tensors.items()
     }
@@ -58,17 +58,17 @@ def _open(location: Location, detection: Detection) -> Opened:
         tensors=tensors,
         step=detection.step,
         kind=kind,
-        companions=tuple(Companion(entry.name, entry.size) for entry in beside.companions),
+        companions=tuple(Companion(entry.name, entry.size) for entry in neighbours.companions),
     )
-    names = frozenset(entry.name for entry in beside.companions)
-    reader = DcpReader(location, shards.index, shards, (*files, *beside.companions), {}, names)
+    names = frozenset(entry.name for entry in neighbours.companions)
+    reader = DcpReader(location, shards.index, shards, (*files, *neighbours.companions), {}, names)
     seen = [Evidence(files[0].name, "full shapes are not stored; they are inferred from the existing pieces")]
     ranks = missing_ranks(entry.name for entry in files)
     if ranks:
         seen.append(
             Evidence(".", f"no file of rank {ranks[0]}: the rank held no tensors, or its file is missing")
         )
-    return Opened(replace(detection, kind=kind).seen(*seen), manifest, reader, tuple(beside.ignored))
+    return Opened(replace(detection, kind=kind).seen(*seen), manifest, reader, tuple(neighbours.ignored))
 
 
 FORMATS = (

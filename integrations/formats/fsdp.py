@@ -120,17 +120,17 @@ def open_fsdp(location: Location, detection: Detection) -> Opened:
         ignored_file(name, TRAINING_STATE, "state of the trainer", "only parameters are read")
         for name in sorted(others)
     )
-    beside = [
+    companions = [
         one for one in names.values() if one.name.endswith(".json") and not one.is_dir and one.size >= 0
     ]
     manifest = Manifest(
         specs,
         step=detection.step,
         kind="params",
-        companions=tuple(Companion(one.name, one.size) for one in beside),
+        companions=tuple(Companion(one.name, one.size) for one in companions),
     )
     found = replace(detection, format_version=f"DTensor, {len(files)} ranks")
-    reader = FlatReader(location, places, (*own, *beside), frozenset(one.name for one in beside))
+    reader = FlatReader(location, places, (*own, *companions), frozenset(one.name for one in companions))
     return Opened(found.seen(Evidence(files[0], f"{len(specs)} whole tensors")), manifest, reader, ignored)
 
 

@@ -1,4 +1,4 @@
-"""Meta's own Llama files: `consolidated.00.pth`, `consolidated.01.pth`, … beside `params.json`.
+"""Meta's own Llama files: `consolidated.00.pth`, `consolidated.01.pth`, … next to `params.json`.
 
 Each file is a torch.save archive of one rank of model parallelism, with the same names in all files. The axis along
 which the ranks' tensors are joined depends on the parameter and the generation (wo and w2 along their second axis; the
@@ -112,14 +112,14 @@ def _open(location: Location, detection: Detection) -> Opened:
         placed |= {(*prefix, *path): one for path, one in archive.placed.items()}
         values |= {(*prefix, *path): value for path, value in archive.tree.values.items()}
     _require_numbered(_expected_files(specs), names, location)
-    beside = surroundings(location, set(names), names[0])
-    companions = tuple(Companion(one.name, one.size) for one in beside.companions)
+    neighbours = surroundings(location, set(names), names[0])
+    companions = tuple(Companion(one.name, one.size) for one in neighbours.companions)
     manifest = Manifest(tensors=specs, values=values, kind="params", companions=companions)
     own = [Entry(name, entries[name].size, is_dir=False, mark=entries[name].mark) for name in names]
-    files = (*own, *beside.companions)
+    files = (*own, *neighbours.companions)
     reader = StridedReader(location, placed, files, frozenset(one.name for one in companions))
     params = Evidence(_PARAMS, "found" if _PARAMS in entries else "missing: the model's sizes are not stated")
-    return Opened(replace(detection, kind="params").seen(params), manifest, reader, tuple(beside.ignored))
+    return Opened(replace(detection, kind="params").seen(params), manifest, reader, tuple(neighbours.ignored))
 
 
 def _move_spec(spec: TensorSpec, prefix: KeyPath) -> TensorSpec:

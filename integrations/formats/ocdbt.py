@@ -5,7 +5,7 @@ needed: a key path is such a name, cut at its slashes. Read, never written: Orba
 
 Facts (jax 0.4.30 to 0.9, Levanter 2025; files written by tensorstore): the database is in the folder that holds the
 arrays by name, or in that of each innermost node. Chunks are compressed, and tensorstore leaves out chunks that equal
-the fill value unless it is told to store them; a chunk that is absent is never read as zeros here.
+the fill value unless it is configured to store them; a chunk that is absent is never read as zeros here.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def _detect_script(glimpse: Glimpse) -> Detection | None:
     try:
         directory = read_directory(glimpse.location)
     except WherryError:
-        return None  # without a directory it cannot be told from other archives; `_detect` handles those
+        return None  # without a directory it looks like other archives; `_detect` handles those
     ending = next((ending for ending in (CONSTANTS, _OLD_SCRIPT) if roots(directory, ending)), None)
     if ending is None:
         return None

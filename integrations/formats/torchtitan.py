@@ -1,4 +1,4 @@
-"""torchtitan's steps: DCP folders whose model lies at the top, with the train states of the run beside it.
+"""torchtitan's steps: DCP folders whose model lies at the top, with the train states of the run next to it.
 
 A step is `step-N/`. The model's parameters have their own names (`tok_embeddings.weight`, `layers.0.…`), at the
 top and not below `model`; what else is saved has the names of its objects: `optimizer.state.PARAMETER.exp_avg`,

@@ -172,7 +172,7 @@ def _jax_box(spec: TensorSpec, shard: Any) -> Box:
 def _jax_bytes(array: Any) -> memoryview:
     """The bytes of one device's array.
 
-    JAX keeps the host copy with the array that was asked for it. So another array over the same buffer is asked:
+    JAX keeps the host copy of an array with the array. So another array over the same buffer is copied to the host:
     otherwise the host would hold the whole state until the next step.
     """
     import numpy as np

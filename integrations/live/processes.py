@@ -62,12 +62,12 @@ def _torch() -> ProcessGroup:
     distributed = sys.modules["torch"].distributed
 
     def broadcast(text: str) -> str:
-        told = [text]
+        texts = [text]
         try:
-            distributed.broadcast_object_list(told, src=0)
+            distributed.broadcast_object_list(texts, src=0)
         except RuntimeError as error:
             raise _lost_error(error) from error
-        return told[0]
+        return texts[0]
 
     return ProcessGroup(distributed.get_rank(), distributed.get_world_size(), broadcast)
 
@@ -88,10 +88,10 @@ def _jax() -> ProcessGroup:
         if len(data) > _LONGEST:
             raise UnsupportedError(f"broadcast of {len(data)} bytes exceeds the limit of {_LONGEST} bytes")
         try:
-            told = multihost_utils.broadcast_one_to_all(np.frombuffer(data.ljust(_LONGEST), "u1"))
+            received = multihost_utils.broadcast_one_to_all(np.frombuffer(data.ljust(_LONGEST), "u1"))
         except RuntimeError as error:
             raise _lost_error(error) from error
-        return np.asarray(told).tobytes().decode().rstrip()
+        return np.asarray(received).tobytes().decode().rstrip()
 
     jax = sys.modules["jax"]
     return ProcessGroup(jax.process_index(), jax.process_count(), broadcast)

@@ -144,11 +144,11 @@ def _below(
     found: Node, part: str, path: KeyPath, stored: KeyPath, facts: WrapperFacts
 ) -> tuple[KeyPath, KeyPath, WrapperFacts]:
     """Both key paths of a child, and its wrapper facts."""
-    told = facts._replace(**found.facts) if found.facts else facts
+    child_facts = facts._replace(**found.facts) if found.facts else facts
     if found.variable:
         label = (*(facts.root or ()), str(found.facts[_LABEL]))
-        return label, label, told
-    return (path if found.wrapper else (*path, part)), (*stored, part), told
+        return label, label, child_facts
+    return (path if found.wrapper else (*path, part)), (*stored, part), child_facts
 
 
 def _within(node: Any, path: KeyPath, facts: WrapperFacts) -> WrapperFacts:

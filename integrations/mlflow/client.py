@@ -80,7 +80,7 @@ def open_client(stores: Stores) -> Generator[MlflowClient]:
 
 
 class _WatchedClient:
-    """Has the methods of MLflow's client; a call that takes long is told, as one to the registry."""
+    """Has the methods of MLflow's client; a call that takes long is reported as a wait for the registry."""
 
     def __init__(self, shown: str, stores: Stores) -> None:
         self._shown = shown

@@ -48,9 +48,9 @@ def params_of(sidecar: Sidecar) -> list[Param]:
     return [Param(name, _text(value)) for name, value in values.items() if value not in (None, "", [])]
 
 
-def _options(used: Mapping[str, object], asked: Mapping[str, object]) -> dict[str, object]:
+def _options(used: Mapping[str, object], request: Mapping[str, object]) -> dict[str, object]:
     """The options in force, defaults included, and those that were stated for the layout."""
-    stated = asked.get("options")
+    stated = request.get("options")
     return {**(stated if isinstance(stated, dict) else {}), **used}
 
 

@@ -1,4 +1,4 @@
-"""Runs and logged models: what MLflow's pages show beside a version.
+"""Runs and logged models: what MLflow's pages show next to a version.
 
 One finished run per version holds manifest and receipt as small JSON artifacts, and parameters and metrics (`figures`).
 The source checkpoint is a logged model, a dataset and an input of the run, the registered checkpoint a logged model and

@@ -150,15 +150,15 @@ def _settle(
     for _round in range(_ROUNDS):
         winner = lowest(client, name, digest)
         if winner is None:
-            mine, recorded = create()
+            created, recorded = create()
             try:
                 winner = lowest(client, name, digest)
             except BaseException as error:
-                _withdraw(client, mine, recorded, error)
+                _withdraw(client, created, recorded, error)
                 raise
-            if winner is None or int(winner.version) == int(mine.version):
-                return mine, recorded
-            absent_is_fine(lambda number=str(mine.version): client.delete_model_version(name, number))
+            if winner is None or int(winner.version) == int(created.version):
+                return created, recorded
+            absent_is_fine(lambda number=str(created.version): client.delete_model_version(name, number))
             recorded.take_back()
         if _adopt(client, winner):
             _remove_duplicates(client, name, digest, winner)

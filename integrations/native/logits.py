@@ -40,15 +40,20 @@ def compare_logits(source: Path, target: Path) -> dict[str, Any]:
             raise
         except Exception as error:  # noqa: BLE001  any error of the library is the finding
             return {"refused": f"{type(error).__name__}: {error}"[:2000], "devices": "none"}
-    theirs, ours = found
+    expected, actual = found
     devices = f"torch {torch.__version__}, {with_torch.device()}"
-    if theirs.shape != ours.shape:
-        reason = f"expected shape {theirs.shape}, got {ours.shape}"
-        return {"failed": [["logits", reason]], "checked": int(ours.size), "error": None, "devices": devices}
-    error = float(np.abs(ours - theirs).max() / max(np.abs(theirs).max(), 1e-30))
+    if expected.shape != actual.shape:
+        reason = f"expected shape {expected.shape}, got {actual.shape}"
+        return {
+            "failed": [["logits", reason]],
+            "checked": int(actual.size),
+            "error": None,
+            "devices": devices,
+        }
+    error = float(np.abs(actual - expected).max() / max(np.abs(expected).max(), 1e-30))
     wrong = not error <= BOUND
     failed = [["logits", f"relative error {error:.2e} exceeds the limit of {BOUND}"]] if wrong else []
-    return {"failed": failed, "checked": int(ours.size), "error": error, "devices": devices}
+    return {"failed": failed, "checked": int(actual.size), "error": error, "devices": devices}
 
 
 def _run(torch: Any, model: Any) -> Any:

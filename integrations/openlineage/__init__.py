@@ -99,8 +99,8 @@ def report_failure(
     job = _job("convert", f"to {to}")
     ends = {"inputs": [place_identifier(source)], "outputs": [place_identifier(target)]}
     began = {**run, "facets": _engine(__version__)}
-    told = _event("START", started, began, job, **ends), _event("FAIL", utc_now(), run, job, **ends)
-    transport(destination)([_within(_namespace(), event) for event in told])
+    reported = _event("START", started, began, job, **ends), _event("FAIL", utc_now(), run, job, **ends)
+    transport(destination)([_within(_namespace(), event) for event in reported])
 
 
 def _namespace() -> str:
@@ -175,7 +175,7 @@ def _subjects(statement: Statement) -> list[dict[str, Any]]:
 
 def _run(statement: Statement, engine: str | None = None) -> dict[str, Any]:
     body = statement.body
-    told = {
+    facts = {
         "kind": statement.kind,
         "statement": statement.seq,
         "hash": statement.hash,
@@ -186,7 +186,7 @@ def _run(statement: Statement, engine: str | None = None) -> dict[str, Any]:
         },
         **({"planDigest": body["plan_digest"]} if "plan_digest" in body else {}),
     }
-    own = facet("RunFacet", SPEC, **told)
+    own = facet("RunFacet", SPEC, **facts)
     facets = {**_engine(engine or __version__), "wherry_statement": own}
     return {"runId": str(uuid.uuid5(_RUNS, statement.hash)), "facets": facets}
 

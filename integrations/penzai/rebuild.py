@@ -51,7 +51,7 @@ def named_arrays(tree: Any, folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def llamalike_model(folder: str | os.PathLike[str], arrays: Mapping[str, Any]) -> Any:
-    """Build Penzai's model of a converted checkpoint, with the arguments that wherry wrote beside it.
+    """Build Penzai's model of a converted checkpoint, with the arguments that wherry stored with it.
 
     Args:
         folder: the item folder, with `assets/penzai_config.json`.

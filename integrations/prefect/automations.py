@@ -129,6 +129,6 @@ def _without_order(value: Any) -> Any:
 
 
 def _notify_action(row: dict[str, Any], notify: UUID | None) -> dict[str, Any]:
-    told = {"type": "send-notification", "block_document_id": notify, "subject": row["name"], "body": _BODY}
+    alert = {"type": "send-notification", "block_document_id": notify, "subject": row["name"], "body": _BODY}
     silent = any(action["type"] == "do-nothing" for action in row["actions"])
-    return {**row, "actions": [*([told] if notify and silent else []), *row["actions"]]}
+    return {**row, "actions": [*([alert] if notify and silent else []), *row["actions"]]}

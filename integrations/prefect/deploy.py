@@ -62,8 +62,8 @@ class DeployPlan:
 
     Attributes:
         file: a `prefect.yaml`.
-        pools: folder of the work pools; `pools` beside the file by default.
-        automations: file of the automations; `automations.yaml` beside the file by default.
+        pools: folder of the work pools; `pools` next to the file by default.
+        automations: file of the automations; `automations.yaml` next to the file by default.
         pool: one work pool for all deployments, in place of those in the file.
         notify: notification block for alerts, for example `slack-webhook/team`; `notify.block` by default.
         limits: further global concurrency limits, name → slots.

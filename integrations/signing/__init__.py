@@ -2,7 +2,7 @@
 
 `model_signing verify key CHECKPOINT --signature FILE --public_key PEM` accepts the signatures of `sign`, and `verify`
 accepts those of `model_signing sign key`. The signature of a folder is its file `wherry.sig`, that of a single file is
-`<file>.wherry.sig` beside it; it is not part of the checkpoint, so digests and fingerprints do not change. `sign`
+`<file>.wherry.sig` next to it; it is not part of the checkpoint, so digests and fingerprints do not change. `sign`
 hashes the files as they are on disk, in one pass, after checking that they match the sidecar.
 
 On-disk facts (model_signing 1.1.1, DSSE 1.0, in-toto Statement v1, Sigstore bundle 0.3):
@@ -117,7 +117,7 @@ def sign(
     Args:
         uri: the checkpoint.
         key: PEM file with the private key.
-        out: path of the signature; in or beside the checkpoint by default.
+        out: path of the signature; in or next to the checkpoint by default.
         algorithm: of the files' hashes. The library of model_signing 1.1.1 verifies BLAKE3, which is faster, but its
             command line verifies only SHA-256.
         progress: called a few times a second.
@@ -163,7 +163,7 @@ def verify(
     Args:
         uri: the checkpoint.
         public_key: PEM file with the public key.
-        signature: path of the signature; in or beside the checkpoint by default.
+        signature: path of the signature; in or next to the checkpoint by default.
         progress: called a few times a second.
 
     Raises:

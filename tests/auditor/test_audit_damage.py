@@ -57,11 +57,13 @@ def test_a_format_that_no_library_is_known_for(tmp_path, monkeypatch):
     assert (report.exit_code, report.counts["loaded"]) == (0, 0)
     assert verifications() == []
     assert support.kinds(audit()) == set()
-    asked = []
-    monkeypatch.setattr(audit_bytes, "verify", lambda uri, **_: asked.append(uri) or good(uri))
+    loaded = []
+    monkeypatch.setattr(audit_bytes, "verify", lambda uri, **_: loaded.append(uri) or good(uri))
     for count in (1, 2):
         audit(native_sample=count)
-    assert asked == [str(source), str(source), str(target)], "a sample is of what can be loaded, first of all"
+    assert loaded == [str(source), str(source), str(target)], (
+        "a sample is of what can be loaded, first of all"
+    )
 
 
 def good(uri):
@@ -69,12 +71,12 @@ def good(uri):
 
 
 def verifications():
-    """The outcomes that the ledger was told of."""
+    """The outcomes of verifications that the ledger records."""
     with open_ledger() as ledger:
         return [one.body["verification"] for one in statements(ledger) if one.kind == "verification"]
 
 
-def test_what_a_library_finds_is_told(tmp_path, monkeypatch):
+def test_what_a_library_finds_is_reported(tmp_path, monkeypatch):
     support.converted(tmp_path)
     bad = Verification("u", "native", "altered", checked=1, failed=(Failure("a", "differs"),))
     monkeypatch.setattr(audit_bytes, "verify", lambda *_, **__: bad)

@@ -1,4 +1,4 @@
-"""Files that were deleted beside a sidecar: what is missing is said, and the audit's cure works as it is printed."""
+"""Files that were deleted while their sidecar stayed: they are named, and the audit's cure works as it is printed."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def made(tmp_path, to):
     source = tmp_path / "plain.safetensors"
     others = {name: np.full(3, 2, "f4") for name in names_for(to)}
     save_file({"a": np.ones((2, 3), "f4"), "b": np.zeros(4, "f4"), **others}, source)
-    source = model_folder(tmp_path / "theirs") if to == "huggingface" else source
+    source = model_folder(tmp_path / "model") if to == "huggingface" else source
     return Path(wherry.convert(source, tmp_path / "out", to=to, options=options_for(to)).target.uri)
 
 
 def test_the_missing_file_is_named(tmp_path):
     out = made(tmp_path, "huggingface")
     emptied(out)
-    told = "model.safetensors is missing: wherry.json records a checkpoint of 2 tensors in format huggingface here"
+    reason = "model.safetensors is missing: wherry.json records a checkpoint of 2 tensors in format huggingface here"
     found = wherry.verify(out)
-    assert (found.verdict, found.exit_code, found.failed[0].reason) == ("incomplete", 5, told)
-    assert (wherry.detect(out).verdict, wherry.detect(out).reason) == ("incomplete", told)
+    assert (found.verdict, found.exit_code, found.failed[0].reason) == ("incomplete", 5, reason)
+    assert (wherry.detect(out).verdict, wherry.detect(out).reason) == ("incomplete", reason)
     for verb in (
         ["inspect", out],
         ["convert", out, tmp_path / "x", "--to", "orbax"],
@@ -79,7 +79,7 @@ def test_the_cure_restores_it(tmp_path, to):
 
 
 def test_a_copy_without_a_sidecar_is_converted_and_not_fetched(tmp_path):
-    """It has the same identity, but nothing beside it says so; `wherry fetch` refuses it."""
+    """It has the same identity, but no sidecar states it; `wherry fetch` refuses it."""
     out = made(tmp_path, "safetensors")
     out.unlink()
     [finding] = [one for one in audit().findings if one.severity == "error"]

@@ -127,7 +127,7 @@ def test_a_policy_that_permits_unregistered_versions_permits_their_aliases(tmp_p
     assert not of(audit(registry_uri=support.REGISTRY), "alias-unregistered")
 
 
-def test_a_registry_that_cannot_be_asked_is_said(tmp_path, monkeypatch):
+def test_a_registry_that_cannot_be_queried_is_reported(tmp_path, monkeypatch):
     from wherry.auditor import registrations
     from wherry.errors import missing_extra
 

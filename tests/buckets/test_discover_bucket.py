@@ -63,10 +63,10 @@ def test_many_folders_are_few_requests(bucket, tmp_path):
     bucket.requests()
     found = list(discover(f"{bucket.uri}/runs"))
     assert len(found) == 25
-    asked = [path for _method, path in bucket.requests()]
-    lists = [path for path in asked if "prefix=" in path]
+    requested_paths = [path for _method, path in bucket.requests()]
+    lists = [path for path in requested_paths if "prefix=" in path]
     assert len(lists) <= 5
-    assert len(asked) <= 32, "one read for each checkpoint"
+    assert len(requested_paths) <= 32, "one read for each checkpoint"
 
 
 @pytest.mark.parametrize("bucket", ["gs", "s3"], indirect=True)  # az:// lists each folder by itself

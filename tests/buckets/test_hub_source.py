@@ -73,9 +73,9 @@ def test_a_checkpoint_is_converted_from_there(server, tmp_path):
     wherry.convert(
         "hf://owner/model/model.safetensors", tmp_path / "out.safetensors", to="safetensors", lineage=False
     )
-    ours, theirs = load_file(tmp_path / "out.safetensors"), load_file(tmp_path / "m.safetensors")
-    assert {name: value.tobytes() for name, value in ours.items()} == {
-        name: value.tobytes() for name, value in theirs.items()
+    converted, source = load_file(tmp_path / "out.safetensors"), load_file(tmp_path / "m.safetensors")
+    assert {name: value.tobytes() for name, value in converted.items()} == {
+        name: value.tobytes() for name, value in source.items()
     }
     reads = [path for path in server.sent("GET") if "/resolve/" in path]
     assert len(reads) < 12

@@ -97,12 +97,12 @@ def test_a_step_is_a_branch_without_the_files_of_another_step(server, source, tm
     assert wherry.verify(f"hf://{REPO}@step-2", level="digest").ok
 
 
-def test_a_folder_beside_others(server, source):
+def test_a_folder_next_to_others(server, source):
     for name in ("a", "b"):
         convert(source, f"hf://{REPO}/runs/{name}")
         assert wherry.verify(f"hf://{REPO}/runs/{name}", level="digest").ok
     assert "README.md" not in files(server)
-    sent = len({path for path in server.sent("PUT") if "/upload/" in path})  # a busy server is asked again
+    sent = len({path for path in server.sent("PUT") if "/upload/" in path})  # a busy server gets some twice
     assert sent == -(-(source / "model.safetensors").stat().st_size // PART), "the second has the same bytes"
 
 
@@ -128,28 +128,28 @@ def test_a_repository_that_does_not_exist(server, source):
 
 
 def test_somebody_elses_commit_meanwhile_is_kept(server, source):
-    def theirs(act):
+    def commit_first(act):
         head = server.head(REPO, "main")
         known = server.commits[head][2]
-        server.branches[REPO]["main"] = server.add_commit(head, "theirs", {**known, "LICENSE": b"x"})
+        server.branches[REPO]["main"] = server.add_commit(head, "another", {**known, "LICENSE": b"x"})
         return act()
 
-    answer_when(server, "POST", "/commit/main", theirs)
+    answer_when(server, "POST", "/commit/main", commit_first)
     convert(source, f"hf://{REPO}")
     assert files(server)["LICENSE"] == b"x"
     assert wherry.verify(f"hf://{REPO}", level="digest").ok
 
 
 def test_somebody_elses_target_meanwhile_is_not_replaced(server, source):
-    def theirs(act):
+    def commit_first(act):
         head = server.head(REPO, "main")
-        server.branches[REPO]["main"] = server.add_commit(head, "theirs", {"config.json": b"theirs"})
+        server.branches[REPO]["main"] = server.add_commit(head, "another", {"config.json": b"another"})
         return act()
 
-    answer_when(server, "POST", "/commit/main", theirs)
+    answer_when(server, "POST", "/commit/main", commit_first)
     with pytest.raises(TargetExistsError):
         convert(source, f"hf://{REPO}")
-    assert files(server) == {"config.json": b"theirs"}
+    assert files(server) == {"config.json": b"another"}
     assert list(server.branches[REPO]) == ["main"]
 
 
@@ -169,12 +169,12 @@ def test_a_lost_answer_is_no_failure(server, source, where):
 def test_another_run_of_the_same_conversion_is_noticed(server, source):
     """It takes the branch of this one for the leftover of a killed run."""
 
-    def theirs(act):
+    def remove_branches(act):
         for name in [one for one in server.branches[REPO] if one.startswith("wherry-")]:
             del server.branches[REPO][name]
         return act()
 
-    answer_when(server, "POST", "/commit/wherry-", theirs)
+    answer_when(server, "POST", "/commit/wherry-", remove_branches)
     with pytest.raises(TargetInUseError, match="another run of the same conversion"):
         convert(source, f"hf://{REPO}")
     assert not commits(server)

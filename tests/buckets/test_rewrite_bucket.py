@@ -65,10 +65,10 @@ def test_without_a_proof_no_byte_of_a_tensor_is_read(bucket, made):
     bucket.requests()
     rewritten(made, verify="none")
     reads = {"gs": "alt=media", "s3": ".distcp"}[bucket.protocol]
-    asked = [
+    paths = [
         path for method, path in bucket.requests() if method == "GET" and "distcp" in path and reads in path
     ]
-    assert not [path for path in asked if "uploadId" not in path and "prefix" not in path]
+    assert not [path for path in paths if "uploadId" not in path and "prefix" not in path]
     assert wherry.verify(f"{made}-new", level="roundtrip", against=made).ok
 
 
@@ -120,7 +120,7 @@ def test_what_a_rewrite_cannot_do_there(bucket, made, tmp_path):
 
 
 @pytest.mark.parametrize("bucket", ["gs"], indirect=True)
-def test_a_save_that_lacks_its_commit_is_committed_beside(bucket, tmp_path):
+def test_a_save_that_lacks_its_commit_is_committed_next_to_it(bucket, tmp_path):
     save_file({"a": VALUES}, tmp_path / "a.safetensors")
     item = wherry.convert(tmp_path / "a.safetensors", tmp_path / "item", to="orbax", lineage=False).target.uri
     for file in sorted(one for one in (tmp_path / "item").rglob("*") if one.is_file()):

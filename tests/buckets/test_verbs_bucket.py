@@ -96,8 +96,8 @@ def test_conversions_and_what_follows_from_them(walk):
         assert walk(f"verify {target} --level roundtrip --against {source} --record")["lineage"] == "recorded"
         walk(f"sign {target} --key {{TMP}}/key.pem")
         assert walk(f"verify-signature {target} --key {{TMP}}/key.pub")
-        local, beside = walk(f"fetch {target} {{TMP}}/{name}"), walk(f"fetch {target} {{B}}/fetched/{name}")
-        assert local["checkpoint_digest"] == beside["checkpoint_digest"]
+        local, remote = walk(f"fetch {target} {{TMP}}/{name}"), walk(f"fetch {target} {{B}}/fetched/{name}")
+        assert local["checkpoint_digest"] == remote["checkpoint_digest"]
         walk(f"verify-signature {{B}}/fetched/{name} --key {{TMP}}/key.pub")
         walk(f"ledger record {target}")
     done = walk("rewrite {B}/made/dcp {B}/made/other --as for-torch=2.3")

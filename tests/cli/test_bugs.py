@@ -27,7 +27,7 @@ from importlib.abc import MetaPathFinder
 
 class Finder(MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name == "wherry.formats_asked" or name == "wherry.console.formats":
+        if name == "wherry.console.formats":
             thread = threading.Thread(target=lambda: 1 / 0)
             thread.start()
             thread.join()

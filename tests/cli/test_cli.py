@@ -126,7 +126,7 @@ def shown(*words):
     return runner.invoke(cli, [*words, "--help"], prog_name="wherry", terminal_width=100).output.strip()
 
 
-def test_help_is_the_same_whoever_asked_before():
+def test_help_does_not_depend_on_earlier_calls():
     for words in commands(cli):
         command = cli
         for word in words:

@@ -34,8 +34,8 @@ def offered(words, folder, *, new=False):
         [bash, "--norc", "-c", BASH.format(words=words, partial=partial)], cwd=folder, env=environment(),
         capture_output=True, text=True, check=True, timeout=120,
     )  # fmt: skip
-    *found, told = done.stdout.splitlines()
-    assert "-F _wherry_completion" in told
+    *found, registration = done.stdout.splitlines()
+    assert "-F _wherry_completion" in registration
     return found
 
 

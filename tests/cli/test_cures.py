@@ -41,11 +41,11 @@ FOR_PYTHON = [row for row in texts() if not label(row[0]).startswith(ROOF)]
 
 
 def test_the_texts_are_those_of_the_code():
-    told = {text for _path, text in texts()}
-    assert "pass --only params" in told
-    assert "run `wherry work 1`" in told, "of an f-string"
-    assert "register it again: `wherry register URI --model NAME`" in told, "of a table"
-    assert len(told) > 150
+    found = {text for _path, text in texts()}
+    assert "pass --only params" in found
+    assert "run `wherry work 1`" in found, "of an f-string"
+    assert "register it again: `wherry register URI --model NAME`" in found, "of a table"
+    assert len(found) > 150
 
 
 @pytest.mark.parametrize("line", COMMANDS)
@@ -129,11 +129,11 @@ def public():
 @pytest.mark.parametrize("row", FOR_PYTHON, ids=named)
 def test_to_python_an_option_is_a_keyword_argument(row):
     path, text = row
-    told = cures.in_python(text)
-    sentences = re.sub(r"`[a-z][^`]*`", "", told)
-    assert not OPTION.search(sentences), told
+    translated = cures.in_python(text)
+    sentences = re.sub(r"`[a-z][^`]*`", "", translated)
+    assert not OPTION.search(sentences), translated
     known = public() | near(path.parent)
-    assert {name for name in ARGUMENT.findall(told) if f"{name}=" not in text} <= known, told
+    assert {name for name in ARGUMENT.findall(translated) if f"{name}=" not in text} <= known, translated
 
 
 @pytest.mark.parametrize("row", FOR_PYTHON, ids=named)
@@ -150,10 +150,10 @@ def test_to_python_options_in_backquotes_are_arguments_that_parse(row):
 
 @pytest.mark.parametrize("line", [one for one in COMMANDS if one.split()[0] in cures.CALLS])
 def test_a_call_binds_to_the_function(line):
-    told = cures.in_python(f"`wherry {line}`").strip("`")
-    if told.endswith("(…)") or cures.COMMANDS_ONLY.intersection(line.split()):
+    translated = cures.in_python(f"`wherry {line}`").strip("`")
+    if translated.endswith("(…)") or cures.COMMANDS_ONLY.intersection(line.split()):
         return
-    call = ast.parse(told.replace("…", "None"), mode="eval").body
+    call = ast.parse(translated.replace("…", "None"), mode="eval").body
     function = getattr(wherry, call.func.attr)
     keywords = {one.arg for one in call.keywords}
     inspect.signature(function).bind(*call.args, **dict.fromkeys(keywords))
@@ -171,7 +171,7 @@ def test_the_tables_are_those_of_the_requests(one):
 
 
 @pytest.mark.parametrize(
-    ("cure", "told"),
+    ("cure", "expected"),
     [
         ("pass --family, or declare one with --family-file; then run `wherry layouts` to list the families",
          "pass family=…, or declare one with family_file=…; then run `wherry layouts` to list the families"),
@@ -194,9 +194,9 @@ def test_the_tables_are_those_of_the_requests(one):
         ("a--b is no option, nor is -- or --x_y", "a--b is no option, nor is -- or --x_y"),
     ],
 )  # fmt: skip
-def test_words_of_python(cure, told):
-    assert cures.in_python(cure) == told
-    assert cures.in_python(told) == told
+def test_words_of_python(cure, expected):
+    assert cures.in_python(cure) == expected
+    assert cures.in_python(expected) == expected
 
 
 def test_each_caller_reads_its_own_words(tmp_path, capsys):

@@ -63,7 +63,7 @@ def test_the_last_line_says_what_to_do_now(place):
     assert f"next: `wherry nightly --config {place}/w.toml` converts now; `wherry deploy`" in settled.output
 
 
-def test_questions_are_asked_for_what_no_option_gives(place):
+def test_init_prompts_for_what_no_option_gives(place):
     done = run("init", "--to", "orbax", answers="runs\n\nhttps://mlflow.example\n")
     assert done.exit_code == 0, done.output
     for question in ("with the checkpoints", "[converted]", "[embedded]"):
@@ -75,13 +75,13 @@ def test_questions_are_asked_for_what_no_option_gives(place):
 
 
 def test_an_existing_file_stays_unless_it_is_forced(place):
-    (place / "wherry.toml").write_text("# mine\n")
+    (place / "wherry.toml").write_text("# by hand\n")
     refused = run("init", "--root", "runs", "--yes")
     assert isinstance(refused.exception, TargetExistsError)
     assert "--force" in refused.exception.for_shell()
-    assert (place / "wherry.toml").read_text() == "# mine\n"
+    assert (place / "wherry.toml").read_text() == "# by hand\n"
     assert run("init", "--root", "runs", "--yes", "--force").exit_code == 0
-    assert "mine" not in (place / "wherry.toml").read_text()
+    assert "by hand" not in (place / "wherry.toml").read_text()
 
 
 def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path):

@@ -69,10 +69,10 @@ def pasted(line, word, cure):
 def require_same_in_python(cure):
     """Nothing of an option is lost on the way to keyword arguments."""
     for option in re.findall(r"`(--[a-z][^`]*)`", cure):
-        told = cures.in_python(f"`{option}`")
+        translated = cures.in_python(f"`{option}`")
         values = [word.partition("=")[2] or word for word in shlex.split(option) if not word.startswith("--")]
-        assert all(value in told for value in values), told
-        assert "…" not in told
+        assert all(value in translated for value in values), translated
+        assert "…" not in translated
 
 
 @pytest.mark.parametrize(("line", "word"), FAILING.items())

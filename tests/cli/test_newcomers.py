@@ -277,8 +277,8 @@ def test_what_hangs_is_named_before_the_command_gives_up(
     shown = address.replace("w@", "")
     assert connections == 1, "it gives up once"
     assert (code, f"({shown})" in text, "cure: start the" in text) == (10, True, True)
-    told = [record.getMessage() for record in caplog.records]
-    assert any(line.startswith(f"{shown} has not answered for 2 s") for line in told)
+    messages = [record.getMessage() for record in caplog.records]
+    assert any(line.startswith(f"{shown} has not answered for 2 s") for line in messages)
 
 
 def test_verbose_says_what_is_used(home, capfd):

@@ -137,7 +137,7 @@ def test_refusals_name_line_field_and_cure(toml, text, words, cure):
     assert cure in (error.cure if "note" not in text[:5] else error.cure + cure)
 
 
-def test_all_faults_are_told_at_once(toml):
+def test_all_faults_are_reported_at_once(toml):
     error = refusal(toml('memory = "much"\nlager = 1\n' + ROUTE.replace("{run}", "{rn}")))
     assert {line.split(":")[0] for line in error.what.split("; ")} == {
         "line 1, memory", "line 2, lager", "line 7, routes.a.targets[0].uri",
@@ -246,7 +246,7 @@ def test_every_field_is_described():
     assert Path(__file__).parents[2].joinpath("infra", "wherry.toml").is_file()
 
 
-def test_every_level_of_verify_can_be_asked_for_and_no_other():
+def test_configs_and_policies_accept_exactly_the_levels_of_verify():
     from typing import get_args
 
     from wherry.config.schema import VerifyLevel

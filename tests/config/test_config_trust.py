@@ -101,7 +101,7 @@ def test_the_home_takes_its_place(tmp_path, monkeypatch, evil, wherry_home):
     assert load_config().file == str(wherry_home / "wherry.toml")
 
 
-def test_beside_checkpoints_it_counts(tmp_path, monkeypatch, caplog):
+def test_next_to_checkpoints_it_counts(tmp_path, monkeypatch, caplog):
     """A project has its checkpoints below it; only what lies around the file matters."""
     project = tmp_path / "project"
     hub(project / "models" / "llama")
@@ -147,7 +147,7 @@ def test_of_others_or_open_to_others(own, tmp_path, monkeypatch, caplog):
 
 
 def test_the_owner_is_the_user_or_root(own, monkeypatch, caplog):
-    mine = os.geteuid()
+    own_uid = os.geteuid()
     statuses = trust._statuses
 
     def owned(uid, name):
@@ -161,7 +161,7 @@ def test_the_owner_is_the_user_or_root(own, monkeypatch, caplog):
         return of
 
     for name in ("wherry.toml", own.parent.name):
-        for uid, counts in ((mine, True), (0, True), (mine + 1, False)):
+        for uid, counts in ((own_uid, True), (0, True), (own_uid + 1, False)):
             trust._counts.cache_clear()
             monkeypatch.setattr(trust, "_statuses", owned(uid, name))
             assert (load_config().file is not None) is counts
@@ -238,7 +238,7 @@ def test_what_the_user_owns_and_cannot_read_is_a_checkpoint(tmp_path, monkeypatc
 
 
 def test_what_others_hide_says_nothing(own, tmp_path, monkeypatch, caplog):
-    """`/root`, or the folder of a service beside a folder `model`."""
+    """`/root`, or the folder of a service next to a folder `model`."""
     (tmp_path / "model").mkdir()
     hidden = tmp_path / "service"
     hidden.mkdir()

@@ -137,7 +137,7 @@ OMEGACONF = (
 )
 
 
-def test_omegaconf_is_told_as_its_contents():
+def test_omegaconf_becomes_its_contents():
     data = zlib.decompress(base64.b64decode(OMEGACONF))
     value, end = load(data, Rules(allowed=HARMLESS), "x")
     tree = plant({"cfg": value, "again": value}, end, Tensor)
@@ -157,7 +157,7 @@ class Tensor:
 
 
 @pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
-def test_harmless_classes_are_told_in_words(protocol):
+def test_harmless_classes_become_plain_data(protocol):
     values = {
         "args": argparse.Namespace(lr=0.5, names=["a"]),
         "plain": types.SimpleNamespace(x=1),

@@ -276,8 +276,8 @@ def test_types_that_numpy_cannot_hold_are_refused_by_name(tmp_path):
 def test_a_copy_is_bit_equal(tmp_path, case):
     copy(opened(place(case), "npz"), tmp_path / "copy.npz", "npz")
     assert_as_expected(opened(tmp_path / "copy.npz", "npz"), expected(case))
-    with np.load(tmp_path / "copy.npz") as ours, np.load(place(case)) as theirs:
-        assert all(np.array_equal(ours[name], theirs[name]) for name in theirs.files)
+    with np.load(tmp_path / "copy.npz") as copied, np.load(place(case)) as original:
+        assert all(np.array_equal(copied[name], original[name]) for name in original.files)
 
 
 def _with_header(text: str) -> bytes:

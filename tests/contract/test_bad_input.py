@@ -182,10 +182,10 @@ def test_nothing_there_and_not_a_checkpoint(tmp_path):
 def test_target_exists(model, tmp_path):
     target = tmp_path / "out"
     target.mkdir()
-    (target / "theirs").write_text("precious")
+    (target / "foreign").write_text("precious")
     refused(model, target, 8)
-    assert os.listdir(target) == ["theirs"]
-    assert (target / "theirs").read_text() == "precious"
+    assert os.listdir(target) == ["foreign"]
+    assert (target / "foreign").read_text() == "precious"
 
 
 @pytest.fixture

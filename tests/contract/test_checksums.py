@@ -1,4 +1,4 @@
-"""One flipped bit in the data of a format: what the container can tell is told, and what it cannot changes a digest.
+"""One flipped bit in the data of a format: the container reports it if it can, and else a digest changes.
 
 A format whose container has a checksum over its data ends with `corrupt`, whether it is verified or converted, and a
 conversion leaves nothing. A format without one is read to the last byte, so that its digests differ.

@@ -141,8 +141,8 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("checkpoint", TEXTS, indirect=True)
-def test_texts_are_told(checkpoint):
-    """As values of the manifest."""
+def test_texts_become_values(checkpoint):
+    """Texts are values of the manifest."""
     root, expected = checkpoint
     found = wherry.inspect(root / expected["uri"])
     texts = {tuple(row["path"]) for row in expected["tensors"] if row["dtype"] == "string"}

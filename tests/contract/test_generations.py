@@ -56,7 +56,7 @@ def flat(contents, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def nested(contents, tmp_path_factory):
-    """The same below `params`, as a tree, with a step beside it."""
+    """The same below `params`, as a tree, with a step next to it."""
     path = tmp_path_factory.mktemp("nested") / "model.pt"
     specs = [TensorSpec(branch(key), spec.shape, spec.dtype) for key, (spec, _data) in contents.items()]
     manifest = Manifest(

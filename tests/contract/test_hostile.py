@@ -141,8 +141,8 @@ def test_what_is_made_here_is_as_hostile_as_that_of_the_corpus(case, tmp_path, m
     twin = case.removeprefix(PREFIX)
     needs(twin)
     monkeypatch.chdir(tmp_path)
-    ours, theirs = (wherry.detect(place(one)) for one in (case, twin))
-    assert (ours.format, ours.verdict) == (theirs.format, theirs.verdict)
+    made_here, of_corpus = (wherry.detect(place(one)) for one in (case, twin))
+    assert (made_here.format, made_here.verdict) == (of_corpus.format, of_corpus.verdict)
     wanted = [
         {
             one.name.replace("numpy._core.", "numpy.core.")
@@ -188,8 +188,8 @@ def test_a_maker_that_fails_says_the_same_to_the_next_test(monkeypatch):
 
 
 def test_every_hostile_file_of_the_corpus_is_made_here(corpus):
-    theirs = {path.name for path in corpus.glob("hostile-*")}
-    assert theirs == {f"hostile-{name}" for name in hostile.FILES}
+    of_corpus = {path.name for path in corpus.glob("hostile-*")}
+    assert of_corpus == {f"hostile-{name}" for name in hostile.FILES}
 
 
 def test_no_pickle_of_the_corpus_but_the_odd_ones_is_called_hostile(corpus):

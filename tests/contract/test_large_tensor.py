@@ -21,7 +21,7 @@ HELD = [name for name, row in WRITTEN.items() if "bfloat16" in row.holds.dtypes]
 CONVERT = """
 import wherry
 source, target, to, options = sys.argv[1:]
-told = wherry.convert(source, target, to=to, options=json.loads(options), lineage=False).verification["ok"]
+result = wherry.convert(source, target, to=to, options=json.loads(options), lineage=False).verification["ok"]
 """
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -154,10 +154,10 @@ def test_the_target_s_library_finds_the_bytes_under_a_system_s_names(name, to, s
     assert held == {(renamed.get(path[0], path[0]),): row for path, row in wanted.items()}
 
 
-def refused(folder, target, to, what, cure="", **asked):
+def refused(folder, target, to, what, cure="", **settings):
     """The conversion is refused with these words, and leaves nothing at the target."""
     with pytest.raises(UnrepresentableError) as caught:
-        wherry.convert(folder, target, to=to, layout=SAME_TREE, lineage=False, **asked)
+        wherry.convert(folder, target, to=to, layout=SAME_TREE, lineage=False, **settings)
     assert what in caught.value.what
     assert caught.value.cure
     assert cure in caught.value.cure

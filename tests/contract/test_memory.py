@@ -41,7 +41,7 @@ CASES = [
 DIGEST = """
 import wherry
 found = wherry.inspect(sys.argv[1], digest=True)
-told = {spec.name: found.manifest.digests[path] for path, spec in found.manifest.tensors.items()}
+result = {spec.name: found.manifest.digests[path] for path, spec in found.manifest.tensors.items()}
 """
 
 
@@ -68,8 +68,8 @@ def folder(tmp_path):
 
 def check(path, wanted):
     """Digest in a child; the peak, and the digests."""
-    told, peak = measured(DIGEST, path)
-    found = sorted(told.values())
+    result, peak = measured(DIGEST, path)
+    found = sorted(result.values())
     assert wanted is None or found == wanted
     assert peak < LIMIT, f"{peak / 1e6:.0f} MB"
     return found

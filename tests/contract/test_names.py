@@ -83,14 +83,14 @@ def test_an_empty_key_of_a_tree_comes_back(tmp_path):
     import orbax.checkpoint as ocp
 
     tree = {"": np.ones(3, "f4"), "a": {"": np.zeros(2, "f4"), "b": np.ones(1, "f4")}}
-    ocp.PyTreeCheckpointer().save(tmp_path / "theirs", tree)
-    with wherry.open(tmp_path / "theirs") as found:
+    ocp.PyTreeCheckpointer().save(tmp_path / "original", tree)
+    with wherry.open(tmp_path / "original") as found:
         assert set(found.manifest.tensors) == {("",), ("a", ""), ("a", "b")}
-    wherry.convert(tmp_path / "theirs", tmp_path / "m.pt", to="torch-zip")
+    wherry.convert(tmp_path / "original", tmp_path / "m.pt", to="torch-zip")
     wherry.convert(tmp_path / "m.pt", tmp_path / "ours", to="orbax")
     again = ocp.PyTreeCheckpointer().restore(tmp_path / "ours")
     np.testing.assert_array_equal(again["a"][""], tree["a"][""])
-    assert wherry.verify(tmp_path / "ours", against=tmp_path / "theirs").ok
+    assert wherry.verify(tmp_path / "ours", against=tmp_path / "original").ok
 
 
 @pytest.mark.parametrize("to", ["npz", "safetensors", "huggingface"])
@@ -108,9 +108,9 @@ def test_a_member_of_an_archive_stays_in_its_folder(tmp_path, name):
     with pytest.raises(UnrepresentableError, match="would leave the folder"):
         wherry.convert(source, tmp_path / "out.npz", to="npz")
     assert [path.name for path in tmp_path.iterdir()] == ["in.pt"]
-    np.savez(tmp_path / "theirs.npz", **{name: np.ones(2)})
+    np.savez(tmp_path / "foreign.npz", **{name: np.ones(2)})
     with pytest.raises(HostileError, match="would leave the folder"):
-        wherry.open(tmp_path / "theirs.npz")
+        wherry.open(tmp_path / "foreign.npz")
 
 
 def test_dots_in_a_name_are_harmless(tmp_path):

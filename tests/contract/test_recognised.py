@@ -1,4 +1,4 @@
-"""GGUF, Equinox and TensorFlow bundles: told apart with evidence and read; damage is named."""
+"""GGUF, Equinox and TensorFlow bundles: distinguished with evidence and read; damage is named."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_bundle_damage(bundle):
     assert "file not found: variables.data-00000-of-00001" in (found.reason or "")
 
 
-def test_bundles_beside_other_files_are_found_one_by_one(bundle):
+def test_bundles_among_other_files_are_found_one_by_one(bundle):
     for number in (1, 2):
         for file in sorted(bundle.glob("variables.*")):
             shutil.copy(file, bundle / file.name.replace("variables", f"ckpt-{number}"))

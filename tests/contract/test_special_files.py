@@ -108,7 +108,7 @@ def test_special_files_in_what_is_imitated(name, tmp_path, every, warm):
 
 
 def check(checkpoint: Path, tmp_path: Path, every: str, warm: Warm) -> None:
-    rows = told(checkpoint, tmp_path, every, warm)
+    rows = report(checkpoint, tmp_path, every, warm)
     without = {(row["file"], row["verb"]): row["code"] for row in rows if row["kind"] == "absent"}
     assert without
     first = max(row["memory"] for row in rows if row["kind"] == "whole")
@@ -131,7 +131,7 @@ def allowed(row: dict, without: int, *, alone: bool) -> set[int]:
     return {without, *ENDS} | ({0, 7} if row["kind"] == "sparse" else set())
 
 
-def told(checkpoint: Path, tmp_path: Path, every: str, warm: Warm) -> list[dict]:
+def report(checkpoint: Path, tmp_path: Path, every: str, warm: Warm) -> list[dict]:
     work = tmp_path / "work"
     work.mkdir()
     words = [str(checkpoint), str(work), every]

@@ -27,7 +27,7 @@ from wherry.lineage.stale import stale
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
 
-MINE = 'extends = "llama"\nname = "mine"\nabout = "ours"\n'
+FAMILY = 'extends = "llama"\nname = "custom"\nabout = "ours"\n'
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_only_what_was_stated_is_kept(flat, tmp_path):
 
 
 def test_every_option_of_a_family_comes_back(model, tmp_path):
-    (tmp_path / "my family.toml").write_text(MINE)
+    (tmp_path / "my family.toml").write_text(FAMILY)
     (tmp_path / "tokens").mkdir()
     (tmp_path / "tokens" / "tokenizer.json").write_text('{"another": 1}')
     shutil.copy(model / "config.json", tmp_path / "config.json")
@@ -142,7 +142,7 @@ def test_another_source_and_another_target(flat, tmp_path):
         flat, tmp_path / "run", to="orbax", into=True, as_step=3, format="safetensors", lineage=False
     )
     copy = wherry.convert(flat, tmp_path / "copy.npz", to="npz", lineage=False).target.uri
-    again = made_again(first, source=copy, target=str(tmp_path / "beside"))
+    again = made_again(first, source=copy, target=str(tmp_path / "second"))
     assert again.target.weights_digest == first.target.weights_digest
     assert again.asked == {"to": "orbax", "as_step": 3}
 
@@ -192,15 +192,15 @@ def test_secrets_and_what_may_pass(tmp_path):
     target = TargetRequest("t", "dcp", {"x": None, "y": ("p", 1), "z": False})
     assets = "s3://user:secret@bucket/tokens?key=1"
     request = convert_request("s", [target], assets=assets, allow_opaque=("b.B", "a.A"))
-    asked = stated_options(request, request.targets[0])
-    assert asked == {
+    stated = stated_options(request, request.targets[0])
+    assert stated == {
         "to": "dcp", "assets": "s3://bucket/tokens", "allow_opaque": ["a.A", "b.B"],
         "options": {"y": "p; 1", "z": "false"},
     }  # fmt: skip
     receipt = receipts.from_json(
-        {"schema": receipts.SCHEMA, "source": NODE, "target": NODE, "plan_digest": "", "asked": asked}
+        {"schema": receipts.SCHEMA, "source": NODE, "target": NODE, "plan_digest": "", "asked": stated}
     )
-    assert json.loads(json.dumps(receipt.to_json()))["asked"] == asked
+    assert json.loads(json.dumps(receipt.to_json()))["asked"] == stated
     assert command(receipt).endswith("--allow-opaque a.A --allow-opaque b.B")
 
 
@@ -242,15 +242,15 @@ def test_the_ledger_keeps_it(flat, tmp_path):
         assert recorded_requests(ledger, [old]) == {old: {}}
 
 
-def test_stale_plans_what_was_asked_for(model, tmp_path):
-    family = tmp_path / "mine.toml"
-    family.write_text(MINE)
+def test_stale_plans_the_stated_options(model, tmp_path):
+    family = tmp_path / "custom.toml"
+    family.write_text(FAMILY)
     layout = LayoutRequest(family_file=str(family), dtype="bfloat16")
     first = wherry.convert(
         model, tmp_path / "made", to="maxtext", layout=layout, options={"scan_layers": False}
     )
     assert stale() == []
-    family.write_text(MINE + "# looked at again\n")
+    family.write_text(FAMILY + "# looked at again\n")
     [row] = stale()
     assert [reason.kind for reason in row.reasons] == ["plan-changed"]
     assert "family_file was" in row.reasons[0].detail
@@ -258,7 +258,7 @@ def test_stale_plans_what_was_asked_for(model, tmp_path):
     family.unlink()
     [row] = stale()
     assert "the same request fails now" in row.reasons[0].detail
-    family.write_text(MINE)
+    family.write_text(FAMILY)
     assert stale() == []
 
 

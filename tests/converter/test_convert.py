@@ -107,13 +107,13 @@ def test_a_target_that_was_altered_is_not_the_result_any_more(model, tmp_path):
 
 
 def test_a_source_that_changed_since_we_wrote_it_is_refused(model, tmp_path):
-    wherry.convert(model, tmp_path / "mine", to="hf")
-    weights = tmp_path / "mine/model.safetensors"
+    wherry.convert(model, tmp_path / "first", to="hf")
+    weights = tmp_path / "first/model.safetensors"
     data = bytearray(weights.read_bytes())
     data[-5] ^= 1
     weights.write_bytes(data)
     with pytest.raises(MismatchError, match="has changed since it was recorded"):
-        wherry.convert(tmp_path / "mine", tmp_path / "out", to="orbax")
+        wherry.convert(tmp_path / "first", tmp_path / "out", to="orbax")
     assert not (tmp_path / "out").exists()
 
 
@@ -184,7 +184,7 @@ def test_what_the_target_cannot_hold_is_refused_by_name(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["m.safetensors"]
 
 
-def test_single_file_target_has_its_sidecar_beside_it(model, tmp_path):
+def test_single_file_target_has_its_sidecar_next_to_it(model, tmp_path):
     receipt = wherry.convert(model, tmp_path / "one.safetensors", to="safetensors")
     assert sorted(os.listdir(tmp_path)) == ["model", "one.safetensors", "one.safetensors.wherry.json"]
     sidecar = read_sidecar(locate(tmp_path / "one.safetensors"))

@@ -45,9 +45,9 @@ def targets(tmp_path):
 
 
 def test_the_others_are_recorded_signed_and_named(source, tmp_path, full, monkeypatch):
-    told = []
+    failed = []
     monkeypatch.setattr(
-        import_module("wherry.converter.convert"), "report_failure", lambda *words: told.append(words[2])
+        import_module("wherry.converter.convert"), "report_failure", lambda *words: failed.append(words[2])
     )
     wherry.convert(source, tmp_path / "c.msgpack", to="flax-msgpack", lineage=False)
     key, _public = key_pair(tmp_path)
@@ -60,7 +60,7 @@ def test_the_others_are_recorded_signed_and_named(source, tmp_path, full, monkey
     }  # fmt: skip
     assert [show(place).edges[0].statement for place in made] == [1, 2]
     assert [(tmp_path / name).exists() for name in ("a/wherry.sig", "c.msgpack.wherry.sig")] == [True, True]
-    assert told == [str(tmp_path / "b.npz")]
+    assert failed == [str(tmp_path / "b.npz")]
     assert error.__notes__ == [f"these targets are committed: {made[0]}, {made[1]}"]
 
 

@@ -194,7 +194,7 @@ def test_the_other_items_of_a_step(step, uri, tmp_path):
 
 
 def test_an_item_that_is_the_source_leaves_nothing_out(step, tmp_path):
-    """What lies beside it in the step is named, as no part of the source."""
+    """The other items of the step are named; they are no part of the source."""
     receipt = wherry.convert(step / "params", tmp_path / "out", to="orbax")
     rows = {row["path"]: row["reason"] for row in receipt.ignored}
     assert set(rows) == {"../ema", "../extra", "../moments", "../opt_state"}
@@ -246,7 +246,7 @@ def test_an_item_of_strings_is_listed_and_blocks_nothing(tmp_path):
     ] == "an item without arrays"
 
 
-def test_a_checkpoint_beside_a_checkpoint_is_none_of_its_items(tmp_path):
+def test_a_checkpoint_next_to_a_checkpoint_is_none_of_its_items(tmp_path):
     with ocp.StandardCheckpointer() as checkpointer:
         for name in ("params", "state"):
             checkpointer.save(tmp_path / "2024" / name, {"w": np.ones(3)})

@@ -241,8 +241,8 @@ def test_tensors_of_zeros_are_named_wherever_they_are_hashed(tmp_path, to):
     words = f"{zeros} of {len(shapes())} tensors hold only zeros: "
     done = command("convert", source, tmp_path / "out", "--to", to, "--no-lineage", "--json")
     assert any(text.startswith(words) for text in json.loads(done.stdout)["warnings"])
-    for told in (command("inspect", source, "--digest"), command("verify", source, "--level", "digest")):
-        assert f"warning: {words}" in told.stdout
+    for result in (command("inspect", source, "--digest"), command("verify", source, "--level", "digest")):
+        assert f"warning: {words}" in result.stdout
 
 
 def test_whole_models_and_counters_are_not_named(tmp_path):

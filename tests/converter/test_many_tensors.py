@@ -119,7 +119,7 @@ began = time.process_time()
 wherry.detect(sys.argv[1])
 detected = time.process_time() - began
 wherry.plan(sys.argv[1], sys.argv[2], to=sys.argv[3]).to_json()
-told = [detected, time.process_time() - began - detected]
+result = [detected, time.process_time() - began - detected]
 """
     (detected, made), peak = measured(code, tmp_path / "model", tmp_path / "new", to)
     assert detected < 6

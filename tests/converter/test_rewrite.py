@@ -272,10 +272,10 @@ def test_a_held_target_and_a_held_source(tmp_path, source):
 
 def test_an_existing_target_is_never_touched(tmp_path, source):
     (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "mine").write_text("mine")
+    (tmp_path / "b" / "notes").write_text("unrelated")
     with pytest.raises(TargetExistsError):
         wherry.rewrite(source, tmp_path / "b", as_=FOR_TORCH)
-    assert files(tmp_path / "b") == {"mine": b"mine"}
+    assert files(tmp_path / "b") == {"notes": b"unrelated"}
 
 
 @pytest.mark.parametrize("way", ["reflink", "kernel", "here"])
@@ -341,12 +341,12 @@ def test_in_place_leaves_a_folder_that_another_run_took_over(tmp_path):
         change_in_place(locate(folder), change, lambda: None),
     ):
         lease.unlink()
-        lease.write_text("theirs")
-        (folder / "config").write_text("theirs")
+        lease.write_text("other")
+        (folder / "config").write_text("other")
         raise ValueError("the proof failed")
-    assert (folder / "config").read_text() == "theirs"
+    assert (folder / "config").read_text() == "other"
     assert (folder / "config.before").read_text() == "old"
-    assert lease.read_text() == "theirs"
+    assert lease.read_text() == "other"
 
 
 def replacing(monkeypatch, step, act):
@@ -368,23 +368,23 @@ def test_in_place_a_run_that_lost_its_lease_while_it_proved_writes_nothing_more(
 
     def take_over():
         lease.unlink()
-        lease.write_text("theirs")
-        (source / "wherry.json").write_text("theirs")
-        (source / ".metadata").write_text("theirs")
+        lease.write_text("other")
+        (source / "wherry.json").write_text("other")
+        (source / ".metadata").write_text("other")
 
     replacing(monkeypatch, "prove", take_over)
     with pytest.raises(TargetInUseError, match="another run took over"):
         wherry.rewrite(source, as_=FOR_TORCH, in_place=True, verify=verify)
-    assert (source / "wherry.json").read_text() == (source / ".metadata").read_text() == "theirs"
+    assert (source / "wherry.json").read_text() == (source / ".metadata").read_text() == "other"
     assert not (source / ".wherry.json.before").exists()
 
 
 def test_in_place_a_source_that_changed_since_the_plan_is_left(source, monkeypatch):
-    theirs = (source / ".metadata").read_bytes() + b"."
-    replacing(monkeypatch, "know", lambda: (source / ".metadata").write_bytes(theirs))
+    changed = (source / ".metadata").read_bytes() + b"."
+    replacing(monkeypatch, "know", lambda: (source / ".metadata").write_bytes(changed))
     with pytest.raises(MismatchError, match="was modified"):
         wherry.rewrite(source, as_=FOR_TORCH, in_place=True)
-    assert (source / ".metadata").read_bytes() == theirs
+    assert (source / ".metadata").read_bytes() == changed
     assert ".metadata.before" not in files(source)
 
 
@@ -404,7 +404,7 @@ def test_in_place_what_another_run_made_before_the_lease_was_taken_is_not_undone
 
     def lease_of(*arguments):
         (folder / "d").mkdir()
-        (folder / "d" / "theirs").write_text("theirs")
+        (folder / "d" / "file").write_text("other")
         return real(*arguments)
 
     monkeypatch.setattr(in_place, "lease_of", lease_of)
@@ -413,7 +413,7 @@ def test_in_place_what_another_run_made_before_the_lease_was_taken_is_not_undone
         in_place.change_in_place(locate(folder), what, lambda: None),
     ):
         raise ValueError("the proof failed")
-    assert (folder / "d" / "theirs").read_text() == "theirs"
+    assert (folder / "d" / "file").read_text() == "other"
 
 
 def test_in_place_an_undo_that_fails_is_a_storage_error(change, monkeypatch):

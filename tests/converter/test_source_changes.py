@@ -243,7 +243,7 @@ def test_a_file_that_belongs_to_nothing_is_no_change(monkeypatch, tmp_path, sour
     assert wherry.convert(source.parent, tmp_path / "out", to="orbax").lineage == "recorded"
 
 
-def test_what_lies_beside_a_file_is_no_change(monkeypatch, tmp_path, source):
+def test_a_new_file_next_to_the_source_is_no_change(monkeypatch, tmp_path, source):
     during(monkeypatch, lambda: (source.parent / "other.safetensors").write_bytes(b"0"))
     assert wherry.convert(source, tmp_path / "out", to="huggingface", family="none").lineage == "recorded"
 

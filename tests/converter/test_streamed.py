@@ -301,18 +301,18 @@ def test_a_wrong_byte_in_a_small_object_is_found_before_the_commit(source, targe
 
 
 def test_objects_of_somebody_else_are_never_touched(source, target):
-    locate(target).join("notes.txt").put(b"mine")
+    locate(target).join("notes.txt").put(b"kept")
     with pytest.raises(TargetExistsError):
         convert(source, target, "hf")
-    assert locate(target).join("notes.txt").read(0, 9) == b"mine"
+    assert locate(target).join("notes.txt").read(0, 9) == b"kept"
     assert leftover_names(target) == []
 
 
-def test_objects_of_somebody_else_beside_those_of_a_killed_run_are_not_touched(source, target):
+def test_objects_of_somebody_else_among_those_of_a_killed_run_are_not_touched(source, target):
     with watched(fatal=36, only=("put_part",)), pytest.raises(Killed):
         convert(source, target, "hf")
     release(target)
-    locate(target).join("notes.txt").put(b"mine")
+    locate(target).join("notes.txt").put(b"kept")
     before = sorted(entry.name for entry in locate(target).walk())
     other = {"max_shard_size": "300KB"}
     with pytest.raises(TargetExistsError):
@@ -323,11 +323,11 @@ def test_objects_of_somebody_else_beside_those_of_a_killed_run_are_not_touched(s
 def test_an_object_that_appears_meanwhile_is_not_committed_with_the_others(source, target, monkeypatch):
     real = MemoryStore.assemble
 
-    def beside(self, *args, **kwargs):
+    def put_intruder(self, *args, **kwargs):
         locate(target).join("intruder.json").put(b"{}")
         return real(self, *args, **kwargs)
 
-    monkeypatch.setattr(MemoryStore, "assemble", beside)
+    monkeypatch.setattr(MemoryStore, "assemble", put_intruder)
     with pytest.raises(TargetExistsError, match="during the conversion"):
         convert(source, target, "hf")
     assert [entry.name for entry in locate(target).walk()] == ["intruder.json"]

@@ -84,7 +84,7 @@ def attempt(source, target, **options):
 
 
 def left(target):
-    """Keys of everything beside and, unless it is committed, below a target; and its uploads."""
+    """Keys of everything next to a target and, unless it is committed, below it; and its uploads."""
     place = locate(target)
     own = f"{place.name}/" if is_committed(place, (".metadata",)) else " "
     keys = [

@@ -72,7 +72,7 @@ class Swap:
 
 
 def made(folder, form, tensors):
-    """A checkpoint with a text beside its tensors, where its format has such files."""
+    """A checkpoint with a text next to its tensors, where its format has such files."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     plain = folder.with_name(f"{folder.name}-plain")
     plain.mkdir()
@@ -105,12 +105,14 @@ def converted(place, target, monkeypatch, swap, below=None):
         swap.step()
         return real(*values, **named)
 
-    asked = convert_request(place, [TargetRequest(str(target), "huggingface")], lineage=False, family="none")
-    asked = replace(asked, source=replace(asked.source, below=below))
+    request = convert_request(
+        place, [TargetRequest(str(target), "huggingface")], lineage=False, family="none"
+    )
+    request = replace(request, source=replace(request.source, below=below))
     with monkeypatch.context() as patch:
         patch.setattr(open_file, "_open_admitted", stepping)
         try:
-            convert_all(asked)
+            convert_all(request)
         except WherryError:
             assert not target.exists()
             return None
@@ -160,16 +162,16 @@ def test_a_path_that_leads_elsewhere_once_the_source_has_settled_is_refused(run,
 
 @pytest.mark.parametrize("run", ["huggingface"], indirect=True)
 def test_what_lies_above_an_open_checkpoint_is_not_read_through_a_link(run, tmp_path):
-    """Trainers keep files of the model beside its steps: a folder above the checkpoint is exchanged."""
+    """Trainers keep files of the model next to its steps: a folder above the checkpoint is exchanged."""
     place, folder, outside = run
     with wherry.open(place) as found:
-        beside = found.location.parent.join("config.json")
+        config = found.location.parent.join("config.json")
         (folder.parent / "config.json").write_text('{"own": 1}')
-        assert beside.read_whole(100) == b'{"own": 1}'
+        assert config.read_whole(100) == b'{"own": 1}'
         folder.parent.rename(tmp_path / "old")
         folder.parent.symlink_to(outside.parent)
         with pytest.raises(WherryError, match="symbolic link points outside"):
-            beside.read_whole(100)
+            config.read_whole(100)
         assert found.read("b").tolist() == [1] * 5
 
 

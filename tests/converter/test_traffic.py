@@ -1,4 +1,4 @@
-"""A plan says what stores and disks are asked for, what that costs, and refuses what cannot fit."""
+"""A plan states the requests to stores, their cost and the disk space that is needed, and refuses what cannot fit."""
 
 from __future__ import annotations
 
@@ -96,10 +96,10 @@ def test_a_conversion_looks_for_room_before_its_first_byte(source, tmp_path, mon
 
 @pytest.mark.parametrize("free", [NBYTES - 1, 1 << 40])
 def test_the_disk_of_what_is_staged_whole_is_that_of_temporary_files(source, tmp_path, monkeypatch, free):
-    asked = []
+    measured = []
 
     def usage(path):
-        asked.append(str(path))
+        measured.append(str(path))
         return SimpleNamespace(free=free)
 
     monkeypatch.setattr("wherry.converter.traffic.shutil.disk_usage", usage)
@@ -107,7 +107,7 @@ def test_the_disk_of_what_is_staged_whole_is_that_of_temporary_files(source, tmp
     done = CliRunner().invoke(cli, ["plan", source, "hf://owner/model", "--to", "hf", "--family", "none"])
     assert "hf:// takes whole files" in done.output
     assert "12.0 MB of " in done.output
-    assert asked == [str(tmp_path)]
+    assert measured == [str(tmp_path)]
     assert done.exit_code == (10 if free < NBYTES else 0)
     assert ("choose another folder with TMPDIR" in done.stderr) == (free < NBYTES)
 
@@ -118,18 +118,18 @@ def test_a_target_that_streams_needs_the_disk_for_decoded_bytes_alone(source, mo
     assert plan(source, "memory://bucket/x", to="orbax").traffic.space.needed == 5000
 
 
-def test_a_disk_is_measured_once_and_when_it_is_asked_for(source, tmp_path, monkeypatch):
-    asked = []
+def test_a_disk_is_measured_once_and_when_its_space_is_needed(source, tmp_path, monkeypatch):
+    measured = []
 
     def usage(path):
-        asked.append(path)
+        measured.append(path)
         return SimpleNamespace(free=1 << 40)
 
     monkeypatch.setattr("wherry.converter.traffic.shutil.disk_usage", usage)
     space = plan(source, tmp_path / "new" / "out.npz", to="npz").traffic.space
-    assert asked == []
+    assert measured == []
     assert (space.free, space.fits, space.to_json()["free"]) == (1 << 40, True, 1 << 40)
-    assert asked == [str(tmp_path)]
+    assert measured == [str(tmp_path)]
 
 
 def test_a_plan_resolves_the_links_of_source_and_target_once(source, tmp_path, monkeypatch):

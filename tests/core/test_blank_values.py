@@ -1,4 +1,4 @@
-"""NaN is counted in the words of each type, as numpy and ml_dtypes decide it; a filled tensor is told from others."""
+"""NaN is counted in the words of each type, as numpy and ml_dtypes decide it; a filled tensor is recognised."""
 
 from __future__ import annotations
 

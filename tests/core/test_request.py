@@ -46,7 +46,7 @@ cli.main(["convert", source, target, "--to", "npz", "--set", "join=.", "--pace",
 receipt = read_sidecar(locate(target)).receipt
 door = wherry.convert(source, target + "2.npz", to="npz", options={"join": "."}, pace=4, lineage=False)
 found = {
-    "asked": receipt.asked, "command": command(receipt), "door": door.asked, "decides": "pace" in DECIDING,
+    "stated": receipt.asked, "command": command(receipt), "door": door.asked, "decides": "pace" in DECIDING,
     "route": Route.model_json_schema()["properties"]["pace"]["description"],
     "export": export_request(uri="t", to="npz", snapshot="host", pace=5).convert.pace,
 }
@@ -104,7 +104,7 @@ def test_an_option_is_added_by_one_line(copy, source, tmp_path):
     done = subprocess.run(words, check=False, capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found["asked"] == {"to": "npz", "pace": 3, "options": {"join": "."}}
+    assert found["stated"] == {"to": "npz", "pace": 3, "options": {"join": "."}}
     assert found["door"]["pace"] == 4
     assert found["command"].endswith("--set join=. --pace 3")
     assert found["decides"]

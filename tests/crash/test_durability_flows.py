@@ -1,4 +1,4 @@
-"""What a loss of power leaves of everything else that is written beside or into a checkpoint."""
+"""What a loss of power leaves of everything else that is written next to or into a checkpoint."""
 
 from __future__ import annotations
 

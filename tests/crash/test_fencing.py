@@ -98,8 +98,7 @@ def assert_one_won(outcomes, target, digest):
     assert set(os.listdir(target.parent)) == complete(target)
     verification = wherry.verify(target, level="digest")
     assert verification.ok
-    mine = wherry.open(target).detection
-    assert mine.verdict == "ok"
+    assert wherry.open(target).detection.verdict == "ok"
 
 
 @pytest.mark.parametrize("verify", ["digest", pytest.param("none", marks=pytest.mark.slow)])
@@ -112,12 +111,12 @@ def test_one_that_was_stopped_never_commits_the_work_of_another(
     moments, resumed, committed = moments_in(folder, total, most), 0, 0
     for number in moments:
         target = folder / str(number) / to
-        mine = replace(wanted, target=str(target), expiry=EXPIRY)
-        stopped = children.run(replace(mine, act="stop", number=number))
+        own_order = replace(wanted, target=str(target), expiry=EXPIRY)
+        stopped = children.run(replace(own_order, act="stop", number=number))
         assert stopped.stopped
         committed += target.exists()
         moves = recorded_moves(target)
-        second = children.run(mine)
+        second = children.run(own_order)
         if moves and second.receipt and not second.receipt["already"]:
             assert second.receipt["resumed_bytes"] > 0, f"progress was lost at {number}"
             resumed += 1
@@ -141,11 +140,11 @@ def test_one_that_was_stopped_while_it_took_over_is_taken_over_itself(
     begun, moments = total * 2 // 3, moments_in(folder, min(60, total), most)
     for number in moments:
         target = folder / str(number) / to
-        mine = replace(wanted, target=str(target))
-        first = children.run(replace(mine, act=act, number=begun))
+        own_order = replace(wanted, target=str(target))
+        first = children.run(replace(own_order, act=act, number=begun))
         assert recorded_moves(target), "there is something to lose"
-        second = children.run(replace(mine, act="stop", number=number))
-        third = children.run(mine)
+        second = children.run(replace(own_order, act="stop", number=number))
+        third = children.run(own_order)
         outcomes = [third]
         if second.stopped:
             second = children.resume(second)
@@ -165,11 +164,11 @@ def test_names_alone_fence_where_the_file_system_has_no_locks(source, undisturbe
     total, committed = sum(children.run(wanted).calls.values()), 0
     for number in spread(total, 9):
         target = tmp_path / str(number) / to
-        mine = replace(wanted, target=str(target), expiry=EXPIRY)
-        stopped = children.run(replace(mine, act="stop", number=number))
+        own_order = replace(wanted, target=str(target), expiry=EXPIRY)
+        stopped = children.run(replace(own_order, act="stop", number=number))
         assert stopped.stopped
         committed += target.exists()
-        second = children.run(mine)
+        second = children.run(own_order)
         first = children.resume(stopped)
         assert_one_won([first, second], target, undisturbed[to])
     assert committed, "no run was stopped after its commit"

@@ -84,19 +84,21 @@ def test_every_form_is_there_and_back_exact(name):
     choices = {
         key: one.always or one.choices[-1] for key, one in family.system("maxtext").conventions.items()
     }
-    for mine in form_choices(family.system("huggingface"), {}):
-        begun = made(family, "huggingface", mine, sizes=sizes)
+    for source_forms in form_choices(family.system("huggingface"), {}):
+        begun = made(family, "huggingface", source_forms, sizes=sizes)
         if not begun.tensors:
             continue
         for forms in form_choices(family.system("maxtext"), {}):
             there = convert_layout(
-                begun.manifest, family, "huggingface", "maxtext", source_options=mine, options={**forms, **choices},
-                sizes=sizes, dtype="float64", facts={"residual_multiplier": 0.7},
+                begun.manifest, family, "huggingface", "maxtext",
+                source_options=source_forms, options={**forms, **choices}, sizes=sizes, dtype="float64",
+                facts={"residual_multiplier": 0.7},
             )  # fmt: skip
             moved = carried(there, begun.read, limit=600)
             back = convert_layout(
-                moved.manifest, family, "maxtext", "huggingface", source_options={**forms, **choices}, options=mine,
-                sizes=sizes, dtype="float32", facts={"residual_multiplier": 0.7},
+                moved.manifest, family, "maxtext", "huggingface",
+                source_options={**forms, **choices}, options=source_forms, sizes=sizes, dtype="float32",
+                facts={"residual_multiplier": 0.7},
             )  # fmt: skip
             assert same(carried(back, moved.read).tensors, begun.tensors)
 
@@ -173,9 +175,9 @@ def test_a_factor_of_the_query_is_one_of_its_second_matrix(base, tmp_path):
     with wherry.open(tmp_path / "0") as checkpoint:
         at = ("decoder", "layers", "self_attention", "query")
         down, up = (checkpoint.read((*at, f"kernel_lora_{one}", "value"))[:, 1] for one in "ab")
-    mine = [tensors[f"{START}.1.self_attn.q_proj.lora_{one}.weight"] for one in "AB"]
-    np.testing.assert_array_equal(down, mine[0].T)
-    np.testing.assert_allclose(up, mine[1].T / np.sqrt(DIM), rtol=1e-6)
+    matrices = [tensors[f"{START}.1.self_attn.q_proj.lora_{one}.weight"] for one in "AB"]
+    np.testing.assert_array_equal(down, matrices[0].T)
+    np.testing.assert_allclose(up, matrices[1].T / np.sqrt(DIM), rtol=1e-6)
 
 
 def test_rows_are_those_of_llama_3_1(tmp_path):
@@ -185,8 +187,8 @@ def test_rows_are_those_of_llama_3_1(tmp_path):
     wherry.convert(source, tmp_path / "0", to="maxtext", config=config, lineage=False)
     with wherry.open(tmp_path / "0") as checkpoint:
         up = checkpoint.read(("decoder", "layers", "self_attention", "key", "kernel_lora_b", "value"))[:, 0]
-    mine = tensors[f"{START}.0.self_attn.k_proj.lora_B.weight"].T.reshape(RANK, GROUPS, 2, DIM // 2)
-    np.testing.assert_array_equal(up, mine.swapaxes(2, 3).reshape(RANK, -1))
+    rows = tensors[f"{START}.0.self_attn.k_proj.lora_B.weight"].T.reshape(RANK, GROUPS, 2, DIM // 2)
+    np.testing.assert_array_equal(up, rows.swapaxes(2, 3).reshape(RANK, -1))
 
 
 def test_the_alpha_of_a_rank_stabilised_adapter_is_that_of_its_scale(base, tmp_path):
@@ -264,7 +266,7 @@ def test_a_recorded_alpha_that_is_no_number_is_refused(step, base, alpha, tmp_pa
 
 
 @pytest.mark.parametrize("alpha", WRONG, ids=repr)
-def test_an_asked_alpha_that_is_no_number_is_refused(step, base, alpha, tmp_path):
+def test_a_stated_alpha_that_is_no_number_is_refused(step, base, alpha, tmp_path):
     refused(
         step, base, tmp_path, options={"lora_alpha": alpha if isinstance(alpha, str) else json.dumps(alpha)}
     )
@@ -322,7 +324,7 @@ def test_adapters_of_single_experts_are_refused_with_the_reason(base, to, tmp_pa
     assert "merge the adapter into its base" in caught.value.cure
 
 
-def test_an_adapter_without_the_config_of_its_base_is_asked_for_it(tmp_path):
+def test_an_adapter_requires_the_config_of_its_base(tmp_path):
     source, _tensors = save_peft(tmp_path / "peft")
     with pytest.raises(AmbiguousError, match="llama-lora") as caught:
         wherry.convert(source, tmp_path / "out", to="maxtext", lineage=False)
@@ -363,7 +365,7 @@ def test_projections_of_another_system_are_refused_by_name(base, tmp_path):
 
 
 def test_the_layouts_say_what_judged_them():
-    told = json.loads(command("layouts", "llama-lora", "--json").stdout)
-    assert told["judged"]["maxtext"] == {"into": "own library", "out_of": "own library"}
-    told = json.loads(command("layouts", "granite-lora", "--json").stdout)
-    assert told["judged"]["maxtext"] == {"into": "not judged", "out_of": "not judged"}
+    layouts = json.loads(command("layouts", "llama-lora", "--json").stdout)
+    assert layouts["judged"]["maxtext"] == {"into": "own library", "out_of": "own library"}
+    layouts = json.loads(command("layouts", "granite-lora", "--json").stdout)
+    assert layouts["judged"]["maxtext"] == {"into": "not judged", "out_of": "not judged"}

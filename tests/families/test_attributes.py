@@ -28,7 +28,7 @@ FAMILIES = Path(wherry.__file__).parent / "families"
 SYSTEMS = ("megatron", "maxtext", "huggingface")
 CLASSES = {"record", "device", "data", "training", "tower"}
 OF_FAMILIES = CLASSES | {"unread", "shown"}  # what the code of one model does not read, or its tensors show
-# Of other libraries than the system's: unsloth, the code beside DeepSeek's first models, transformers before 4.
+# Of other libraries than the system's: unsloth, the code that came with DeepSeek's first models, transformers before 4.
 OTHERS = {"unsloth_fixed", "unsloth_version", "aux_loss_alpha", "seq_aux", "output_past"}
 # The program states no default, or one of a parser whose config has another.
 WITHOUT_DEFAULT = {"modelopt_enabled", "rope_type"}
@@ -197,7 +197,7 @@ def test_another_value_than_the_supported_one_is_refused_by_name(system, sources
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_any_value_of_the_other_classes_passes(system, sources, tmp_path):
-    """Here all of them at once, beside the supported value of what is checked."""
+    """Here all of them at once, with the supported value of each attribute that is checked."""
     config = sources[system][1]
     own = load_family("llama").system(system).config
     usual = {
@@ -212,7 +212,7 @@ def test_any_value_of_the_other_classes_passes(system, sources, tmp_path):
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-@pytest.mark.parametrize("name", ["logits_soft_cap", "inference_mode_of_mine", "moe_invented"])
+@pytest.mark.parametrize("name", ["logits_soft_cap", "inference_mode_invented", "moe_invented"])
 def test_an_invented_name_is_refused(system, name, sources, tmp_path):
     with pytest.raises(UnrepresentableError, match=name):
         plan(sources, system, {name: 30}, tmp_path / "config.json")

@@ -34,7 +34,7 @@ def test_what_is_known_is_written():
     assert written.warnings == ()
 
 
-def test_what_nobody_knows_is_asked_for():
+def test_the_user_must_state_what_no_config_states():
     """All of it at once, and nothing that changes no output; that is written with a warning."""
     with pytest.raises(UsageError, match="no config states") as caught:
         written_config(projected("lingua", "huggingface"))
@@ -66,9 +66,9 @@ def test_what_a_given_config_says_is_kept():
     ],
 )
 def test_a_given_config_of_another_model_is_refused(attribute, value, said):
-    told = {"model": {"rope_theta": 500000.0, "norm_eps": 1e-5}}
+    config = {"model": {"rope_theta": 500000.0, "norm_eps": 1e-5}}
     with pytest.raises(MismatchError, match=said):
-        written_config(projected("lingua", "huggingface", told), {**PLAIN_LLAMA, attribute: value})
+        written_config(projected("lingua", "huggingface", config), {**PLAIN_LLAMA, attribute: value})
 
 
 def test_an_unknown_attribute_is_refused():
@@ -172,11 +172,11 @@ def test_every_config_is_read_as_what_is_known(name, target):
     there = convert_layout(source.manifest, family, target, target, source_options=conventions,
                            sizes={axis: ({**sizes, **family.constants})[axis] for axis in family.axes})  # fmt: skip
     written = written_config(there)
-    told = tell(system, written.config)
+    config_facts = tell(system, written.config)
     known = known_names(there)
-    assert told.sizes
-    assert {axis: known[axis] for axis in told.sizes if axis in known} == {
-        axis: extent for axis, extent in told.sizes.items() if axis in known
+    assert config_facts.sizes
+    assert {axis: known[axis] for axis in config_facts.sizes if axis in known} == {
+        axis: extent for axis, extent in config_facts.sizes.items() if axis in known
     }
     assert parse_config(str(system.write.file), render_config(str(system.write.file), written.config))
 
@@ -255,7 +255,7 @@ network.Transformer.config = @network.T5Config()
 
 
 def test_a_conditional_model_keeps_its_table():
-    """Gemma 3's config has the text model's attributes one table deeper; what stands beside them stays."""
+    """Gemma 3's config has the text model's attributes one table deeper; the attributes outside this table stay."""
     text = {
         "model_type": "gemma3_text", "vocab_size": 20, "num_hidden_layers": 14, "hidden_size": 12, "head_dim": 8,
         "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 10, "torch_dtype": "bfloat16",

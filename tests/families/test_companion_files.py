@@ -26,7 +26,7 @@ def llama():
 
 @pytest.fixture
 def folder(tmp_path):
-    """A Llama of Hugging Face with a tokenizer and whatever else lies beside models."""
+    """A Llama of Hugging Face with a tokenizer and the other files that come with models."""
     source = tmp_path / "hf"
     source.mkdir()
     safetensors.save_file(
@@ -67,7 +67,7 @@ def test_no_tokenizer_is_a_warning(folder, tmp_path):
 
 
 @pytest.mark.parametrize(("data", "kind"), [(SENTENCEPIECE, "sp"), (TIKTOKEN, "tiktoken")])
-def test_lingua_is_told_its_tokenizer(folder, tmp_path, data, kind):
+def test_the_config_of_lingua_names_the_tokenizer(folder, tmp_path, data, kind):
     (folder / "tokenizer.model").write_bytes(data)
     wherry.convert(folder, tmp_path / "out", to="lingua", lineage=False)
     params = json.loads((tmp_path / "out" / "params.json").read_text())
@@ -107,10 +107,10 @@ def test_the_way_back_finds_what_the_target_could_not_say(folder, tmp_path):
         assert receipt.lossless == (to != "maxtext")  # its query holds 1/sqrt(8)
 
 
-def test_a_config_of_another_model_beside_the_source_is_refused(folder, tmp_path):
+def test_a_config_of_another_model_next_to_the_source_is_refused(folder, tmp_path):
     wherry.convert(folder, tmp_path / "there", to="maxtext", lineage=False)
-    beside = tmp_path / "there" / "items" / "assets" / "config.json"
-    beside.write_text(json.dumps({**PLAIN_LLAMA, "num_hidden_layers": 4}))
+    config = tmp_path / "there" / "items" / "assets" / "config.json"
+    config.write_text(json.dumps({**PLAIN_LLAMA, "num_hidden_layers": 4}))
     with pytest.raises(MismatchError, match=r"config\.json .*layer is 4"):
         plan(tmp_path / "there", tmp_path, "huggingface")
     assert not (tmp_path / "out").exists()
@@ -130,7 +130,7 @@ def test_a_config_is_of_the_system_whose_sizes_it_states():
 def test_a_config_of_the_target_is_taken_from_the_user(folder, tmp_path):
     wherry.convert(folder, tmp_path / "there", to="maxtext", lineage=False)
     (tmp_path / "there" / "items" / "assets" / "config.json").unlink()
-    stated = tmp_path / "mine.json"
+    stated = tmp_path / "stated.json"
     stated.write_text(json.dumps({**PLAIN_LLAMA, "bos_token_id": 11}))
     layout = LayoutRequest(config=str(stated))
     wherry.convert(tmp_path / "there", tmp_path / "out", to="huggingface", lineage=False, layout=layout)

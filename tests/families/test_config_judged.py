@@ -78,7 +78,7 @@ def test_a_difference_is_written_down_with_its_reason():
     ("system", "label"), [("huggingface", "llama"), ("lingua", "llama"), ("t5x", "umt5")]
 )
 def test_a_changed_model_is_judged_anew(system, label):
-    """One cell of those whose judge runs beside wherry; tests/oracles/test_walk_judged.py judges all."""
+    """One cell each of systems whose judge runs in this environment; tests/oracles/test_walk_judged.py judges all."""
     cells = sorted(cell for cell in carried([system]) if cell[1] == label)
     with judge_for(system) as judge:
         seen = list(judge_class(label, {system: judge}, set(cells[:-1])))

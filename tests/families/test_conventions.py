@@ -104,7 +104,7 @@ def test_a_config_that_contradicts_the_record_is_refused(tmp_path):
 
 
 def test_no_choice_is_taken_that_nobody_states(tmp_path):
-    """Neither record nor config: the choices are asked for, with the models that have them."""
+    """Without a record and a config the user must state the choices; the cure names the models that have each."""
     wherry.convert(judge.source("mistral"), tmp_path / "there", to="maxtext", lineage=False)
     (tmp_path / "there/wherry.json").unlink()
     shutil.rmtree(tmp_path / "there/items/assets")

@@ -1,4 +1,4 @@
-"""A config is part of the model: what changes outputs is carried, checked, absorbed, asked for or refused by name."""
+"""A config is part of the model: what changes outputs is carried, checked, absorbed, stated by the user or refused."""
 
 from __future__ import annotations
 
@@ -61,15 +61,17 @@ def test_every_attribute_of_gemma2_is_carried_or_refused(attribute, value, said)
         assert caught.value.cure
         return
     family, config, begun, there = gemma2(**{attribute: value})
-    theirs = written_config(there).config
+    maxtext_config = written_config(there).config
     moved = carried(there, begun.read)
-    back = convert_layout(moved.manifest, family, "maxtext", "huggingface", config=theirs)
+    back = convert_layout(moved.manifest, family, "maxtext", "huggingface", config=maxtext_config)
     written = written_config(back).config
-    mine, again = (tell(family.system("huggingface"), one) for one in (config, written))
+    original, again = (tell(family.system("huggingface"), one) for one in (config, written))
     absorbed = family.system("maxtext").absorbs.keys()
     facts = {fact for fact, one in family.facts.items() if one.outputs} - absorbed
-    assert {fact: mine.facts.get(fact) for fact in facts} == {fact: again.facts.get(fact) for fact in facts}
-    scalars = [one.facts["query_pre_attn_scalar"] for one in (mine, again)]
+    assert {fact: original.facts.get(fact) for fact in facts} == {
+        fact: again.facts.get(fact) for fact in facts
+    }
+    scalars = [one.facts["query_pre_attn_scalar"] for one in (original, again)]
     path = ("model.layers.1.self_attn.q_proj.weight",)
     first, last = begun.tensors[path], carried(back, moved.read).tensors[path]
     np.testing.assert_allclose(first / np.sqrt(scalars[0]), last / np.sqrt(scalars[1]), rtol=1e-6)
@@ -112,16 +114,16 @@ def test_every_fact_is_answered_by_every_system():
     ],
 )
 def test_a_family_file_that_forgets_a_fact_is_an_error(tmp_path, text, match):
-    path = tmp_path / "mine.toml"
-    path.write_text(f'extends = "llama"\nname = "mine"\nabout = "ours"\n{text}\n')
+    path = tmp_path / "custom.toml"
+    path.write_text(f'extends = "llama"\nname = "custom"\nabout = "ours"\n{text}\n')
     with pytest.raises(UsageError, match=match):
         load_family_file(str(path))
 
 
 def test_a_fact_of_the_user_s_own_family(tmp_path):
-    path = tmp_path / "mine.toml"
+    path = tmp_path / "custom.toml"
     path.write_text(
-        'extends = "llama"\nname = "mine"\nabout = "ours"\n[facts]\nwarmth = { about = "a", outputs = false }\n'
+        'extends = "llama"\nname = "custom"\nabout = "ours"\n[facts]\nwarmth = { about = "a", outputs = false }\n'
         '[systems.huggingface.config]\nfacts.warmth = "warmth"\n'
     )
     family = load_family_file(str(path))
@@ -168,8 +170,8 @@ def test_one_spelling_of_rope_scaling(given, found):
 def test_layers_that_turn_no_positions(system, config, found):
     """transformers lists the layers that do, Megatron those that do not, or every how-manieth."""
     rules = load_family("smollm3").system(system).config
-    told = {**{name: evaluate(str(text), {}) for name, text in rules.defaults.items()}, **config}
-    assert evaluate(rules.facts["rotated_layers"], told) == found
+    attributes = {**{name: evaluate(str(text), {}) for name, text in rules.defaults.items()}, **config}
+    assert evaluate(rules.facts["rotated_layers"], attributes) == found
 
 
 def test_activations_by_their_names_elsewhere():
@@ -263,12 +265,12 @@ def model_file(folder, **more):
         "rope_type": "default",
         "mlp_activations": ["silu", "linear"], **more,
     }  # fmt: skip
-    path = folder / "mine.yml"
+    path = folder / "stated.yml"
     path.write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in lines.items()))
     return str(path)
 
 
-def test_what_nobody_states_is_asked_for_and_can_be_stated(bare, tmp_path):
+def test_the_user_must_state_the_facts_that_no_config_states(bare, tmp_path):
     layout = LayoutRequest(family="llama")
     options = {"rope": "half"}
     with pytest.raises(UsageError, match="no config states") as caught:

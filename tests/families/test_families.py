@@ -91,9 +91,9 @@ def test_padded_vocabulary():
     embedding = padded.tensors[("params", "params", "token_embedder", "embedding")]
     assert embedding.shape == (32, 12)
     assert not embedding[20:].any()
-    mine = {"rope": "half", "query_scale": "folded"}
+    conventions = {"rope": "half", "query_scale": "folded"}
     back = convert_layout(
-        padded.manifest, family, "maxtext", "huggingface", source_options=mine, sizes={"vocab": 20}
+        padded.manifest, family, "maxtext", "huggingface", source_options=conventions, sizes={"vocab": 20}
     )
     assert carried(back, padded.read).tensors[("lm_head.weight",)].shape == (20, 12)
 
@@ -189,8 +189,8 @@ def test_config_is_json_as_it_comes(tmp_path):
     )  # fmt: skip
     config.save_pretrained(tmp_path)
     begun, family, _config = llama()
-    told = json.loads((tmp_path / "config.json").read_text())
-    assert to_maxtext(begun, family, told).chosen == {
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert to_maxtext(begun, family, written).chosen == {
         "scan_layers": "true", "param_scan_axis": "1", "rope": "half", "query_scale": "folded",
     }  # fmt: skip
 

@@ -95,21 +95,21 @@ def directions():
 @pytest.mark.parametrize(("name", "source", "forms", "target", "without"), list(directions()))
 def test_there_and_back(name, source, forms, target, without):
     family = load_family(name)
-    mine = {**forms, **conventions(family, source)}
-    theirs = conventions(family, target)
+    source_options = {**forms, **conventions(family, source)}
+    target_options = conventions(family, target)
     sizes = {**SIZES, "expert_ffn": 5, **OWN_SIZES.get(name, {}), **family.constants}
     if "huggingface-flax" in (source, target) and "pair" in family.axes:  # whose heads divide the width
         sizes["embed"] = sizes["group"] * sizes["qhead"] * 2 * sizes["pair"]
     if forms.get("use_qkv_einsum") == "true":  # of as many keys as queries
         sizes["qhead"] = 1
-    begun = made(family, source, mine, without=without, sizes=sizes)
+    begun = made(family, source, source_options, without=without, sizes=sizes)
     there = convert_layout(
         begun.manifest,
         family,
         source,
         target,
-        source_options=mine,
-        options=theirs,
+        source_options=source_options,
+        options=target_options,
         sizes=sizes,
         dtype="float64",
     )
@@ -119,8 +119,8 @@ def test_there_and_back(name, source, forms, target, without):
         family,
         target,
         source,
-        source_options=theirs,
-        options=mine,
+        source_options=target_options,
+        options=source_options,
         sizes=sizes,
         dtype="float32",
     )

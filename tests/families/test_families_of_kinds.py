@@ -77,8 +77,8 @@ def test_a_gpt_neox_as_it_was_released(tmp_path):
     released = {"rotary_emb_base": 500, "rotary_pct": 0.5, "torch_dtype": "float16"}
     (folder / "config.json").write_text(json.dumps({**config, **released}))
     wherry.convert(folder, tmp_path / "there", to="megatron", lineage=False)
-    told = json.loads((tmp_path / "there" / "megatron_args.json").read_text())
-    assert (told["rotary_base"], told["rotary_percent"], told["bias_gelu_fusion"]) == (500, 0.5, False)
+    args = json.loads((tmp_path / "there" / "megatron_args.json").read_text())
+    assert (args["rotary_base"], args["rotary_percent"], args["bias_gelu_fusion"]) == (500, 0.5, False)
     wherry.convert(tmp_path / "there", tmp_path / "back", to="huggingface", lineage=False)
     again = json.loads((tmp_path / "back" / "config.json").read_text())
     assert (again["rotary_emb_base"], again["rotary_pct"], again["use_parallel_residual"]) == (

@@ -71,7 +71,7 @@ def test_tensors_that_do_not_fit_are_named():
     refused(UnrepresentableError, "have index 3", with_("model.layers.3.input_layernorm.weight", (12,)))
 
 
-def test_what_is_not_on_disk_is_asked_for():
+def test_the_user_must_state_what_is_not_on_disk():
     family = load_family("llama")
     begun = made(
         family,
@@ -95,11 +95,11 @@ def test_what_is_not_on_disk_is_asked_for():
             )
     scanned = convert_layout(begun.manifest, family, "maxtext", "maxtext", options={"scan_layers": "false"})
     assert not scanned.lossy  # the same words and rotary layout on both sides: nothing to ask for
-    told = convert_layout(begun.manifest, family, "maxtext", "huggingface", options={"rope": "interleaved"})
-    assert told.source.chosen["rope"] == "interleaved"
+    back = convert_layout(begun.manifest, family, "maxtext", "huggingface", options={"rope": "interleaved"})
+    assert back.source.chosen["rope"] == "interleaved"
 
 
-def test_sizes_that_shapes_do_not_tell_are_asked_for():
+def test_sizes_that_shapes_do_not_decide_require_the_config():
     begun, family, _config = llama()
     with pytest.raises(AmbiguousError, match="cannot determine the size") as caught:
         to_maxtext(begun, family, None, options={"rope": "half"})
@@ -175,7 +175,7 @@ def test_a_checkpoint_without_parameters_is_of_no_family():
 
 FAMILY = """
 extends = "llama"
-name = "mine"
+name = "custom"
 about = "Llama with another name for its head"
 [parameters]
 gain = { axes = "layer embed", optional = true }
@@ -186,7 +186,7 @@ gain = ["model.layers.{layer}.gain", "embed"]
 
 
 def test_family_files(tmp_path):
-    path = tmp_path / "mine.toml"
+    path = tmp_path / "custom.toml"
     path.write_text(FAMILY)
     family = load_family_file(str(path))
     begun = made(family, "huggingface", {})

@@ -64,7 +64,7 @@ def test_there_and_back(saved, label, target):
         source_options=own,
         sizes=sizes,
         dtype="float32",
-        facts=there.source.told.facts,
+        facts=there.source.config_facts.facts,
     )
     again = carried(back, moved.read).tensors
     if label.endswith("tied") and target in (

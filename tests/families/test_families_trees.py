@@ -75,7 +75,7 @@ def test_refusals():
         turned(begun, tree_family(begun.manifest, "layers", "layers_{layer}"), "true")
 
 
-def test_a_square_stack_is_asked_for():
+def test_the_scan_axis_of_a_square_stack_must_be_stated():
     begun = Made({("layers", "w"): np.zeros((4, 4), "f4")})
     family = tree_family(begun.manifest, "layers", "layers_{layer}")
     with pytest.raises(AmbiguousError, match="param_scan_axis"):

@@ -135,7 +135,7 @@ def test_the_other_family_refuses_what_it_does_not_hold(tmp_path):
 
 @pytest.mark.parametrize(("changes", "reason"), [
     ({"model_name": "gemma4-e2b"}, "the layers are not whole cycles of five for gemma4-e2b"),
-    ({"model_name": "mine"}, "only if the model's name begins with gemma4"),
+    ({"model_name": "custom"}, "only if the model's name begins with gemma4"),
     ({"scan_layers": True}, "MaxText does not scan these layers"),
     ({"mlp_activations": ["silu", "linear"]}, "the gate of a layer's own embedding has the activation"),
 ])  # fmt: skip

@@ -159,7 +159,7 @@ def test_an_adapter_of_fused_projections_goes_to_peft(tmp_path):
     assert wherry.verify(tmp_path / "peft", level="digest", against=str(tmp_path / "iter_0000010")).ok
 
 
-def test_a_fused_adapter_without_the_config_of_its_base_is_asked_for_it(tmp_path):
+def test_a_fused_adapter_requires_the_config_of_its_base(tmp_path):
     save_fused(tmp_path / "iter_0000010")
     with pytest.raises(WherryError) as caught:
         wherry.convert(tmp_path / "iter_0000010", tmp_path / "peft", to="huggingface", lineage=False)

@@ -138,9 +138,9 @@ def test_either_form_gives_the_same_in_every_system(label, target, tmp_path):
 
 
 def test_a_family_file_that_renames_one_of_the_merged_rows_has_no_row_in_memory_of_them(tmp_path):
-    file = tmp_path / "mine.toml"
+    file = tmp_path / "custom.toml"
     file.write_text(
-        'extends = "qwen"\nname = "mine"\n[systems.huggingface.layouts]\n'
+        'extends = "qwen"\nname = "custom"\n[systems.huggingface.layouts]\n'
         'expert_up = ["model.layers.{layer}.mlp.experts.{expert}.other.weight", "expert_ffn embed"]\n'
     )
     rows = load_family_file(str(file)).system("huggingface").layouts

@@ -65,7 +65,7 @@ def test_every_family_s_models_are_known(tmp_path, model, family, wanted):
     assert {name: found.get(name) for name in wanted} == wanted
 
 
-def test_an_unknown_model_is_asked_for(tmp_path):
+def test_an_unknown_model_requires_its_own_file(tmp_path):
     with pytest.raises(UsageError, match=r"unknown model 'deepseek9'.*routed_score_func") as caught:
         read(tmp_path, {**BARE, "model_name": "deepseek9", "base_emb_dim": 32, "decoder_block": "deepseek"})
     assert "--config configs/models/deepseek9.yml" in caught.value.for_shell()
@@ -79,7 +79,7 @@ def test_an_unknown_model_is_asked_for(tmp_path):
     assert read(tmp_path, named) == named
 
 
-def test_a_value_that_maxtext_would_replace_is_asked_for(tmp_path):
+def test_a_value_that_maxtext_would_replace_is_refused(tmp_path):
     changed = {**BARE, "rope_factor": 4}
     with pytest.raises(
         UsageError, match="rope_factor: 4, but the file of its model deepseek3-671b states 40"
@@ -92,14 +92,14 @@ def test_a_value_that_maxtext_would_replace_is_asked_for(tmp_path):
 
 
 def test_the_file_of_a_model_has_its_name_and_else_base_yml(tmp_path):
-    found = read(tmp_path, {"decoder_block": "llama2", "base_emb_dim": 12}, "llama3.1-mine.yml")
-    assert found["model_name"] == "llama3.1-mine"
+    found = read(tmp_path, {"decoder_block": "llama2", "base_emb_dim": 12}, "llama3.1-custom.yml")
+    assert found["model_name"] == "llama3.1-custom"
     assert facts(found, "llama")["norm_eps"] == 1e-5
 
 
 def test_other_systems_configs_and_the_default_model_are_unchanged(tmp_path):
     for config in (
-        {"model_type": "llama", "model_name": "mine", "hidden_size": 12},
+        {"model_type": "llama", "model_name": "custom", "hidden_size": 12},
         {"base_config": "base.yml", "model_name": "default", "base_emb_dim": 12},
     ):
         assert read(tmp_path, config) == config

@@ -13,9 +13,9 @@ RULE = '["model.layers.*.self_attn.{name}", "a leftover", "{when}"]'
 
 
 def with_rule(folder, *rules):
-    file = folder / "mine.toml"
+    file = folder / "custom.toml"
     file.write_text(
-        'extends = "llama"\nname = "mine"\nabout = "mine"\n[systems.huggingface]\nignore = ['
+        'extends = "llama"\nname = "custom"\nabout = "custom"\n[systems.huggingface]\nignore = ['
         + ", ".join(rules)
         + "]\n"
     )
@@ -23,12 +23,12 @@ def with_rule(folder, *rules):
 
 
 def left_out(family, *names, config=None):
-    begun, _family, told = llama()
+    begun, _family, own_config = llama()
     made = Made({**begun.tensors, **{(name,): np.ones(3, "f4") for name in names}})
     return {
         entry.path[0]: entry.rule
         for entry in convert_layout(
-            made.manifest, family, "huggingface", "maxtext", config=config or told
+            made.manifest, family, "huggingface", "maxtext", config=config or own_config
         ).ignored
     }
 
@@ -74,9 +74,9 @@ def test_families_of_one_model_type_have_distinctions():
 
 
 def test_a_distinction_needs_the_system_whose_config_it_reads(tmp_path):
-    file = tmp_path / "mine.toml"
+    file = tmp_path / "custom.toml"
     file.write_text(
-        'extends = "gpt3"\nname = "mine"\nabout = "mine"\nmodel_types = ["x"]\ndistinction = "a == 1"\n'
+        'extends = "gpt3"\nname = "custom"\nabout = "custom"\nmodel_types = ["x"]\ndistinction = "a == 1"\n'
     )
     with pytest.raises(UsageError, match="distinction reads a Hugging Face config"):
         load_family_file(str(file))

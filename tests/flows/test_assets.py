@@ -63,10 +63,10 @@ def test_what_prefect_does_not_take_is_logged(monkeypatch, caplog):
 @pytest.mark.server
 def test_a_conversion_is_a_materialization_with_its_source(server, tmp_path):
     @flow(name="assets")
-    def told():
+    def record():
         asset_events(receipt(str(tmp_path / "source"), str(tmp_path / "target")))
 
-    told()
+    record()
     event = _event("prefect.asset.materialization.succeeded", f"file://{tmp_path}/target")
     assert event["resource"]["prefect.resource.id"] == f"file://{tmp_path}/target"
     related = {row["prefect.resource.id"]: row["prefect.resource.role"] for row in event["related"]}

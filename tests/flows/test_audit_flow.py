@@ -24,22 +24,22 @@ from wherry.watch.ending import Ending
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.server]
-TOLD: list[tuple[str, str | None]] = []
+MESSAGES: list[tuple[str, str | None]] = []
 
 
 class Megaphone(NotificationBlock):
-    """A block that keeps what it is told."""
+    """A block that keeps the messages that it gets."""
 
     async def notify(self, body: str, subject: str | None = None) -> None:
-        TOLD.append((body, subject))
+        MESSAGES.append((body, subject))
 
 
 @pytest.fixture
 def team(server, monkeypatch):
-    """A block that everybody is told through."""
+    """A block through which every notification goes."""
     Megaphone().save("team", overwrite=True)
     monkeypatch.setenv("WHERRY_NOTIFY_BLOCK", "megaphone/team")
-    TOLD.clear()
+    MESSAGES.clear()
 
 
 def artifacts(flow_run_id):
@@ -55,7 +55,7 @@ def test_a_sound_store_and_then_a_flipped_bit(team, tmp_path):
     state = audit(AuditSpec(level="digest", bundle=str(evidence)), return_state=True)
     assert state.is_completed(), state.message
     assert state.result()["counts"]["read"] == 2
-    assert TOLD == [], "nothing is wrong, and notify.on is failure"
+    assert MESSAGES == [], "nothing is wrong, and notify.on is failure"
     [bundle] = evidence.iterdir()
     assert check_bundle(bundle).ok
 
@@ -67,17 +67,17 @@ def test_a_sound_store_and_then_a_flipped_bit(team, tmp_path):
     assert (error.path, error.uri) == ("step", receipt.target.uri)
     report = artifacts(state.state_details.flow_run_id)["wherry-audit-report"].data
     assert "### 1. altered\n" in report
-    [(body, subject)] = TOLD
+    [(body, subject)] = MESSAGES
     assert subject == "wherry audit: 1 error and 0 warnings"
     assert "first error: " in body
     assert "cure: move it away and convert again" in body
     assert str(state.state_details.flow_run_id) in body, "the link to the run"
 
 
-def test_an_audit_that_cannot_be_done_is_told(team, tmp_path):
+def test_an_audit_that_cannot_be_done_is_reported(team, tmp_path):
     state = audit(AuditSpec(scope="roots", roots=(str(tmp_path / "none"),)), return_state=True)
     assert state.is_failed()
-    assert "failed to run" in TOLD[0][0]
+    assert "failed to run" in MESSAGES[0][0]
 
 
 def test_a_container_whose_ledger_dies_with_it_is_refused(team, monkeypatch):
@@ -86,15 +86,15 @@ def test_a_container_whose_ledger_dies_with_it_is_refused(team, monkeypatch):
     error = state.result(raise_on_failure=False)
     assert isinstance(error, UsageError)
     assert "not shared with the workers of a kubernetes pool: ledger sqlite" in error.what
-    assert "WHERRY_LEDGER" in TOLD[0][0]
+    assert "WHERRY_LEDGER" in MESSAGES[0][0]
 
 
 def test_other_blocks_are_refused(team):
     from prefect.blocks.system import Secret
 
     Secret(value="x").save("plain")
-    told = notify.send(notify.Channels(block="secret/plain"), notify.Notice("t", first_error="e"))
-    assert "is not a notification block" in told
+    answer = notify.send(notify.Channels(block="secret/plain"), notify.Notice("t", first_error="e"))
+    assert "is not a notification block" in answer
     with pytest.raises(ValueError, match="nobody"):
         tell("megaphone/nobody", "t", "x")
 
@@ -109,7 +109,7 @@ def test_the_form_is_described_and_needs_nothing():
         AuditSpec(depth=3)
 
 
-def test_warnings_fail_it_where_asked():
+def test_warnings_fail_it_if_requested():
     from wherry.flows.audit import _first
 
     row = {"kind": "touched", "severity": "warning", "what": "w", "uri": None, "path": None, "cure": "c"}

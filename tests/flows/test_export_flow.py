@@ -126,10 +126,10 @@ def test_what_the_routes_say(source, config, tmp_path):
 
 
 def test_the_flow_carries_out_what_takes_it(source, config, plain):
-    done = flow.export.fn(ExportSpec(source=source, config=config, alias="mine"))
+    done = flow.export.fn(ExportSpec(source=source, config=config, alias="chosen"))
     assert [row["route"] for row in done["routes"]] == ["main", "nightly", "elsewhere"]
     assert len(done["conversions"]) == 1
-    assert plain[0].alias == "mine"
+    assert plain[0].alias == "chosen"
     assert plain[-1][0] == {"what": "route main", "value": done["routes"][0]["reason"]}
 
 
@@ -208,7 +208,7 @@ def test_named_targets_take_the_place_of_routes(source, plain, tmp_path):
     assert [one.to for one in plain[0].targets] == ["orbax", "npz"]
 
 
-def test_a_failure_is_told_after_the_others_were_made(source, config, plain, tmp_path):
+def test_a_failure_is_reported_after_the_others_were_made(source, config, plain, tmp_path):
     never = [{"target": str(tmp_path / "never"), "to": "orbax"}]
     with pytest.raises(UnrepresentableError):
         flow.export.fn(ExportSpec(source=source, targets=never))
@@ -226,8 +226,8 @@ def test_on_a_server_it_converts_tells_and_is_noted(server, source, tmp_path, mo
     from wherry.watch import ending as telling
     from wherry.watch.metrics import measure
 
-    told = []
-    monkeypatch.setattr(telling, "send", lambda _, notice, page: told.append((notice, page)))
+    notices = []
+    monkeypatch.setattr(telling, "send", lambda _, notice, page: notices.append((notice, page)))
     file = tmp_path / "wherry.toml"
     text = TOML.format(root=tmp_path).replace('model = "llama-{run}"', "")
     file.write_text(f'[metrics]\nfile = "{tmp_path}/wherry.prom"\n{text}')
@@ -243,7 +243,7 @@ def test_on_a_server_it_converts_tells_and_is_noted(server, source, tmp_path, mo
     [done] = state.result()["conversions"]
     assert [one["verification"]["ok"] for one in (done, *done["further"])] == [True, True]
     assert (tmp_path / "out" / "r1-9.safetensors").is_file()
-    [(notice, page)] = told
+    [(notice, page)] = notices
     assert (notice.first_error, dict(notice.counts)) == (None, {"converted": 1, "failed": 0, "left": 2})
     assert str(state.state_details.flow_run_id) in page
     assert 'wherry_last_run_ok{flow="post-training-export"} 1' in (tmp_path / "wherry.prom").read_text()

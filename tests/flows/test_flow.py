@@ -104,8 +104,8 @@ def test_the_whole_chain_and_again(server, source, tmp_path):
 
 
 def test_failure_ends_failed_with_text_and_cure(server, source, tmp_path, monkeypatch):
-    told = []
-    monkeypatch.setattr(ending, "send", lambda _, notice, page: told.append((notice, page)))
+    notices = []
+    monkeypatch.setattr(ending, "send", lambda _, notice, page: notices.append((notice, page)))
     data = source.read_bytes()
     source.write_bytes(data[:-4])
     state = convert_checkpoint(
@@ -119,7 +119,7 @@ def test_failure_ends_failed_with_text_and_cure(server, source, tmp_path, monkey
     table = {line["what"]: line["value"] for line in json.loads(row.data)}
     assert table["what"] == error.what
     assert table["exit_code"] == "5"
-    [(notice, page)] = told
+    [(notice, page)] = notices
     assert error.what in notice.first_error
     assert (notice.cure, notice.counts) == (error.cure, {"failed": 1})
     assert str(state.state_details.flow_run_id) in page
@@ -167,7 +167,7 @@ def test_what_is_not_registered_ends_failed_with_the_cure(server, source, tmp_pa
     assert isinstance(error, NotRecordedError), error
     assert error.what == "done, but not registered: MLflow cannot be reached"
     assert error.cure.startswith(f"start it; then run `wherry register {tmp_path / 'o'} --model m")
-    assert len(error.result["lineage"]["edges"]) == 1, "the ledger was told nevertheless"
+    assert len(error.result["lineage"]["edges"]) == 1, "the ledger has it nevertheless"
 
 
 def test_unknown_fields_and_levels_are_refused():

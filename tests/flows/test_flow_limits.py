@@ -128,7 +128,7 @@ def test_another_run_may_make_a_limit_at_the_same_moment(monkeypatch):
     assert made == [("wherry-io-file", 3)] * 2
 
 
-def test_outside_of_a_run_no_server_is_asked(source, tmp_path, limited, monkeypatch):
+def test_outside_of_a_run_no_server_is_contacted(source, tmp_path, limited, monkeypatch):
     def never(*_, **__):
         raise AssertionError("there is no server")
 

@@ -119,7 +119,7 @@ def test_what_the_form_sends_is_accepted_by_server_and_flow():
     spec = ConvertSpec(**FILLED)
     assert (spec.memory, spec.meta, spec.as_step, spec.only) == ("1GiB", {"team": "x"}, 7, "params")
     assert spec.further[0].dtype == "bfloat16"
-    assert ConvertSpec(**spec.model_dump()) == spec, "fields beside each other mean the same"
+    assert ConvertSpec(**spec.model_dump()) == spec, "fields at the same level mean the same"
     for name in ("family", "alias"):
         validate({"spec": {**FILLED, name: None}}, schema, raise_on_error=True)
     assert ConvertSpec(**{**FILLED, "advanced": None}).memory == "128MiB"

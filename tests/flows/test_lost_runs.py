@@ -64,7 +64,7 @@ def test_lost_runs_are_crashed_by_the_next_run(client, later):
     client.delete_flow_run(other.id)
 
 
-def test_the_run_that_looks_and_one_that_has_told_of_itself_stay(client, monkeypatch):
+def test_the_run_that_looks_and_one_that_has_sent_an_event_stay(client, monkeypatch):
     run = client.create_flow_run(some, state=Running(), tags=["wherry"])
     assert end_lost_runs(client, None) == [], "it began just now"
     with monkeypatch.context() as patch:

@@ -48,12 +48,12 @@ uri = "out/{{run}}/{{step}}-orbax"
 
 
 @pytest.fixture
-def told(monkeypatch):
+def notices(monkeypatch):
     from wherry.watch import ending
 
-    notices = []
-    monkeypatch.setattr(ending, "send", lambda _, notice, page: notices.append((notice, page)))
-    return notices
+    sent = []
+    monkeypatch.setattr(ending, "send", lambda _, notice, page: sent.append((notice, page)))
+    return sent
 
 
 def write(folder, select="all", more="", head=""):
@@ -75,7 +75,7 @@ def page(state):
     return rows["wherry-nightly"].data
 
 
-def test_a_night_and_the_next_one(server, tmp_path, told, monkeypatch):
+def test_a_night_and_the_next_one(server, tmp_path, notices, monkeypatch):
     places = [checkpoint(tmp_path, "a", 100), checkpoint(tmp_path, "a", 200), checkpoint(tmp_path, "b", 5)]
     spec = write(tmp_path)
     state = nightly(spec, return_state=True)
@@ -86,7 +86,7 @@ def test_a_night_and_the_next_one(server, tmp_path, told, monkeypatch):
     assert (tmp_path / "out" / "a" / "200.safetensors").is_file()
     assert (tmp_path / "out" / "b" / "5-orbax" / "wherry.json").is_file()
     assert "**converted**: 3" in page(state)
-    [(notice, page_of_run)] = told
+    [(notice, page_of_run)] = notices
     assert notice.counts == {"converted": 3}
     assert str(state.state_details.flow_run_id) in page_of_run
 
@@ -100,7 +100,7 @@ def test_a_night_and_the_next_one(server, tmp_path, told, monkeypatch):
         assert len({(one.source_uri, one.source_fingerprint) for one in conversions(ledger)}) == 4
 
 
-def test_one_that_fails_stops_nothing_and_is_not_tried_again(server, tmp_path, told):
+def test_one_that_fails_stops_nothing_and_is_not_tried_again(server, tmp_path, notices):
     checkpoint(tmp_path, "good", 1)
     blocked = checkpoint(tmp_path, "half", 1)
     (tmp_path / "out" / "half").mkdir(parents=True)
@@ -117,23 +117,23 @@ def test_one_that_fails_stops_nothing_and_is_not_tried_again(server, tmp_path, t
     assert "somebody" not in text
     assert (tmp_path / "out" / "good" / "1.safetensors").is_file()
     assert (tmp_path / "out" / "half" / "1-orbax").is_dir(), "the other target of the same source is made"
-    assert "target already exists" in told[0][0].first_error
-    assert told[0][0].cure
+    assert "target already exists" in notices[0][0].first_error
+    assert notices[0][0].cure
 
     again = nightly(spec, return_state=True)
     assert again.is_failed(), "as long as its cause stands"
     assert "1 of 1 failed; the first: it failed before with the same files and options" in again.message
-    assert told[-1][0].counts == {"damaged": 1, "done": 3, "failed": 1}
+    assert notices[-1][0].counts == {"damaged": 1, "done": 3, "failed": 1}
     assert f"{blocked.parent.parent.parent}/out/half/1.safetensors" in page(again)
     (tmp_path / "out" / "half" / "1.safetensors").unlink()
     retried = nightly(spec.model_copy(update={"retry_failed": True}), return_state=True)
     assert retried.is_completed()
     assert retried.message.startswith(f"1 converted, 1 damaged: {bad}: ")
-    assert told[-1][0].warning == retried.message
+    assert notices[-1][0].warning == retried.message
     assert retried.result()["counts"] == {"converted": 1, "damaged": 1, "done": 3}
 
 
-def test_a_first_night_estimates_and_a_second_night_skips(server, tmp_path, told):
+def test_a_first_night_estimates_and_a_second_night_skips(server, tmp_path, notices):
     for step in (1, 2, 3):
         checkpoint(tmp_path, "r", step)
     spec = write(tmp_path, more="first_night_items = 2")
@@ -147,12 +147,12 @@ def test_a_first_night_estimates_and_a_second_night_skips(server, tmp_path, told
         assert held
         skipped = nightly(spec.model_copy(update={"go": True}), return_state=True)
     assert skipped.name == "Skipped"
-    assert len(told) == 1, "a skipped night has done nothing that there is to tell"
+    assert len(notices) == 1, "a skipped night has nothing to report"
     assert skipped.result()["skipped"] == ["night"]
     assert nightly(spec.model_copy(update={"go": True}))["counts"] == {"converted": 3}
 
 
-def test_what_vanishes_is_reported_and_not_a_failure(server, tmp_path, told, monkeypatch):
+def test_what_vanishes_is_reported_and_not_a_failure(server, tmp_path, notices, monkeypatch):
     from wherry.routes import night as module
 
     gone, _kept = checkpoint(tmp_path, "r", 1), checkpoint(tmp_path, "r", 2)
@@ -169,7 +169,7 @@ def test_what_vanishes_is_reported_and_not_a_failure(server, tmp_path, told, mon
     assert done["counts"] == {"converted": 1, "vanished": 1}
 
 
-def test_a_damaged_root_is_a_failure_of_its_route(server, tmp_path, told):
+def test_a_damaged_root_is_a_failure_of_its_route(server, tmp_path, notices):
     spec = write(tmp_path)
     state = nightly(spec, return_state=True)
     assert state.is_failed()

@@ -44,7 +44,7 @@ WHOLE = tuple(slice(0, extent) for extent in SHAPE)
 
 
 class Own(Contents):
-    """A plug-in's contents over those of a file; notes what is asked."""
+    """A plug-in's contents over those of a file; records the calls."""
 
     def __init__(self, inner):
         self._inner = inner
@@ -149,7 +149,7 @@ def plug_in(monkeypatch):
 
         def detect(glimpse):
             found = own.detect(glimpse)
-            return found and replace(found, format="mine")
+            return found and replace(found, format="custom")
 
         def opened(location, detection):
             found = own.open(location, detection)
@@ -157,7 +157,7 @@ def plug_in(monkeypatch):
             manifest = replace(found.manifest, tensors={spec.path: replace(spec, chunks=(100, 1700))})
             return Opened(found.detection, manifest, kind(found.reader))
 
-        row = replace(own, name="mine", aliases=(), refines=("safetensors",), detect=detect, open=opened)
+        row = replace(own, name="custom", aliases=(), refines=("safetensors",), detect=detect, open=opened)
         entry = SimpleNamespace(load=lambda: row)
         monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
         registry.formats.cache_clear()
@@ -172,19 +172,19 @@ def test_a_plug_in_is_converted(source, plug_in, kind, options, tmp_path):
     plug_in(kind)
     to = "orbax" if options else "npz"
     done = wherry.convert(tmp_path / "a.safetensors", tmp_path / "out", to=to, options=options, lineage=False)
-    assert done.source.format == "mine"
+    assert done.source.format == "custom"
     with wherry.open(tmp_path / "out") as made:
         assert np.array_equal(made.read("w"), VALUES)
 
 
-def test_a_tensor_is_asked_for_once(source):
-    asked = []
+def test_a_tensor_is_requested_once(source):
+    requested = []
 
     class Counting(Contents):
         companion, members = source.reader.companion, source.reader.members
 
         def access(self, spec):
-            asked.append(spec.path)
+            requested.append(spec.path)
             return source.reader.access(spec)
 
     spec = source.spec("w")
@@ -192,7 +192,7 @@ def test_a_tensor_is_asked_for_once(source):
         for _again in range(3):
             assert read.way(spec).extents == read.access(spec).extents
             assert read.way(spec).spans
-    assert asked == [("w",)]
+    assert requested == [("w",)]
 
 
 def test_the_nouns_are_where_plug_ins_import_them():

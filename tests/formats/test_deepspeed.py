@@ -31,9 +31,9 @@ def test_every_stage_gives_whole_tensors(stage, ranks, tmp_path):
         assert set(found) == set(whole)
         for name, tensor in whole.items():
             np.testing.assert_array_equal(found[name], tensor)
-    told = wherry.detect(folder)
-    assert told.step == 10
-    assert told.kind == "params"
+    detection = wherry.detect(folder)
+    assert detection.step == 10
+    assert detection.kind == "params"
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -109,7 +109,7 @@ def test_tensor_parallel_ranks_and_other_stages_are_refused(tmp_path):
         wherry.open(zero.save(tmp_path / "other", 7, 1))
 
 
-def test_weights_beside_the_folder_come_first(tmp_path):
+def test_weights_next_to_the_folder_come_first(tmp_path):
     """A trainer's folder with whole weights is that of the weights."""
     from safetensors.numpy import save_file
 

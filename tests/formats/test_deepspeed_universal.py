@@ -239,7 +239,7 @@ def test_latest_names_a_folder_of_the_run(name, tmp_path):
     assert "other" not in json.dumps(found.to_json())
 
 
-def test_what_lies_beside_is_named(tmp_path):
+def test_a_folder_that_is_no_part_of_the_step_is_named(tmp_path):
     folder = universal.save(tmp_path / "run")
     (folder / STEP / "tmp").mkdir()
     found = wherry.detect(folder / STEP)

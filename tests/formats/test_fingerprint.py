@@ -1,4 +1,4 @@
-"""A fingerprint covers each file's name, size and change mark, and nothing that wherry puts beside them."""
+"""A fingerprint covers each file's name, size and change mark, and nothing that wherry puts next to them."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def test_an_adapter_without_elements(adapter, tmp_path):
     assert "4 matrices have no elements" in reasons(place, tmp_path / "target")
 
 
-def test_experts_without_elements_beside_whole_ones(tmp_path):
+def test_experts_without_elements_next_to_whole_ones(tmp_path):
     """A part of shape [0, 8], which has the columns of the whole matrix, and a name that says nothing."""
     tensors = {f"layers.{layer}.mix.own.weight": np.ones((0 if layer else 16, 8), "f4") for layer in range(3)}
     assert "2 matrices have no elements" in reasons(
@@ -260,7 +260,7 @@ def test_fewer_parameters_than_the_config_counts_for_a_reason(change, config, tm
     assert wherry.detect(place).verdict == "ok"
 
 
-def test_the_config_of_the_base_beside_an_adapter(tmp_path):
+def test_the_config_of_the_base_next_to_an_adapter(tmp_path):
     name = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
     tensors = {name.format("A"): np.ones((2, 64), "f4"), name.format("B"): np.ones((64, 2), "f4")}
     folder = tmp_path / "adapter"

@@ -25,8 +25,8 @@ def tensors(uri):
 def test_a_step_becomes_the_model_that_it_was_made_of(label, release, tmp_path):
     hf, run = judge.source(label), tmp_path / "checkpoint"
     step = torchtitan.step(hf, run, release=release)
-    told = wherry.detect(run)
-    assert (told.format, told.step) == ("torchtitan", 7)
+    detection = wherry.detect(run)
+    assert (detection.format, detection.step) == ("torchtitan", 7)
     receipt = wherry.convert(
         step, tmp_path / "back", to="huggingface", config=tmp_path / "model.json", lineage=False
     )

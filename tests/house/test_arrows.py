@@ -93,7 +93,7 @@ FORMATS: Mapping[str, str] = {
 
 @cache
 def modules() -> dict[str, Path]:
-    """Every module of the product by its import name; `wherry.flows` and its like lie beside the engine."""
+    """Every module of the product by its import name; `wherry.flows` and the like are outside the engine."""
     found: dict[str, Path] = {}
     for folder in ("wherry", *OTHERS):
         for path in (ROOT / folder).rglob("*.py"):
@@ -153,7 +153,7 @@ def test_a_module_imports_from_the_rooms_that_the_table_allows() -> None:
 
 
 def wing(name: str) -> tuple[str, str]:
-    """The wing and room of a module beside the engine: ("containers", "zarr"), ("formats", "t5x"), ("mlflow", "")."""
+    """The wing and room of a module outside the engine: ("containers", "zarr"), ("formats", "t5x"), ("mlflow", "")."""
     parts = name.split(".")[2:]
     return (
         (parts[0], parts[1]) if parts[0] in ("containers", "formats") and len(parts) > 1 else (parts[0], "")
@@ -186,7 +186,7 @@ def test_formats_stand_on_containers_and_containers_on_the_engine() -> None:
     assert not wrong
 
 
-def test_no_arrow_beside_the_engine_is_unused() -> None:
+def test_no_arrow_outside_the_engine_is_unused() -> None:
     used = {(wing(name), wing(target)) for name in OUTSIDE for target in imports(name) if target in OUTSIDE}
     tables = {"containers": CONTAINERS, "formats": FORMATS}
     unused = [

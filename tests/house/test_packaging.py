@@ -96,7 +96,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def base_distributions() -> set[str]:
-    """The names of all distributions that wherry needs without extras, theirs included."""
+    """The names of all distributions that wherry needs without extras, directly or indirectly."""
     known, waiting = set[str](), {"wherry"}
     while waiting:
         name = waiting.pop()

@@ -1,4 +1,4 @@
-"""The socket: what the engine asks of a service by name is there; the type checker cannot see through `service`."""
+"""The socket: services define what the engine uses of them by name; the type checker cannot see through `service`."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def assigned(tree):
                 )
 
 
-def asked_of(tree):
-    """Service and attribute, for everything that a module takes of one."""
+def uses(tree):
+    """Service and attribute, for each attribute of a service that a module uses."""
     names = dict(assigned(tree))
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
@@ -46,25 +46,26 @@ def asked_of(tree):
                 yield names[node.value.id], node.attr
 
 
-def asked():
+def used_attributes():
+    """Service → its attributes that the engine uses, each with the last module that uses it."""
     found = defaultdict(dict)
     for path in MODULES:
         text = path.read_text()
-        for name, attribute in asked_of(ast.parse(text)) if "service(" in text else ():
+        for name, attribute in uses(ast.parse(text)) if "service(" in text else ():
             found[name][attribute] = label(path)
     return found
 
 
-ASKED = asked()
+USED = used_attributes()
 
 
-@pytest.mark.parametrize("name", sorted(ASKED))
-def test_a_service_has_what_is_asked_of_it(name):
+@pytest.mark.parametrize("name", sorted(USED))
+def test_a_service_has_every_attribute_that_is_used(name):
     module_name, package, _extra = _SERVICES[name]
     pytest.importorskip(package or "wherry", reason=f"{package} is not installed")
     module = import_module(module_name)
-    assert {one: file for one, file in ASKED[name].items() if not hasattr(module, one)} == {}
+    assert {one: file for one, file in USED[name].items() if not hasattr(module, one)} == {}
 
 
-def test_most_services_are_seen_to_be_asked():
-    assert set(ASKED) > {"deploy", "export-processes", "mlflow", "signing"}
+def test_the_uses_of_most_services_are_found():
+    assert set(USED) > {"deploy", "export-processes", "mlflow", "signing"}

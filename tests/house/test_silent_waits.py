@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 STOPS = ("sleep", "wait", "wait_for")
 # File and function → why nobody is left without a word.
 ALLOWED = {
-    # beside the work: threads that come again and again
+    # in parallel with the work: threads that run again and again
     ("wherry/remote/waits.py", "_has_waits_after_pause"): "it is what tells",
     ("wherry/target/lease.py", "_beat"): "renews a lease, in a thread of its own",
     ("wherry/target/lease.py", "_release_later"): "releases a lease, in a thread of its own",
@@ -52,7 +52,7 @@ ALLOWED = {
     # two seconds at most
     ("wherry/core/forks.py", "_before_fork"): "transactions of other threads are waited for",
     ("wherry/target/lease.py", "_lock"): "held for a moment",
-    ("wherry/runtime/child.py", "result"): "the time for which a process is asked to end",
+    ("wherry/runtime/child.py", "result"): "the time that a process gets to end",
     ("wherry/runtime/child.py", "_end"): "the process was killed",
     ("wherry/workers/work.py", "_note_failure"): "one pause",
     ("integrations/mlflow/client.py", "colliding"): "pauses of parts of a second, a few times",
@@ -62,14 +62,14 @@ ALLOWED = {
 def stopping(tree: ast.AST, function: str = "", watched: bool = False) -> Iterator[tuple[str, bool]]:
     """Function and whether it stands in a `waiting` block, of each call that stops a thread."""
     for node in ast.iter_child_nodes(tree):
-        inside, told = function, watched
+        inside, announced = function, watched
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            inside, told = node.name, False
+            inside, announced = node.name, False
         if isinstance(node, ast.With | ast.AsyncWith):
-            told = watched or any(_name(item.context_expr) == "waiting" for item in node.items)
+            announced = watched or any(_name(item.context_expr) == "waiting" for item in node.items)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in STOPS:
-            yield inside, told
-        yield from stopping(node, inside, told)
+            yield inside, announced
+        yield from stopping(node, inside, announced)
 
 
 def _name(node: ast.expr) -> str:
@@ -81,8 +81,8 @@ def _unwatched() -> set[tuple[str, str]]:
         (label(path), function)
         for path in MODULES
         if not label(path).startswith("wherry/testing/")
-        for function, told in stopping(ast.parse(path.read_text()))
-        if not told
+        for function, announced in stopping(ast.parse(path.read_text()))
+        if not announced
     }
 
 
@@ -101,9 +101,9 @@ def silent():
         def later():
             done.wait()
     time.sleep(1)
-def told():
+def announced():
     with opened(), waiting("a"):
         while True:
             time.sleep(1)
 """
-    assert list(stopping(ast.parse(source))) == [("later", False), ("silent", False), ("told", True)]
+    assert list(stopping(ast.parse(source))) == [("later", False), ("silent", False), ("announced", True)]

@@ -175,8 +175,10 @@ def test_a_model_family(tree, tmp_path, granola):
 def test_the_same_file_works_without_being_installed(tmp_path, granola):
     (tmp_path / "granola.toml").write_text(examples("Add a family", "toml")[0])
     wherry(ROOT, "convert own there --to maxtext --family-file granola.toml", tmp_path)
-    told = wherry(ROOT, "verify there --level roundtrip --against own --family-file granola.toml", tmp_path)
-    assert told.startswith("ok")
+    printed = wherry(
+        ROOT, "verify there --level roundtrip --against own --family-file granola.toml", tmp_path
+    )
+    assert printed.startswith("ok")
 
 
 # ---- a training system

@@ -97,9 +97,9 @@ def test_an_answer_to_another_run_is_refused(warm, monkeypatch):
     assert run(warm, "first") == (0, b"first 0\n", b"")
     monkeypatch.setattr("tests.support.warm._GRACE", 0.1)
     first, real = warm._process, warm._socket
-    warm._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with real, theirs:
-        theirs.send(b"1 0")
+    warm._socket, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with real, peer:
+        peer.send(b"1 0")
         with pytest.raises(AssertionError, match="that of another run"):
             run(warm, "second")
         assert first.returncode == -signal.SIGKILL

@@ -44,7 +44,7 @@ def test_listing_starts_no_other_bench(monkeypatch: pytest.MonkeyPatch, mode: st
     bench = load("bench", monkeypatch)
     monkeypatch.setattr(sys, "argv", ["bench", "--list", mode])
     for name in ("run_buckets", "run_scale", "run_against"):
-        monkeypatch.setattr(bench, name, lambda _asked: pytest.fail("it started"))
+        monkeypatch.setattr(bench, name, lambda _options: pytest.fail("it started"))
     assert bench.main() == 2
 
 
@@ -56,7 +56,7 @@ def test_measuring_counts_child_processes(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert 80_000_000 < cost.anonymous <= cost.peak
 
 
-def test_synthetic_models_have_201_tensors_of_the_asked_size(
+def test_synthetic_models_have_201_tensors_of_the_requested_size(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     inputs = load("benchmarks.inputs", monkeypatch)
@@ -75,7 +75,7 @@ def test_synthetic_models_have_201_tensors_of_the_asked_size(
     assert found == {tensor.name: (tensor.shape, index[tensor.name]) for tensor in inputs.model(3_000_000)}
 
 
-def test_wide_models_become_scanned_kernels_of_the_asked_size(
+def test_wide_models_become_scanned_kernels_of_the_requested_size(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     inputs = load("benchmarks.inputs", monkeypatch)
@@ -124,9 +124,9 @@ def test_t5x_s_input_becomes_the_same_by_us_and_by_its_peer(
     made, peers = load("benchmarks.inputs_zarr", monkeypatch), load("benchmarks.peers_zarr", monkeypatch)
     made.make_t5x(tmp_path / "t5x", 3_000_000)
     peers.t5x_to_huggingface(str(tmp_path / "t5x"), str(tmp_path / "peer.safetensors"))()
-    theirs = load_file(tmp_path / "peer.safetensors")
-    assert 3_000_000 <= sum(array.nbytes for array in theirs.values()) < 6_000_000
-    assert converted(tmp_path / "t5x", tmp_path / "out", "huggingface") == bits(theirs.values())
+    peer_arrays = load_file(tmp_path / "peer.safetensors")
+    assert 3_000_000 <= sum(array.nbytes for array in peer_arrays.values()) < 6_000_000
+    assert converted(tmp_path / "t5x", tmp_path / "out", "huggingface") == bits(peer_arrays.values())
 
 
 def test_paxml_s_input_becomes_the_same_by_us_and_by_its_peer(
@@ -138,11 +138,11 @@ def test_paxml_s_input_becomes_the_same_by_us_and_by_its_peer(
     made.make_paxml(tmp_path / "paxml", 1_000_000)
     peers.paxml_to_maxtext(str(tmp_path / "paxml"), str(tmp_path / "peer"))()
     with ocp.StandardCheckpointer() as checkpointer:
-        theirs = checkpointer.restore(tmp_path / "peer")
-    assert 1_000_000 <= sum(array.nbytes for array in theirs.values()) < 4_000_000
-    assert len(theirs) == 3 * 16 + 9
+        peer_arrays = checkpointer.restore(tmp_path / "peer")
+    assert 1_000_000 <= sum(array.nbytes for array in peer_arrays.values()) < 4_000_000
+    assert len(peer_arrays) == 3 * 16 + 9
     assert converted(tmp_path / "paxml", tmp_path / "out", "maxtext", scan_layers="true") == bits(
-        theirs.values()
+        peer_arrays.values()
     )
 
 

@@ -73,5 +73,5 @@ def test_a_slower_row_and_one_that_was_not_measured_are_named(checkouts):
 
 
 def test_an_error_of_one_checkout_is_the_answer(checkouts, tmp_path):
-    asked = {"operation": "detect", "source": str(tmp_path), "target": str(tmp_path / "x"), "repeats": 1}
-    assert checkouts("child").answer(asked)["error"].startswith("ValueError: ")
+    request = {"operation": "detect", "source": str(tmp_path), "target": str(tmp_path / "x"), "repeats": 1}
+    assert checkouts("child").answer(request)["error"].startswith("ValueError: ")

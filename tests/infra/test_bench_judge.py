@@ -115,7 +115,7 @@ def test_each_requirement_of_a_pair_is_judged_separately(
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "of_peer", "of_machine"),
+    ("ours", "signing", "of_peer", "of_machine"),
     [
         (1.25, 1.5, "", ""),
         (1.25, 1.4, "1.12× of 1.2×", ""),
@@ -123,9 +123,9 @@ def test_each_requirement_of_a_pair_is_judged_separately(
     ],
 )
 def test_verify_is_held_against_reading_from_storage(
-    ours: float, theirs: float, of_peer: str, of_machine: str, monkeypatch: pytest.MonkeyPatch
+    ours: float, signing: float, of_peer: str, of_machine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    peer, machine = judged(monkeypatch, VERIFY, {"verify: wherry": [cost(ours)], SIGNED: [cost(theirs)]})
+    peer, machine = judged(monkeypatch, VERIFY, {"verify: wherry": [cost(ours)], SIGNED: [cost(signing)]})
     assert (peer.why, machine.why) == (of_peer, of_machine)
     assert machine.bound.seconds == 1.0
     assert machine.floor is machine.default is None

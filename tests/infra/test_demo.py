@@ -1,4 +1,4 @@
-"""The demo: the story is told to its end, what it shows is true, and it can be told again."""
+"""The demo: the story runs to its end, what it shows is true, and it can run again."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_training_is_not_the_packaged_model(tmp_path, site, small):
 
 
 @pytest.mark.server
-def test_the_story_is_told_to_its_end():
+def test_the_story_runs_to_its_end():
     folder, text, code = first_story()
     assert code == 0, text
     places = [text.index(chapter) for chapter in CHAPTERS]
@@ -164,7 +164,7 @@ def test_what_the_story_leaves_is_true(monkeypatch):
 
 @pytest.mark.server
 @pytest.mark.parametrize("protocol", [pytest.param(name, marks=pytest.mark.slow) for name in ("gs", "s3")])
-def test_the_story_is_told_in_a_bucket(tmp_path, protocol):
+def test_the_story_runs_in_a_bucket(tmp_path, protocol):
     """Nothing of the storage remains, so a second story in the same folder begins anew."""
     folder, text, code = tell(tmp_path / "demo", protocol)
     assert code == 0, text
@@ -185,7 +185,7 @@ def test_the_story_is_told_in_a_bucket(tmp_path, protocol):
 
 @pytest.mark.slow
 @pytest.mark.server
-def test_the_story_is_told_again_without_doing_anything_twice():
+def test_a_second_run_of_the_story_does_nothing_twice():
     folder, text, code = tell(first_story().folder)
     assert code == 0, text
     assert "2 done, 1 not taken" in text

@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 
 
 @pytest.fixture
-def told(monkeypatch):
+def emitted(monkeypatch):
     """What was emitted."""
     found = []
     monkeypatch.setattr(wherry, "emit", lambda uri, **more: found.append((uri, more)))
@@ -47,7 +47,7 @@ def llama(tmp_path_factory):
     return model, folder / "hf"
 
 
-def test_orbax_checkpoint_manager(tmp_path, told):
+def test_orbax_checkpoint_manager(tmp_path, emitted):
     ocp = pytest.importorskip("orbax.checkpoint")
     from tests.support.hooks_orbax import wherry_manager
 
@@ -56,8 +56,8 @@ def test_orbax_checkpoint_manager(tmp_path, told):
         for step in (1, 2, 3):
             manager.save(step, args=ocp.args.StandardSave(state))
             manager.wait_until_finished()
-    assert [uri for uri, _ in told] == [f"{tmp_path}/run/{step}" for step in (1, 2, 3)]
-    assert wherry.detect(told[-1][0]).verdict == "ok"
+    assert [uri for uri, _ in emitted] == [f"{tmp_path}/run/{step}" for step in (1, 2, 3)]
+    assert wherry.detect(emitted[-1][0]).verdict == "ok"
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def test_t5x(tmp_path):
     same_weights(model, tmp_path / "run" / "huggingface" / "5")
 
 
-def test_lingua(tmp_path, told, llama):
+def test_lingua(tmp_path, emitted, llama):
     from tests.support.hooks_lingua import after_save
 
     model, source = llama
@@ -165,7 +165,7 @@ def test_lingua(tmp_path, told, llama):
     args = SimpleNamespace(dump_dir=tmp_path / "run")
     handle = after_save(checkpoint, live, SimpleNamespace(step=8), args)
     handle.result(60)
-    assert told == [(str(saved), {"step": 8, "strict": False})]
+    assert emitted == [(str(saved), {"step": 8, "strict": False})]
     same_weights(model, tmp_path / "run" / "huggingface" / "0000000008")
 
 

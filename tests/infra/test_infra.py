@@ -65,16 +65,16 @@ def test_a_workers_runs_find_the_configuration_of_readme() -> None:
 
 def test_images_are_built_as_the_dockerfile_says() -> None:
     text = (INFRA / "docker" / "Dockerfile").read_text()
-    told = set(re.findall(r"--build-arg (\w+)=", text))
-    assert told == {"BASE", "EXTRAS", "DEVICES"}
-    assert told <= set(re.findall(r"^ARG (\w+)", text, re.MULTILINE))
+    build_arguments = set(re.findall(r"--build-arg (\w+)=", text))
+    assert build_arguments == {"BASE", "EXTRAS", "DEVICES"}
+    assert build_arguments <= set(re.findall(r"^ARG (\w+)", text, re.MULTILINE))
     assert re.findall(r"^FROM (\S+)", text, re.MULTILINE) == ["${BUILD}", "${BASE}"]
     assert "ARG BUILD=python:3.11\nARG BASE=python:3.11-slim\n" in text, "with the same C library"
     extras = {name for some in re.findall(r"EXTRAS=([\w,]+)", text) for name in some.split(",")}
     assert extras <= set(PROJECT["optional-dependencies"])
-    asked = re.findall(r"\bimage: ([\w:]+)", (INFRA / "prefect.devices.yaml").read_text())
-    assert len(asked) == 2
-    assert set(asked) <= set(re.findall(r"-t (\S+)", text))
+    images = re.findall(r"\bimage: ([\w:]+)", (INFRA / "prefect.devices.yaml").read_text())
+    assert len(images) == 2
+    assert set(images) <= set(re.findall(r"-t (\S+)", text))
 
 
 def requirements(extra: str | None = None) -> list[Requirement]:
@@ -195,10 +195,10 @@ def test_an_active_environment_is_not_its_own_base(monkeypatch: pytest.MonkeyPat
     assert Path(environment.find_python()) == Path(sys.executable).resolve()
 
 
-def test_uv_installs_from_where_pip_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uv_installs_from_the_same_places_as_pip(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = load("environment", monkeypatch)
     listing = (
-        ":env:.cert='/ca.crt'\n:env:.find-links='/mine'\nglobal.find-links='/wheels'\ninstall.find-links='/other'\n"
+        ":env:.cert='/ca.crt'\n:env:.find-links='/from-env'\nglobal.find-links='/wheels'\ninstall.find-links='/other'\n"
         "global.timeout='9'\ninstall.timeout='60'\nlist.format='json'\n"
         "global.extra-index-url='https://a/simple https://b/simple'\n"
     )
@@ -206,11 +206,11 @@ def test_uv_installs_from_where_pip_is_told_to(monkeypatch: pytest.MonkeyPatch) 
     assert settings == {
         "cert": "/ca.crt",
         "timeout": "60",
-        "find-links": "/mine",
+        "find-links": "/from-env",
         "extra-index-url": "https://a/simple https://b/simple",
     }
     assert environment.uv_options(settings) == [
-        "--find-links", "/mine", "--index", "https://a/simple", "--index", "https://b/simple",
+        "--find-links", "/from-env", "--index", "https://a/simple", "--index", "https://b/simple",
         "--index-strategy", "unsafe-best-match",
     ]  # fmt: skip
     assert environment.uv_options({}) == []

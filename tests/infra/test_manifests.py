@@ -89,7 +89,7 @@ def test_network_policies_open_these_and_nothing_else():
     }
 
 
-def test_ports_are_single_ones_of_tcp_and_names_are_also_asked_for_by_udp():
+def test_ports_are_single_ones_of_tcp_and_names_are_also_resolved_by_udp():
     specs = [row["spec"] for row in of_kind("NetworkPolicy").values()]
     rules = [rule for spec in specs for side in ("ingress", "egress") for rule in spec.get(side, [])]
     stated = [port for rule in rules for port in rule.get("ports", [])]

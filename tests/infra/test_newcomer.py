@@ -27,13 +27,13 @@ def newcomer(monkeypatch):
 
 
 def test_what_is_typed_is_what_the_guide_shows(newcomer):
-    told = newcomer.sections()
-    assert list(told) == [1, 2, 3, 4, 5]
-    assert [told[number][1] for number in (1, 3, 4, 5)] == [INSTALL, TRIAL, SERVERS, DEPLOY]
+    guide = newcomer.sections()
+    assert list(guide) == [1, 2, 3, 4, 5]
+    assert [guide[number][1] for number in (1, 3, 4, 5)] == [INSTALL, TRIAL, SERVERS, DEPLOY]
     assert tomllib.loads(newcomer.routes())["routes"]["t5x"]["root"] == str(
         newcomer.Path(newcomer.RUN).parent
     )
-    lines = "\n".join(block for _title, block in told.values())
+    lines = "\n".join(block for _title, block in guide.values())
     assert all(re.search(f"^{command}", lines, re.MULTILINE) for command in newcomer.LASTING)
     assert DEPLOY.partition("wherry emit ")[2].startswith(f"{newcomer.RUN}/checkpoint_1000")
 

@@ -122,8 +122,10 @@ def test_the_window_that_maxtext_has_not(tmp_path, monkeypatch):
 def test_the_family_file_that_is_shown(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model(tmp_path / "own", lm_head="output.weight")
-    (tmp_path / "mine.toml").write_text(shown("toml", 0))
-    assert "output.weight  [vocab embed]" in carried_out(shown("sh", 2))[0]
+    commands = shown("sh", 2)
+    file = re.search(r"--family-file (\S+)", commands)[1]
+    (tmp_path / file).write_text(shown("toml", 0))
+    assert "output.weight  [vocab embed]" in carried_out(commands)[0]
 
 
 @pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus is not here; set WHERRY_CORPUS to its folder")
@@ -171,11 +173,11 @@ def wherry(*words):
 
 
 def test_the_table_of_formats_is_what_wherry_formats_and_the_registry_say():
-    told = {row["name"]: row for row in json.loads(wherry("formats", "--json").stdout)}
+    listed = {row["name"]: row for row in json.loads(wherry("formats", "--json").stdout)}
     rows = {cells[0].strip("`"): cells[1:] for cells in table("formats")}
-    assert list(rows) == list(told) == list(formats())
+    assert list(rows) == list(listed) == list(formats())
     for name, (title, read, written, holds, loaded_by) in rows.items():
-        row = told[name]
+        row = listed[name]
         assert (title, read == "yes", written == "yes") == (row["title"], row["read"], row["written"])
         assert loaded_by == (row["loaded_by"] or "–")
         assert (holds == "–") == (not row["written"])
@@ -212,8 +214,8 @@ def test_names_of_ours_that_are_mentioned_exist():
 def test_the_detection_that_is_shown(tmp_path):
     shown = re.search(r"```console\n\$ wherry detect run\n(.*?)```", PAGES["systems/README"], re.DOTALL)[1]
     shutil.copytree(place("maxtext-gpt3-l3-converted-by-maxtext").parent, tmp_path / "run" / "4000")
-    told = wherry("detect", str(tmp_path / "run")).stdout
-    assert told.replace(str(tmp_path), "/data") == shown
+    printed = wherry("detect", str(tmp_path / "run")).stdout
+    assert printed.replace(str(tmp_path), "/data") == shown
 
 
 def test_a_format_of_another_package(monkeypatch, tmp_path):
@@ -227,19 +229,19 @@ def test_a_format_of_another_package(monkeypatch, tmp_path):
 
     def detect(glimpse):
         seen = Evidence(glimpse.location.name, "its first bytes")
-        return Detection(glimpse.location.uri, "mine", evidence=(seen,)) if glimpse.head == b"MINE" else None
+        return Detection(glimpse.location.uri, "acme", evidence=(seen,)) if glimpse.head == b"ACME" else None
 
-    def open_mine(location, detection):
+    def open_acme(location, detection):
         raise NotImplementedError
 
-    mine = Format("mine", "Mine", detect, open_mine, holds=Holds(frozenset()))
-    monkeypatch.setattr(registry, "entry_points", lambda group: [SimpleNamespace(load=lambda: mine)])
+    acme = Format("acme", "Acme", detect, open_acme, holds=Holds(frozenset()))
+    monkeypatch.setattr(registry, "entry_points", lambda group: [SimpleNamespace(load=lambda: acme)])
     registry.formats.cache_clear()
     try:
-        (tmp_path / "a").write_bytes(b"MINE")
-        assert resolve(tmp_path / "a")[1].format == "mine"
-        assert registry.find_format("mine") is mine
-        assert set(formats()) == {"mine", *(cells[0].strip("`") for cells in table("formats"))}
+        (tmp_path / "a").write_bytes(b"ACME")
+        assert resolve(tmp_path / "a")[1].format == "acme"
+        assert registry.find_format("acme") is acme
+        assert set(formats()) == {"acme", *(cells[0].strip("`") for cells in table("formats"))}
     finally:
         monkeypatch.undo()
         registry.formats.cache_clear()

@@ -140,8 +140,8 @@ def test_the_index_lists_every_page():
 def test_the_extras_are_those_of_the_package():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = set(project["optional-dependencies"]) - {"demo", "demo-bucket", "docs", "bench"}
-    told = section("Install").partition("Further extras: ")[2].partition("Tested")[0]
-    assert set(re.findall(r"`(\w+)`", told)) | {"prefect", "mlflow"} == extras
+    further = section("Install").partition("Further extras: ")[2].partition("Tested")[0]
+    assert set(re.findall(r"`(\w+)`", further)) | {"prefect", "mlflow"} == extras
 
 
 def test_the_levels_are_those_of_verify():
@@ -198,7 +198,7 @@ def test_the_policy_shows_every_gate():
     assert policy_of(tomllib.loads(text)) != Policy()
 
 
-def test_every_question_can_be_asked_in_json():
+def test_every_question_can_be_answered_in_json():
     for words in chain.from_iterable(map(commands, AUDITOR)):
         if words[:1] == ["wherry"] and words[1:3] != ["ledger", "anchor"]:  # which prints nothing else
             assert any(option.name == "json_" for option in parsed(words[1:]).command.params), words

@@ -1,4 +1,4 @@
-"""The pages behind README's doors: what trainers, platform engineers and auditors are told to run is run word for word.
+"""The pages behind README's doors: the commands for trainers, platform engineers and auditors are run word for word.
 
 What would need a server of its own is parsed in `test_readme_doors.py`.
 """
@@ -27,7 +27,7 @@ from wherry.ledger.check import check_chain
 from wherry.ledger.record import open_ledger
 
 
-def told(words):
+def run_wherry(words):
     """What a command printed; it must end with 0."""
     done = CliRunner().invoke(click.Command("run", callback=lambda: main(words)), [])
     assert done.exit_code == 0, f"{' '.join(words)}\n{done.output}"
@@ -153,7 +153,7 @@ def carried_out(block):
     for words in commands(block):
         assert words[0] == "wherry", words
         *plain, out = words if ">" in words else [*words, None]
-        text = told([word for word in plain[1:] if word != ">"])
+        text = run_wherry([word for word in plain[1:] if word != ">"])
         if out:
             Path(out).write_text(text)
         printed[" ".join(words[1:])] = text
@@ -167,16 +167,16 @@ def test_the_trial_and_the_questions(here):
     assert "takes it" in printed["routes explain runs/t5x/small/checkpoint_1000"]
     assert "wherry_conversions_total" in Path("wherry.prom").read_text()
     assert Path("models/small/1000/huggingface/model.safetensors").is_file()
-    asked = carried_out(AUDITOR[0])
-    assert "converted from" in asked["lineage why models:/small@candidate"]
-    assert "derived checkpoints: 1" in asked["lineage impact runs/t5x/small/checkpoint_1000"]
+    answers = carried_out(AUDITOR[0])
+    assert "converted from" in answers["lineage why models:/small@candidate"]
+    assert "derived checkpoints: 1" in answers["lineage impact runs/t5x/small/checkpoint_1000"]
     assert "<html" in Path("lineage.html").read_text()
     assert json.loads(Path("anchor.json").read_text())["seq"] > 0
-    assert asked["resolve models:/small@champion"].strip() == str(here / "models/small/1000/huggingface")
+    assert answers["resolve models:/small@champion"].strip() == str(here / "models/small/1000/huggingface")
     assert Path("copy/model.safetensors").is_file()
     done = subprocess.run([sys.executable, "-I", "evidence.zip"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert told(["resolve", "models:/small@champion"]).strip() == str(here / "models/older")
+    assert run_wherry(["resolve", "models:/small@champion"]).strip() == str(here / "models/older")
     with open_ledger("sqlite:///rebuilt.db") as rebuilt:
         assert not check_chain(rebuilt).altered
     levels(here)
@@ -192,11 +192,11 @@ def levels(folder):
         read, again = carried_out(first_day).values()
     assert read.startswith("read")
     assert again.startswith("ok")
-    told_ = carried_out(block)
-    assert all(text.startswith("ok") for text in told_.values()), told_
+    printed = carried_out(block)
+    assert all(text.startswith("ok") for text in printed.values()), printed
     for words in commands(AUDITOR[1]):
         if words[0] == "wherry":
-            told(words[1:])
+            run_wherry(words[1:])
             continue
         program = (
             words if shutil.which(words[0]) else [str(Path(sys.executable).parent / words[0]), *words[1:]]
@@ -213,7 +213,7 @@ def test_the_ledgers_url_and_the_preflight(monkeypatch):
             for pair in words[1:]:
                 monkeypatch.setenv(*pair.split("=", 1))
     (words,) = [words for words in commands(CONTAINERS) if words[1] == "preflight"]
-    assert "are shared with" in told(words[1:])
+    assert "are shared with" in run_wherry(words[1:])
     monkeypatch.delenv("WHERRY_LEDGER")
     with pytest.raises(AssertionError, match=r"not shared with the workers of .*: ledger"):
-        told(words[1:])
+        run_wherry(words[1:])

@@ -87,13 +87,13 @@ def test_a_commit_has_one_version(monkeypatch):
 def test_a_provenance_names_what_was_built_of_what_by_whom(tmp_path, monkeypatch):
     module = load("provenance", monkeypatch)
     (tmp_path / "a.whl").write_bytes(b"a")
-    told = module.provenance([tmp_path / "a.whl"], "1.2.0", "c" * 40, {"hatchling": "1.27"}, {})
-    assert told["subject"] == [{"name": "a.whl", "digest": {"sha256": hashlib.sha256(b"a").hexdigest()}}]
-    made = told["predicate"]["buildDefinition"]
+    statement = module.provenance([tmp_path / "a.whl"], "1.2.0", "c" * 40, {"hatchling": "1.27"}, {})
+    assert statement["subject"] == [{"name": "a.whl", "digest": {"sha256": hashlib.sha256(b"a").hexdigest()}}]
+    made = statement["predicate"]["buildDefinition"]
     assert made["resolvedDependencies"] == [
         {"name": "source", "digest": {"gitCommit": "c" * 40}}, {"uri": "pkg:pypi/hatchling@1.27"},
     ]  # fmt: skip
-    assert told["predicate"]["runDetails"] == {"builder": {"id": "urn:wherry:builder:local"}}
+    assert statement["predicate"]["runDetails"] == {"builder": {"id": "urn:wherry:builder:local"}}
     runner = {
         "GITHUB_SERVER_URL": "https://git.example", "GITHUB_REPOSITORY": "o/wherry", "GITHUB_REF": "refs/tags/v1",
         "GITHUB_RUN_ID": "7", "GITHUB_WORKFLOW_REF": "o/wherry/.github/workflows/test.yml@refs/tags/v1",

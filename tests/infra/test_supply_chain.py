@@ -171,7 +171,7 @@ def test_the_databases_of_compose_are_apart():
                 url = f"{server}/{database}".replace("postgres@", f"{role}@")
                 if role == database:
                     with psycopg.connect(url) as connection:
-                        connection.execute("CREATE SCHEMA mine; CREATE TABLE of_public (x int)")
+                        connection.execute("CREATE SCHEMA own; CREATE TABLE of_public (x int)")
                 else:
                     with pytest.raises(psycopg.OperationalError, match="permission denied"):
                         psycopg.connect(url)

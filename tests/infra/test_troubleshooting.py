@@ -67,7 +67,7 @@ def test_t5x_without_its_dot_files(here, commands):
 
 
 @solves("Dict key mismatch")
-def test_maxtext_asked_for_the_other_form(here, commands):
+def test_maxtext_expects_the_other_form_of_layers(here, commands):
     import jax
 
     lay("maxtext-gpt3-l3-converted-by-maxtext", here / "4000", "..")
@@ -217,12 +217,12 @@ def test_penzai_keeps_its_axes(here, commands):
 
     source = lay("penzai-llama-unroll-plain", here / "plain")
     printed = run(commands)
-    told = json.loads(printed[printed.index("{\n") :])
+    listed = json.loads(printed[printed.index("{\n") :])
     wanted = {
         row["path"][0]: row.get("axes", ["embedding"])
         for row in expected("penzai-llama-unroll-plain")["tensors"]
     }
-    assert {row["path"].replace("~1", "/"): row["axes"] for row in told["tensors"]} == wanted
+    assert {row["path"].replace("~1", "/"): row["axes"] for row in listed["tensors"]} == wanted
     restored = ocp.StandardCheckpointer().restore(here / "named")
     assert_restored(restored, source)
     pytest.importorskip("penzai")

@@ -134,7 +134,7 @@ def test_torchrun_starts_workers_as_they_are(tmp_path, surroundings):
 
 
 @pytest.mark.parametrize("system", [kubernetes, slurm])
-def test_a_task_that_is_asked_to_end_gives_its_unit_back(tmp_path, surroundings, system):
+def test_a_terminated_task_gives_its_unit_back(tmp_path, surroundings, system):
     """The machine is taken away: the signal comes to the shell alone, which is the first process of its container."""
     source, target = model(tmp_path / "model", rows=500, count=40), str(tmp_path / "place" / "out")
     Path(target).parent.mkdir()

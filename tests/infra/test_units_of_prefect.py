@@ -58,7 +58,7 @@ def command(place, *words):
 
 
 def answered(place, path, body):
-    """The answer of the server, which is asked again where it has too much to do (503)."""
+    """The answer of the server; the request is repeated while the server is overloaded (503)."""
 
     def ask():
         try:

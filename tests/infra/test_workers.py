@@ -142,8 +142,8 @@ def test_runs_find_the_configuration_where_the_manifests_say(name, publish):
     assert volume["configMap"]["optional"], (
         "the pod starts without it, and the run itself says what is missing"
     )
-    told = (INFRA / "kubernetes" / "worker.yaml").read_text()
-    assert f"create configmap {volume['configMap']['name']} --from-file={file.name}=" in told
+    text = (INFRA / "kubernetes" / "worker.yaml").read_text()
+    assert f"create configmap {volume['configMap']['name']} --from-file={file.name}=" in text
 
 
 @pytest.mark.parametrize("name", KUBERNETES)
@@ -160,7 +160,7 @@ def test_a_run_has_the_secret_of_its_role_and_no_other(name, publish):
         job(name, publish, role="owner")
 
 
-def test_devices_are_asked_for_as_variables(publish):
+def test_devices_are_requested_by_variables(publish):
     tpu = job("wherry-kubernetes-tpu", publish, tpu_type="tpu-v6e-slice", tpu_topology="2x2", tpu_chips=4)
     pod = tpu["spec"]["template"]["spec"]
     assert pod["containers"][0]["resources"]["limits"]["google.com/tpu"] == 4

@@ -37,7 +37,7 @@ def converted(source, tmp_path):
     return wherry.convert(source, tmp_path / "orbax", to="orbax", options={"split": "."})
 
 
-def told():
+def all_events():
     with open_ledger() as ledger:
         return [event for statement in statements(ledger) for event in openlineage.events(statement)]
 
@@ -64,11 +64,11 @@ def everything(converted):
         }
         record_event(ledger, "deletion", subject, body)
         record_event(ledger, "note", None, {"text": "of nobody's interest"})
-    return told()
+    return all_events()
 
 
 def test_a_conversion_is_a_run_with_both_ends(converted):
-    start, complete = told()
+    start, complete = all_events()
     assert (start["eventType"], complete["eventType"]) == ("START", "COMPLETE")
     assert start["run"] == complete["run"]
     assert (start["eventTime"], complete["eventTime"]) == (converted.started, converted.finished)
@@ -86,12 +86,12 @@ def test_a_conversion_is_a_run_with_both_ends(converted):
     assert field["field"] == "model.a"
     assert (field["namespace"], field["name"]) == (source["namespace"], source["name"])
     assert complete["run"]["facets"]["wherry_statement"]["planDigest"] == converted.plan_digest
-    assert told() == [start, complete], "the same statement gives the same events"
+    assert all_events() == [start, complete], "the same statement gives the same events"
 
 
 def test_key_paths_that_stay_need_no_lineage_of_tensors(source, tmp_path):
     wherry.convert(source, tmp_path / "orbax", to="orbax")
-    facets = told()[1]["outputs"][0]["facets"]
+    facets = all_events()[1]["outputs"][0]["facets"]
     assert "columnLineage" not in facets
     assert "schema" in facets
 
@@ -99,16 +99,16 @@ def test_key_paths_that_stay_need_no_lineage_of_tensors(source, tmp_path):
 def test_renamed_tensors_are_traced(source, tmp_path):
     renaming = {"rename": "model.{x} -> net.{x}"}
     wherry.convert(source, tmp_path / "orbax", to="orbax", options=renaming)
-    fields = told()[1]["outputs"][0]["facets"]["columnLineage"]["fields"]
+    fields = all_events()[1]["outputs"][0]["facets"]["columnLineage"]["fields"]
     assert {name: row["inputFields"][0]["field"] for name, row in fields.items()} == {
         "net.a": "model.a",
         "net.b": "model.b",
     }
 
 
-def test_what_is_gone_is_told_without_its_manifest(converted):
+def test_a_deleted_target_is_reported_without_its_manifest(converted):
     shutil.rmtree(converted.target.uri)
-    facets = told()[1]["outputs"][0]["facets"]
+    facets = all_events()[1]["outputs"][0]["facets"]
     assert "schema" not in facets
     assert facets["version"]["datasetVersion"] == converted.target.checkpoint_digest
 
@@ -229,7 +229,7 @@ def test_a_destination_that_makes_no_sense_is_refused():
 
 def test_large_schemas_are_left_out(converted, monkeypatch):
     monkeypatch.setattr("wherry.integrations.openlineage.datasets.MOST_FIELDS", 1)
-    assert "schema" not in told()[1]["outputs"][0]["facets"]
+    assert "schema" not in all_events()[1]["outputs"][0]["facets"]
 
 
 def test_a_dataset_needs_no_more_than_a_reference():

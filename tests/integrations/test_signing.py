@@ -83,7 +83,7 @@ def test_model_signing_accepts_what_we_sign_and_finds_what_was_altered(source, t
 
 def test_we_accept_what_model_signing_signs(source, tmp_path, keys):
     uri = made(source, tmp_path, "huggingface")
-    out = tmp_path / "theirs.sig"
+    out = tmp_path / "model_signing.sig"
     done = model_signing("sign", "key", uri, "--signature", out, "--private_key", keys[0])
     assert done.returncode == 0, done.stdout + done.stderr
     found = signing.verify(uri, keys[1], signature=out)
@@ -284,7 +284,7 @@ def test_commands(source, tmp_path, keys, capsys):
 
 
 def test_the_library_of_model_signing_verifies_blake3_and_finds_what_was_altered(source, keys, tmp_path):
-    """Its command line sets SHA-256, so it is the library that is asked."""
+    """Its command line sets SHA-256, so the test calls the library."""
     verifying = pytest.importorskip("model_signing.verifying", reason="model-signing is not installed")
     uri = made(source, tmp_path, "orbax")
     place = signing.sign(uri, keys[0], algorithm="blake3")

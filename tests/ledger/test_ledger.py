@@ -125,7 +125,7 @@ def test_a_dropped_claim_is_gone_and_can_be_made_again(url):
         assert [one.kind for one in statements(ledger)] == ["claim", "release"] * 2
 
 
-def test_events_are_told_once_each_and_a_deletion_marks_the_place(url):
+def test_each_event_is_a_statement_and_a_deletion_marks_the_place(url):
     with open_ledger(url) as ledger:
         record_conversion(ledger, conversion("a", "b"))
         first = record_event(ledger, "audit", None, {"checked": 1})
@@ -138,9 +138,9 @@ def test_events_are_told_once_each_and_a_deletion_marks_the_place(url):
         assert record_sighting(ledger, node("b")) is None
         [place] = nodes(ledger, [digest("b")])[digest("b")].places
         assert place.gone is None
-        [told] = statements(ledger, kinds=["deletion"])
-        assert told.body["uri"] == "/checkpoints/b"
-        assert (told.body["checkpoint_digest"], told.body["reason"]) == (digest("b"), "keep_days")
+        [deletion] = statements(ledger, kinds=["deletion"])
+        assert deletion.body["uri"] == "/checkpoints/b"
+        assert (deletion.body["checkpoint_digest"], deletion.body["reason"]) == (digest("b"), "keep_days")
         record_event(ledger, "deletion", None, {"checkpoint_digest": "0" * 64, "uri": "/never/seen"})
         assert check_chain(ledger).altered is None
 
@@ -220,10 +220,10 @@ def test_more_nodes_than_one_query_takes(url, monkeypatch):
 
 
 def test_the_tables_answer_about_some_checkpoints(url):
-    asked = {"to": "orbax", "options": {"compression": "zstd", "note": '"asked":{}'}}
+    request = {"to": "orbax", "options": {"compression": "zstd", "note": '"asked":{}'}}
     with open_ledger(url) as ledger:
         for number in range(4):
-            more = {"asked": asked} if number else {}
+            more = {"asked": request} if number else {}
             record_conversion(ledger, conversion("s", f"t{number}", **more))
         record_registration(ledger, node("t1"), REGISTRY, "model", "1")
         claim_registration(ledger, node("t0"), REGISTRY, "other")
@@ -235,9 +235,9 @@ def test_the_tables_answer_about_some_checkpoints(url):
         assert sorted(place.uri for place in places) == [f"/checkpoints/t{number}" for number in range(4)]
         assert sorted((row.name, row.version) for row in registrations) == [("model", "1"), ("other", None)]
         rows = current_conversions(ledger, some)
-        assert [(row.target_uri, row.asked) for row in rows] == [
+        assert [(row.target_uri, row.request) for row in rows] == [
             ("/checkpoints/t0", {}),
-            *((f"/checkpoints/t{number}", asked) for number in (1, 2, 3)),
+            *((f"/checkpoints/t{number}", request) for number in (1, 2, 3)),
         ]
         assert rows == current_conversions(ledger)
         assert notable(ledger, set()) == set()

@@ -185,7 +185,7 @@ def test_its_tables_are_away_from_everybody_elses(postgres):
 
     shared = new_database(postgres, "crowded")
     with psycopg.connect(shared) as connection:
-        connection.execute("CREATE TABLE statement (mine text)")
+        connection.execute("CREATE TABLE statement (note text)")
     with open_ledger(shared) as ledger:
         record_conversion(ledger, conversion("a", "b"))
         assert check_chain(ledger).statements == 1

@@ -82,7 +82,7 @@ def test_no_statement_is_skipped_while_others_append(ledger):
     assert met == list(range(1, 61))
 
 
-def test_what_a_source_became_is_asked_by_place_and_mark(ledger):
+def test_what_a_source_became_is_found_by_place_and_mark(ledger):
     made = conversion(
         "a", "b", options={"scan_layers": True, "chunk": None}, software={"wherry": "9"}, finished="2026"
     )
@@ -147,10 +147,10 @@ def test_no_question_reads_a_whole_table(ledger, question):
 
     with watched_queries(lambda sql, values: sent.append((sql, values))):
         QUESTIONS[question](ledger)
-    asked = [(sql, values) for sql, values in sent if sql.startswith(("SELECT", "WITH", "UPDATE"))]
-    assert asked
+    queries = [(sql, values) for sql, values in sent if sql.startswith(("SELECT", "WITH", "UPDATE"))]
+    assert queries
     with ledger.read() as connection:
-        for sql, values in asked:
+        for sql, values in queries:
             plan = connection.rows(f"EXPLAIN QUERY PLAN {sql}", **values)
             steps = [row[3] for row in plan]
             scans = [step for step in steps if step.startswith("SCAN") and not step.startswith("SCAN walk")]

@@ -25,7 +25,7 @@ pytest_plugins = ["tests.support.lineage"]  # its fixtures
 
 
 def test_a_rebuilt_ledger_gives_the_same_answers(chain, safetensors_source, tmp_path, monkeypatch):
-    asked = (chain.second.target.uri, safetensors_source, chain.first.target.checkpoint_digest)
+    subjects = (chain.second.target.uri, safetensors_source, chain.first.target.checkpoint_digest)
     registered = [
         SimpleNamespace(
             name="model",
@@ -38,12 +38,12 @@ def test_a_rebuilt_ledger_gives_the_same_answers(chain, safetensors_source, tmp_
     monkeypatch.setattr("wherry.core.services.service", lambda name: service)
     with open_ledger() as ledger:
         record_registration(ledger, chain.second.target, "https://models.example", "model", "1")
-    before = [(answers(why(one)), answers(impact(one))) for one in asked]
+    before = [(answers(why(one)), answers(impact(one))) for one in subjects]
     shutil.rmtree(home())
     done = rebuild([tmp_path / "out"], registry_uri="https://models.example")
     assert (done.checkpoints, done.conversions, done.edges, done.registrations) == (3, 3, 2, 1)
     assert done.unreadable == ()
-    assert [(answers(why(one)), answers(impact(one))) for one in asked] == before
+    assert [(answers(why(one)), answers(impact(one))) for one in subjects] == before
     with open_ledger() as ledger:
         checked = check_chain(ledger)
         assert (checked.altered, checked.head) == (None, done.head)

@@ -189,16 +189,16 @@ def test_what_fails_in_the_middle_names_only_what_is_missing(source, tmp_path, m
     assert cure_of(caught.value.cure) == f"wherry ledger record {tmp_path / 'b.npz'}"
 
 
-def test_what_is_not_recorded_is_signed_and_told_as_no_failure(source, tmp_path, broken, monkeypatch):
-    told = []
+def test_what_is_not_recorded_is_signed_and_not_reported_as_a_failure(source, tmp_path, broken, monkeypatch):
+    reports = []
     monkeypatch.setattr(
-        import_module("wherry.converter.convert"), "report_failure", lambda *words: told.append(words)
+        import_module("wherry.converter.convert"), "report_failure", lambda *words: reports.append(words)
     )
     key, _public = key_pair(tmp_path)
     with pytest.raises(NotRecordedError):
         wherry.convert(source, tmp_path / "out", to="orbax", sign=key)
     assert (tmp_path / "out" / "wherry.sig").exists()
-    assert told == []
+    assert reports == []
 
 
 def test_a_copy_of_a_sidecar_that_was_altered_is_not_recorded(source, tmp_path):
@@ -273,9 +273,9 @@ def test_an_export_keeps_the_receipt_and_raises_with_it(tmp_path, broken, monkey
 def test_the_other_processes_of_an_export_learn_that_it_is_not_recorded(source, tmp_path, broken):
     with pytest.raises(NotRecordedError) as caught:
         wherry.convert(source, tmp_path / "out", to="orbax")
-    with pytest.raises(NotRecordedError, match="the ledger cannot be used") as told:
+    with pytest.raises(NotRecordedError, match="the ledger cannot be used") as repeated:
         outcomes.require_recorded(caught.value.result)
-    assert told.value.result == caught.value.result
+    assert repeated.value.result == caught.value.result
     broken.mend()
     receipt = outcomes.record(caught.value.result)
     assert outcomes.require_recorded(receipt) is receipt

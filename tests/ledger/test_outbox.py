@@ -61,7 +61,7 @@ def server():
     thread.join()
 
 
-def test_a_conversion_is_told_at_once(source, tmp_path, events):
+def test_a_conversion_is_reported_at_once(source, tmp_path, events):
     wherry.convert(source, tmp_path / "orbax", to="orbax")
     assert [event["eventType"] for event in events()] == ["START", "COMPLETE"]
     [done] = deliver.deliver()
@@ -86,8 +86,8 @@ def test_the_configuration_names_the_destination(source, tmp_path, monkeypatch):
     file.write_text(f"[openlineage]\nnamespace = 'team'\ntarget = {json.dumps(str(events))}\n")
     monkeypatch.setenv("WHERRY_CONFIG", str(file))
     wherry.convert(source, tmp_path / "orbax", to="orbax")
-    told = [json.loads(line) for line in events.read_text().splitlines()]
-    assert [event["job"]["namespace"] for event in told] == ["team", "team"]
+    delivered = [json.loads(line) for line in events.read_text().splitlines()]
+    assert [event["job"]["namespace"] for event in delivered] == ["team", "team"]
 
 
 def test_a_destination_that_fails_does_not_fail_the_conversion(source, tmp_path, monkeypatch, caplog):

@@ -105,14 +105,14 @@ def test_it_says_what_the_tables_say(ledger):
     for one, node_ in known.items():
         own = {field.name: getattr(node_, field.name) for field in fields(CheckpointRecord)}
         assert asdict(state.checkpoints[one]) == own
-        told = [row for row in state.registrations.get(one, []) if row.state != "released"]
-        assert sorted(told, key=str) == sorted(node_.registrations, key=str)
+        replayed = [row for row in state.registrations.get(one, []) if row.state != "released"]
+        assert sorted(replayed, key=str) == sorted(node_.registrations, key=str)
         there = {row.uri for row in node_.places if row.gone is None and digest_at(ledger, row.uri) == one}
         assert {row.uri for row in state.living(one)} == there
         for row in node_.places:
             if row.uri in there:
                 assert replace(state.places[row.uri], role=SEEN) == row
-    bare = [replace(one, asked={}, seconds=0.0, bytes_read=0) for one in state.conversions]
+    bare = [replace(one, request={}, seconds=0.0, bytes_read=0) for one in state.conversions]
     assert tuple(bare) == conversions(ledger)
     now = present(ledger)
     assert (now.requests, now.products, now.failures) == (state.requests, state.products, state.failures)
@@ -172,7 +172,7 @@ def test_the_last_note_of_a_target_counts_and_other_notes_do_not(state):
 
 def test_conversions_are_found_from_both_ends(state):
     last = state.between[digest("a"), digest("c")]
-    assert (last.asked, last.options, last.lossless) == ({"to": "orbax"}, {"split": "."}, True)
+    assert (last.request, last.options, last.lossless) == ({"to": "orbax"}, {"split": "."}, True)
     assert state.children[digest("a")] == [digest("b"), digest("c")]
     assert state.parents[digest("c")] == [digest("b"), digest("a")]
     assert digest("a") not in state.children[digest("a")], "a copy is the same checkpoint"

@@ -266,7 +266,7 @@ def test_a_file_comes_before_a_digest_of_its_name_and_an_unknown_digest_is_said(
         wherry.detect("0123abcdef")
 
 
-def test_names_and_versions_that_do_not_exist_are_told_what_does(receipt, name, stores):
+def test_the_cure_for_an_unknown_name_or_version_is_what_exists(receipt, name, stores):
     for service_name in ("mlflow-sqlite", "mlflow"):
         one = {"registry_uri": stores["registry_uri"]} if service_name == "mlflow-sqlite" else stores
         with pytest.raises(NotFoundError) as caught:

@@ -60,8 +60,8 @@ def test_source_and_target_are_two_nodes_with_one_weights_digest(converted):
 
 def test_down_from_the_source_and_by_digest(converted, source):
     digest = converted.source.checkpoint_digest
-    for asked in (source, digits_of(digest)[:8], digest[:16], digits_of(digest), digest):
-        text = render(show(asked))
+    for about in (source, digits_of(digest)[:8], digest[:16], digits_of(digest), digest):
+        text = render(show(about))
         assert "converted to" in text
         assert "converted from" not in text
         assert converted.target.uri in text
@@ -117,9 +117,9 @@ def test_a_ledger_that_cannot_be_written_does_not_undo_the_conversion(source, tm
 
 
 def test_what_is_unknown_is_said(tmp_path, source):
-    for asked in (tmp_path / "nothing", source, "0123456789abcdef"):
+    for about in (tmp_path / "nothing", source, "0123456789abcdef"):
         with pytest.raises(NotFoundError, match="no lineage is recorded") as failure:
-            show(asked)
+            show(about)
         assert failure.value.exit_code == 3
         assert failure.value.cure
 
@@ -130,7 +130,7 @@ def test_a_weights_digest_of_several_checkpoints_is_ambiguous(converted):
     assert converted.target.checkpoint_digest[:12] in (failure.value.cure or "")
 
 
-def test_many_ways_to_one_checkpoint_are_told_once():
+def test_many_ways_to_one_checkpoint_are_printed_once():
     """Twenty diamonds, one below the other, have a million ways through them."""
     edges, above = [], "start"
     for number in range(20):
@@ -146,7 +146,7 @@ def test_many_ways_to_one_checkpoint_are_told_once():
     assert len(text.splitlines()) < 4 * len(edges)
 
 
-def test_a_chain_of_two_thousand_is_told_whole():
+def test_a_chain_of_two_thousand_is_printed_whole():
     names = [f"n{number:04}" for number in range(2001)]
     edges = tuple(Edge(a, b, "p" * 64, 1, "now", lossless=True) for a, b in pairwise(names))
     nodes = {name: LineageNode(name, name, "orbax", None, "params", 1, 1, 1, 1) for name in names}

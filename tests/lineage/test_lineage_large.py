@@ -112,8 +112,8 @@ def test_current_conversions_are_the_last_at_each_place_that_is_not_deleted():
     with open_ledger() as ledger:
         state, every = replay(ledger), current_conversions(ledger)
         some = current_conversions(ledger, set(state.children[digest(HUB)]))
-    last = [(one.statement, one.asked) for one in state.by_target.values() if one.gone is None]
-    assert [(one.statement, one.asked) for one in every] == sorted(last, key=lambda row: row[0])
+    last = [(one.statement, one.request) for one in state.by_target.values() if one.gone is None]
+    assert [(one.statement, one.request) for one in every] == sorted(last, key=lambda row: row[0])
     assert [*some] == [one for one in every if one.target_digest in state.children[digest(HUB)]]
 
 

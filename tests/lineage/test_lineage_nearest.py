@@ -158,9 +158,9 @@ def test_a_result_that_is_reached_twice_is_counted_once(tmp_path, monkeypatch):
     assert "and 5 more" in render(show(digest("hub"), brief=True))
 
 
-def test_nothing_is_asked_of_the_ledger_about_few_neighbours():
+def test_the_ledger_is_not_queried_about_few_neighbours():
     tree = show(digest("child-20"))
     few = tree.edges[: NEIGHBOURS + 1]
-    asked = []
-    shown, rest = nearest(few, digest("source-1"), lambda digests: asked.append(digests) or set())
-    assert (len(shown), len(rest), asked) == (1, NEIGHBOURS, [])
+    queried = []
+    shown, rest = nearest(few, digest("source-1"), lambda digests: queried.append(digests) or set())
+    assert (len(shown), len(rest), queried) == (1, NEIGHBOURS, [])

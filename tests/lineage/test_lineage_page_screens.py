@@ -124,9 +124,9 @@ def test_a_link_to_a_checkpoint_that_is_only_listed_tells_of_it(opened):
     seen = opened(whole, fragment=f"#{digest('n3')}")
     assert digest("n3")[:19] in seen.page.locator("#details").inner_text()
     assert "wherry lineage show" in seen.page.locator("#details").inner_text()
-    told = seen.page.locator("#summary").inner_text()
-    assert "901 checkpoints" in told
-    assert "only the 201 nearest are drawn; search lists the others" in told
+    summary = seen.page.locator("#summary").inner_text()
+    assert "901 checkpoints" in summary
+    assert "only the 201 nearest are drawn; search lists the others" in summary
 
 
 def test_on_a_phone_names_can_be_read_and_cards_tapped(opened):

@@ -1,4 +1,4 @@
-"""stale: every reason, told of the right checkpoint, with a cure that works."""
+"""stale: every reason is reported for the right checkpoint, with a cure that works."""
 
 from __future__ import annotations
 

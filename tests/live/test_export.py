@@ -88,9 +88,9 @@ def test_only_params_and_the_states_own_step(tmp_path):
     ],
 )
 def test_a_request_that_can_never_be_fulfilled_raises_at_once(tmp_path, change, expected, words):
-    asked = {"state": state_of(), "uri": tmp_path / "t", "to": "orbax", **change}
+    arguments = {"state": state_of(), "uri": tmp_path / "t", "to": "orbax", **change}
     with pytest.raises(expected, match=words):
-        wherry.export(**asked)
+        wherry.export(**arguments)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -104,7 +104,7 @@ def test_an_error_of_the_storage_is_in_the_handle_and_in_the_log(tmp_path, caplo
         handle.result()
 
 
-def test_an_existing_target_is_told_before_anything_is_copied(tmp_path, monkeypatch):
+def test_an_existing_target_is_reported_before_anything_is_copied(tmp_path, monkeypatch):
     first = wherry.export(state_of(), tmp_path / "t", to="orbax").result(60)
     monkeypatch.setattr(Snapshot, "take", lambda *_: pytest.fail("copied"))
     again = wherry.export(state_of(1), tmp_path / "t", to="orbax")
@@ -119,10 +119,10 @@ def test_a_failure_in_the_background_leaves_nothing(tmp_path, monkeypatch, caplo
         raise StorageError("storage failed: No space left on device", cure="free some space")
 
     monkeypatch.setattr(run, "convert_opened", broken)
-    told = []
-    handle = wherry.export(state_of(), tmp_path / "t", to="orbax", snapshot="disk", on_done=told.append)
+    ended = []
+    handle = wherry.export(state_of(), tmp_path / "t", to="orbax", snapshot="disk", on_done=ended.append)
     assert handle.wait(30)
-    assert told == [handle]
+    assert ended == [handle]
     assert "free some space" in caplog.text
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(StorageError):
@@ -131,10 +131,10 @@ def test_a_failure_in_the_background_leaves_nothing(tmp_path, monkeypatch, caplo
 
 def test_a_callback_that_fails_changes_nothing(tmp_path, caplog):
     def broken(_handle):
-        raise ValueError("mine")
+        raise ValueError("from the callback")
 
     assert wherry.export(state_of(), tmp_path / "t", to="orbax", on_done=broken).result(60)
-    assert "ValueError: mine" in caplog.text
+    assert "ValueError: from the callback" in caplog.text
 
 
 def test_memory_that_is_not_there_is_said_before_the_copy(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Export at its edges: tied weights, parts that overlap, threads that cannot start, outcomes that cannot be told."""
+"""Edge cases of exports: tied weights, overlapping parts, threads that cannot start, unpublished outcomes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_thread_that_cannot_start_is_a_failure_like_any_other(tmp_path, monkey
 
 
 @pytest.mark.parametrize("committed", [True, False])
-def test_a_spool_is_leased_and_an_outcome_that_cannot_be_told_changes_nothing(
+def test_a_spool_is_leased_and_an_outcome_that_cannot_be_published_changes_nothing(
     tmp_path, monkeypatch, committed
 ):
     from wherry.live import shares

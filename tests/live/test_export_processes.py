@@ -91,7 +91,7 @@ def test_a_process_that_ends_waits_for_its_export(tmp_path, out):
     assert wherry.verify(out / "w.safetensors", level="digest").ok
 
 
-def test_but_not_longer_than_it_was_told(tmp_path, out):
+def test_but_not_longer_than_its_exit_wait(tmp_path, out):
     done = run([sys.executable, program(tmp_path, EXIT), str(out / "w.safetensors"), "0"])
     assert done.returncode == 0, done.stderr
     assert "timed out after 0 s; nothing was committed" in done.stderr

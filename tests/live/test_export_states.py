@@ -88,17 +88,17 @@ def test_stand_ins_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int4", "float8_e4m3fn"])
-def test_another_array_over_the_buffer_is_asked_for_its_bytes(dtype, monkeypatch):
-    """JAX keeps the host copy with the array that is asked; on a GPU, `test_gpu` finds none with the state's own."""
-    array, asked, real = jax.numpy.arange(6).astype(dtype).reshape(2, 3), [], np.asarray
+def test_the_bytes_are_read_through_another_array_over_the_buffer(dtype, monkeypatch):
+    """JAX keeps the host copy with the array that is read; on a GPU, `test_gpu` finds none with the state's own."""
+    array, converted, real = jax.numpy.arange(6).astype(dtype).reshape(2, 3), [], np.asarray
     with monkeypatch.context() as patch:
         patch.setattr(
-            np, "asarray", lambda value, *how, **more: asked.append(value) or real(value, *how, **more)
+            np, "asarray", lambda value, *how, **more: converted.append(value) or real(value, *how, **more)
         )
         found = bytes(_jax_bytes(array))
     assert found == np.asarray(array).tobytes()
-    assert asked
-    assert not any(one is array for one in asked)
+    assert converted
+    assert not any(one is array for one in converted)
     scalar = jax.numpy.zeros((), dtype)
     assert bytes(_jax_bytes(scalar)) == np.asarray(scalar).tobytes()
 

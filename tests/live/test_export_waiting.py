@@ -49,10 +49,10 @@ def folder(tmp_path):
 @pytest.fixture
 def as_rank(monkeypatch, folder):
     """Be one of two processes that share a state; rank 0 has named the folder."""
-    told = Ticket("0123abcd", str(folder)).to_text()
+    ticket = Ticket("0123abcd", str(folder)).to_text()
 
     def become(rank, count=2):
-        group = processes.ProcessGroup(rank, count, (lambda _: told) if rank else str)
+        group = processes.ProcessGroup(rank, count, (lambda _: ticket) if rank else str)
         monkeypatch.setattr(processes, "group", lambda _: group)
 
     return become
@@ -314,7 +314,7 @@ def test_process_0_that_has_ended_is_named_and_its_folder_removed(folder):
 
 def test_a_group_that_lost_a_process_says_so(monkeypatch):
     class Lost:
-        def broadcast_object_list(self, told, src):
+        def broadcast_object_list(self, objects, src):
             raise RuntimeError("Connection closed by peer")
 
         get_rank, get_world_size = (lambda self: 1), (lambda self: 2)

@@ -109,7 +109,7 @@ def test_everything_that_does_not_fit_is_named_before_a_byte_is_read(tmp_path, m
     assert "params/c: missing in the checkpoint" in text
 
 
-def test_unmatched_names_are_errors_both_ways_unless_asked(tmp_path):
+def test_unmatched_names_are_errors_both_ways_if_strict(tmp_path):
     uri = written(tmp_path / "a.safetensors", {"a": np.ones(2), "b": np.ones(2)})
     template = {"a": np.zeros(2), "c": np.full(2, 9.0)}
     with pytest.raises(

@@ -78,8 +78,8 @@ def test_nested_state_with_optimizer(tmp_path):
     assert found["step"] == 9
     assert other.param_groups[0]["lr"] == 0.25
     assert same(dict(again.state_dict()), dict(model.state_dict()))
-    ours, theirs = other.state_dict()["state"][0], optimizer.state_dict()["state"][0]
-    assert all(as_bytes(ours[name]) == as_bytes(theirs[name]) for name in theirs)
+    restored, saved = other.state_dict()["state"][0], optimizer.state_dict()["state"][0]
+    assert all(as_bytes(restored[name]) == as_bytes(saved[name]) for name in saved)
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_dtensors_of_one_process(tmp_path, group):
 
 def test_the_parts_of_ranks_are_those_of_torch():
     from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset as theirs
+    from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset as torch_box
 
     from wherry.integrations.live.torch_arrays import local_box
 
@@ -139,7 +139,7 @@ def test_the_parts_of_ranks_are_those_of_torch():
             for first in range(3):
                 for second in range(2):
                     starts, extents = local_box(Tensor(shape, Mesh((3, 2), (first, second)), placements))
-                    sizes, offsets = theirs(shape, (3, 2), [first, second], placements)
+                    sizes, offsets = torch_box(shape, (3, 2), [first, second], placements)
                     assert extents == tuple(sizes)
                     assert 0 in extents or starts == tuple(offsets)
 

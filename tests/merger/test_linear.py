@@ -50,8 +50,8 @@ def test_every_parent_is_in_the_lineage(tmp_path):
     for folder, one in zip(sources, receipt.sources, strict=True):
         inspected = wherry.inspect(folder, digest=True)
         assert one.weights_digest == weights_digest(inspected.manifest.digests, one.algorithm)
-    told = wherry.why(tmp_path / "out")
-    assert {step.edge.source for step in told.steps} == {one.checkpoint_digest for one in receipt.sources}
+    answer = wherry.why(tmp_path / "out")
+    assert {step.edge.source for step in answer.steps} == {one.checkpoint_digest for one in receipt.sources}
     shown = run("lineage", "why", str(tmp_path / "out"))
     assert all(str(folder) in shown.stdout for folder in sources)
     assert run("ledger", "check").returncode == 0

@@ -24,7 +24,7 @@ JUDGE = ROOT / "tests" / "support" / "oracles" / "peft_judge.py"
 slow = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
-def asked(what, job):
+def judge_answer(what, job):
     """The judge's answer."""
     file = Path(job["folder"]) / f"{what}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def asked(what, job):
 
 def judged(kind, folder, **job):
     """Name → equal, or why wherry or PEFT refuses; a result that is not equal fails."""
-    answer = asked("make", {"kind": kind, "folder": str(folder), **job})
+    answer = judge_answer("make", {"kind": kind, "folder": str(folder), **job})
     found, models = dict.fromkeys(answer["refused"], PEFT), {}
     for name, row in answer["rows"].items():
         out = folder / "out" / name
@@ -48,7 +48,7 @@ def judged(kind, folder, **job):
             models[name] = str(out)
         except UnrepresentableError as error:
             found[name] = str(error)
-    logits = asked("logits", {"kind": kind, "folder": str(folder / "logits"), "models": models})
+    logits = judge_answer("logits", {"kind": kind, "folder": str(folder / "logits"), "models": models})
     for name, file in logits.items():
         row = answer["rows"][name]
         loaded, merged = (np.load(Path(row["answer"]) / f"{one}.npy") for one in ("loaded", "merged"))

@@ -13,7 +13,7 @@ from tests.support.tiny_models import save_tiny
 CODE = """
 import sys, wherry
 a, b, out = sys.argv[1:]
-told = wherry.merge([f"{a}*0.5", f"{b}*0.5"], out, to="huggingface", memory="64MiB", lineage=False).bytes_written
+result = wherry.merge([f"{a}*0.5", f"{b}*0.5"], out, to="huggingface", memory="64MiB", lineage=False).bytes_written
 """
 
 

@@ -284,9 +284,9 @@ def test_ends_that_change_alike_stay_tied(how, rng, tmp_path):
         tensors, wanted = {f"{START}{end}.weight": own for end in (E_NAME, H_NAME)}, own
     elif how == "lora":
         tensors = lora(rng, E_NAME)
-        for mine, letter in (("B", "A"), ("A", "B")):
-            matrix = tensors[f"{START}{E_NAME}.lora_embedding_{mine}"]
-            tensors[f"{START}{H_NAME}.lora_{letter}.weight"] = np.ascontiguousarray(matrix.T)
+        for embedding_letter, head_letter in (("B", "A"), ("A", "B")):
+            matrix = tensors[f"{START}{E_NAME}.lora_embedding_{embedding_letter}"]
+            tensors[f"{START}{H_NAME}.lora_{head_letter}.weight"] = np.ascontiguousarray(matrix.T)
         wanted = changed(tensors, E_NAME)
     else:
         rows = rng.standard_normal((2, WIDTH)).astype("f4")
@@ -301,9 +301,9 @@ def test_ends_that_change_alike_stay_tied(how, rng, tmp_path):
 
 def test_a_scale_of_one_end_alone_unties_equal_matrices(rng, tmp_path):
     base, tensors = tied_base(tmp_path / "base"), lora(rng, E_NAME)
-    for mine, letter in (("B", "A"), ("A", "B")):
-        matrix = tensors[f"{START}{E_NAME}.lora_embedding_{mine}"]
-        tensors[f"{START}{H_NAME}.lora_{letter}.weight"] = np.ascontiguousarray(matrix.T)
+    for embedding_letter, head_letter in (("B", "A"), ("A", "B")):
+        matrix = tensors[f"{START}{E_NAME}.lora_embedding_{embedding_letter}"]
+        tensors[f"{START}{H_NAME}.lora_{head_letter}.weight"] = np.ascontiguousarray(matrix.T)
     config = {"ensure_weight_tying": True, "alpha_pattern": {"lm_head": 2}}
     _receipt, found = merged(base, save_adapter(tmp_path / "adapter", tensors, **config), tmp_path)
     np.testing.assert_allclose(found[f"{E_NAME}.weight"], changed(tensors, E_NAME), rtol=1e-5, atol=1e-5)

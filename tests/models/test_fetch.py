@@ -148,10 +148,10 @@ def test_what_has_no_record_cannot_be_proved(tmp_path):
 
 def test_another_target_is_left_alone(source, tmp_path):
     (tmp_path / "copy").mkdir()
-    (tmp_path / "copy" / "mine.txt").write_text("mine")
+    (tmp_path / "copy" / "notes.txt").write_text("unrelated")
     with pytest.raises(TargetExistsError):
         wherry.fetch(source, tmp_path / "copy")
-    assert contents(tmp_path / "copy") == {"mine.txt": b"mine"}
+    assert contents(tmp_path / "copy") == {"notes.txt": b"unrelated"}
 
 
 def test_a_copy_that_broke_off_is_taken_up_again(source, tmp_path, monkeypatch):

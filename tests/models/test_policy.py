@@ -81,17 +81,17 @@ def test_a_policy_file_and_its_errors(tmp_path):
 
 
 def facts(candidate, **known):
-    told = {"level": "digest", "extra": (), "verifications": {}, "lossless": False, "earlier": True}
+    defaults = {"level": "digest", "extra": (), "verifications": {}, "lossless": False, "earlier": True}
     sidecar = read_sidecar(locate(candidate.target.uri))
     for outcome in known.get("verifications", {}).values():
         outcome.setdefault("against", candidate.source.uri)
-    told["sources"] = frozenset([candidate.source.uri])
+    defaults["sources"] = frozenset([candidate.source.uri])
     return PolicyFacts(
         uri=candidate.target.uri,
         manifest=sidecar.manifest,
         signed=lambda key: key,
         approver=None,
-        **{**told, **known},
+        **{**defaults, **known},
     )
 
 
@@ -186,8 +186,8 @@ def test_another_servers_word_proves_nobody(monkeypatch):
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
             seen.append(self.path.partition("?")[0])
-            asked = "Authorization" in self.headers
-            self.send_response(200 if self.path == "/elsewhere" else 302 if asked else 401)
+            authenticated = "Authorization" in self.headers
+            self.send_response(200 if self.path == "/elsewhere" else 302 if authenticated else 401)
             self.send_header("Location", "/elsewhere")
             self.end_headers()
 

@@ -41,12 +41,12 @@ def test_six_threads_give_one_version(receipt, client, name):
     [version] = client.search_model_versions(f"name = '{name}'")
     assert {row.version for row in done} == {str(version.version)}
     assert sum(row.created for row in done) == 1
-    mine = [
+    matching = [
         run
         for run in runs(client)
         if run.data.tags["wherry.checkpoint_digest"] == receipt.target.checkpoint_digest
     ]
-    assert [run.info.run_id for run in mine] == [version.run_id]
+    assert [run.info.run_id for run in matching] == [version.run_id]
 
 
 ENTER = """
@@ -66,12 +66,12 @@ def test_six_processes_give_one_version(receipt, client, name):
     assert {str(number) for number in client.get_registered_model(name).aliases.values()} == {
         str(version.version)
     }
-    mine = [
+    matching = [
         run
         for run in runs(client)
         if run.data.tags["wherry.checkpoint_digest"] == receipt.target.checkpoint_digest
     ]
-    assert len(mine) == 1
+    assert len(matching) == 1
     assert {model.model_id for model in logged(client, receipt.target.checkpoint_digest)} == {
         version.tags["wherry.logged_model"]
     }
@@ -104,7 +104,7 @@ def test_a_ledger_that_fails_takes_everything_back(receipt, client, name, tmp_pa
 
 
 def test_a_version_that_others_adopted_stays(receipt, client, name, monkeypatch):
-    """Two callers at once: the one that created the version fails later, the other has been told of it."""
+    """Two callers at once: the caller that created the version fails after the other caller has got it."""
     import wherry.ledger.record
 
     record = wherry.ledger.record.record_registration
@@ -175,7 +175,7 @@ wherry.register(sys.argv[1], sys.argv[2])
 
 
 def test_what_a_kill_leaves_is_removed_by_the_next(receipt, client, name, monkeypatch):
-    """Killed between the creation of a version and the second search, beside one that is there."""
+    """Killed between the creation of a version and the second search, while an older version exists."""
     monkeypatch.setattr(aliases, "_SETTLE_SECONDS", 0.1)
     wherry.register(receipt, name)
     for _ in range(2):

@@ -51,7 +51,7 @@ def test_versions_and_aliases_come_back(tmp_path, caplog):
         assert check_chain(ledger).altered is None
 
 
-def test_what_another_registry_was_told_is_left_alone(tmp_path):
+def test_a_version_in_another_registry_is_left_alone(tmp_path):
     wherry.register(made(tmp_path, 4), "other", registry_uri=f"sqlite:///{tmp_path}/other.db")
     assert deliver.deliver("mlflow", again=True)[0].events == 0
     assert not client().search_registered_models("name = 'other'")

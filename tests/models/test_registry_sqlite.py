@@ -116,7 +116,7 @@ def copy(shared, tmp_path):
 OTHERS = {
     "an unknown revision": "UPDATE alembic_version SET version_num = 'ffffffffffff'",
     "no revision": "DELETE FROM alembic_version",
-    "a model in a workspace": "INSERT INTO registered_models (workspace, name) VALUES ('team', 'theirs')",
+    "a model in a workspace": "INSERT INTO registered_models (workspace, name) VALUES ('team', 'foreign')",
     "a tag without a value": "INSERT INTO model_version_tags (workspace, name, version, key, value) "
     "VALUES ('default', 'a model', 1, 'empty', NULL)",
     "a version that is no number": "UPDATE registered_model_aliases SET version = 'one'",

@@ -16,7 +16,7 @@ def test_a_tensor_that_is_gone_is_named():
     assert compare(FOUND, {**FOUND.digests, ("d",): "3"}, {}) == [Failure("d", "missing tensor")]
 
 
-def test_the_first_leaf_that_differs_is_named_where_both_sides_know_theirs():
+def test_the_first_leaf_that_differs_is_named_where_both_sides_know_their_leaves():
     expected = {("a",): "9", ("b", "c"): "2"}
     [known] = compare(FOUND, expected, {("a",): (b"x", b"z")})
     assert (known.path, known.leaf) == ("a", 1)

@@ -26,15 +26,15 @@ def test_memory_that_a_thread_gives_back_is_another_s(checkpoint):
     parts = Parts(checkpoint.reader, checkpoint.manifest.tensors)
     wanted = checkpoint.read("w")
     with ThreadPoolExecutor(1) as pool:
-        mine = parts.read(("w",), ROWS)
-        np.testing.assert_array_equal(mine, wanted)
-        assert not np.shares_memory(mine, pool.submit(parts.read, ("w",), ROWS).result())
+        first = parts.read(("w",), ROWS)
+        np.testing.assert_array_equal(first, wanted)
+        assert not np.shares_memory(first, pool.submit(parts.read, ("w",), ROWS).result())
         parts.release()
         pool.submit(parts.release).result()
         again = pool.submit(parts.read, ("w",), ROWS).result()
         np.testing.assert_array_equal(again, wanted)
         other = parts.read(("w",), ROWS)
-        assert np.shares_memory(again, mine) or np.shares_memory(other, mine)
+        assert np.shares_memory(again, first) or np.shares_memory(other, first)
         assert not np.shares_memory(again, other)
 
 

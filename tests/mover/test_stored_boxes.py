@@ -88,13 +88,13 @@ def test_what_is_held_of_a_large_region_is_small(monkeypatch):
     values = np.arange(64 * 256, dtype=np.float32).reshape(spec.shape)
     boxes, file = stored(spec, values, whole=False)
     monkeypatch.setattr(stored_boxes, "_TOGETHER", 4 << 10)
-    asked = []
+    lengths = []
 
     def read(at, buffer):
-        asked.append(len(buffer))
+        lengths.append(len(buffer))
         buffer[:] = file[at : at + len(buffer)]
 
     out = bytearray(values.nbytes)
     stored_boxes.fill(spec, spec.whole, boxes, read, memoryview(out))
     assert bytes(out) == values.tobytes()
-    assert max(asked) <= 4 << 10
+    assert max(lengths) <= 4 << 10

@@ -50,7 +50,7 @@ def test_what_no_config_states_is_what_the_library_has_for_the_model(label, tmp_
     assert any("documented values" in one for one in receipt.warnings) == (family != "gemma")
 
 
-def test_of_a_model_that_was_not_released_the_facts_are_asked_for(tmp_path):
+def test_the_user_must_state_the_facts_of_a_model_that_was_not_released(tmp_path):
     _model, config = DEEPMIND["gemma2"]
     source, _expected = released(tmp_path / "release", config)
     words = ("convert", source, tmp_path / "out", "--to", "huggingface", "--family", "gemma2")
@@ -61,7 +61,7 @@ def test_of_a_model_that_was_not_released_the_facts_are_asked_for(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_layers_of_a_remainder_are_asked_for(tmp_path):
+def test_layers_of_a_remainder_require_the_config(tmp_path):
     _model, config = DEEPMIND["gemma3"]
     source, _expected = released(tmp_path / "release", config)
     with pytest.raises(UnrepresentableError, match="the sizes do not decide") as refused:

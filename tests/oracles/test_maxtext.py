@@ -72,7 +72,7 @@ def test_transformers_computes_what_maxtext_computed(label, form, tmp_path):
     step = files.save_maxtext(tmp_path / "run", invented.arrays)
     layout = LayoutRequest(family=MODELS[label].family, config=str(tmp_path / "run.yml"))
     wherry.convert(
-        step, tmp_path / "out", to="huggingface", layout=layout, options=ASKED.get(label, {}), lineage=False
+        step, tmp_path / "out", to="huggingface", layout=layout, options=STATED.get(label, {}), lineage=False
     )
     judge.require_equal(huggingface.logits(tmp_path / "out"), expected, judge.allowed(label))
 
@@ -92,9 +92,9 @@ def test_the_router_s_bias_is_read_where_each_release_keeps_it(place, tmp_path):
     judge.require_equal(huggingface.logits(tmp_path / "out"), expected)
 
 
-# What MaxText's config does not state and wherry asks for.
+# What MaxText's config does not state, so that the user must.
 _FACTORS = {"embedding_multiplier": 12.0, "attention_multiplier": 0.3, "residual_multiplier": 0.7}
-ASKED = {
+STATED = {
     "gemma2": {"query_scale": "head_dim"},
     "granite": {**_FACTORS, "logits_scaling": 3.0},
     "granite-tied": {**_FACTORS, "logits_scaling": 3.0},

@@ -79,7 +79,7 @@ for job in json.load(sys.stdin):
 
 
 def job(folder: Path, label: str, form: str) -> dict:
-    """Convert a model and an adapter of it; what the script is told of them."""
+    """Convert a model and an adapter of it, and return the input of the script."""
     source, base, adapter = judge.source(label), folder / "base", folder / "adapter"
     wherry.convert(source, base, to="maxtext", options=FORMS[form], lineage=False)
     peft = save_adapter(source, folder / "peft")

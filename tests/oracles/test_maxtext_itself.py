@@ -56,7 +56,7 @@ for job in json.load(sys.stdin):
 
 
 def job(folder: Path, label: str, form: str) -> dict:
-    """Convert a model; what the script is told of it."""
+    """Convert a model, and return the input of the script."""
     target = folder / "there"
     wherry.convert(judge.source(label), target, to="maxtext", options=FORMS[form], lineage=False)
     file = target / "items" / "assets" / "maxtext_config.yml"

@@ -49,9 +49,9 @@ def test_every_name_of_the_list_stands_in_a_table(library, rows):
 
 
 def test_the_table_states_what_the_files_state(library, rows):
-    told = [(name, block, values) for block, models in rows.items() for name, values in models.items()]
-    assert {name for name, _block, _values in told} == set(library["files"])
-    for name, block, values in told:
+    models = [(name, block, values) for block, row in rows.items() for name, values in row.items()]
+    assert {name for name, _block, _values in models} == set(library["files"])
+    for name, block, values in models:
         file = library["files"][name]
         assert file.get("decoder_block", "llama2") == block, name
         assert {key: plain(file.get(key)) for key in values} == values, name

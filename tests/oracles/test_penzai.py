@@ -36,14 +36,14 @@ def test_penzai_computes_what_transformers_computed(label, form, tmp_path):
     assert huggingface.apart(computed(label, form, tmp_path), judge.wanted(label)) <= SINGLE
 
 
-def computed(label, form, folder, **asked):
+def computed(label, form, folder, **arguments):
     """Penzai's logits of what a model becomes."""
     import orbax.checkpoint as ocp
 
     from wherry.integrations.penzai.rebuild import named_arrays
 
     source = judge.source(label)
-    wherry.convert(source, folder / "out", to="penzai", options=FORMS[form], lineage=False, **asked)
+    wherry.convert(source, folder / "out", to="penzai", options=FORMS[form], lineage=False, **arguments)
     arrays = named_arrays(ocp.StandardCheckpointer().restore(folder / "out"), folder / "out")
     config = json.loads((source / "config.json").read_text())
     return penzai.logits(penzai.bound(penzai.build(config, stack=form == "stacked"), arrays), TOKENS)

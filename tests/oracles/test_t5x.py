@@ -39,17 +39,17 @@ def network(label, form, config):
 @pytest.mark.parametrize("case", GOLDEN)
 def test_the_oracle_computes_what_t5x_computed(case):
     needs(case)
-    told = expected(case)
-    step = CORPUS / case / "checkpoint" / told["uri"]
+    record = expected(case)
+    step = CORPUS / case / "checkpoint" / record["uri"]
     found = {
         name: array
-        for name, array in files.arrays(told["format"], step).items()
+        for name, array in files.arrays(record["format"], step).items()
         if name.startswith("target/")
     }
     leaves = Leaves(files.below(found, "target/"))
     own = "encoder/relpos_bias/rel_embedding" not in leaves
     net = t5x.Network({**t5x.DEFAULTS, **sizes(leaves)}, apart=own, own_bias=own)
-    tokens = [np.array([told["golden"][f"{side}_input_ids"]]) for side in SIDES]
+    tokens = [np.array([record["golden"][f"{side}_input_ids"]]) for side in SIDES]
     logits = t5x.logits(leaves, net, *tokens)
     leaves.require_all_taken()
     assert np.abs(logits - np.load(CORPUS / case / "logits.npy")).max() < 1e-4

@@ -42,8 +42,8 @@ def bare(rows):
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
-    """Label → its folder, and what torchtitan said of loading and of saving: one process for all."""
+def reports(tmp_path_factory):
+    """Label → its folder, and what torchtitan reports of loading and of saving; one process runs all."""
     python, jobs, folders = old_python("torchtitan"), [], {}
     for label in TORCHTITAN:
         folder = folders[label] = tmp_path_factory.mktemp(label)
@@ -61,7 +61,7 @@ def told(tmp_path_factory):
         jobs.append({
             **shared, "do": "save", "biased": label != "deepseek-v2-lite", "drawn": label.startswith("deepseek-v3"),
             "seed": 1, "model_only": label == "qwen3",
-            "folder": str(folder / "run"), "hf": str(folder / "theirs.safetensors"), "out": str(folder / "out_of.npy"),
+            "folder": str(folder / "run"), "hf": str(folder / "saved.safetensors"), "out": str(folder / "out_of.npy"),
         })  # fmt: skip
     run = subprocess.run(
         [str(python), JUDGE], input=json.dumps(jobs), capture_output=True, text=True, check=False,
@@ -78,8 +78,8 @@ def require(row):
 
 
 @pytest.mark.parametrize("label", TORCHTITAN)
-def test_torchtitan_loads_what_wherry_wrote(told, label):
-    folder, row, _saved = told[label]
+def test_torchtitan_loads_what_wherry_wrote(reports, label):
+    folder, row, _saved = reports[label]
     require(row)
     lost = LOST if label == "gpt-oss" else "none are lost"
     wanted = {name: one for name, one in digests(judge.source(label)).items() if lost not in name}
@@ -91,14 +91,14 @@ def test_torchtitan_loads_what_wherry_wrote(told, label):
 
 
 @pytest.mark.parametrize("label", TORCHTITAN)
-def test_wherry_reads_what_torchtitan_saved(told, label):
-    folder, _loaded, row = told[label]
+def test_wherry_reads_what_torchtitan_saved(reports, label):
+    folder, _loaded, row = reports[label]
     require(row)
     step, back = folder / "run" / "checkpoint" / "step-7", folder / "back"
     assert wherry.detect(step).format == "torchtitan"
     config = folder / "into" / "torchtitan_config.json"
     wherry.convert(step, back, to="huggingface", config=config, lineage=False)
-    found, wanted = digests(back), digests(folder / "theirs.safetensors")
+    found, wanted = digests(back), digests(folder / "saved.safetensors")
     tied = {"lm_head.weight"} if label == "llama-tied" else set()  # their adapter leaves the copy out
     experts = {name for name in found if LOST in name} if label == "gpt-oss" else set()
     assert {name: one for name, one in found.items() if name not in tied | experts} == wanted
@@ -106,8 +106,8 @@ def test_wherry_reads_what_torchtitan_saved(told, label):
 
 
 @pytest.mark.parametrize("label", ["deepseek-v2-lite", "deepseek-v3"])
-def test_the_moments_that_torchtitan_saved_go_to_maxtext_and_back(told, label):
-    folder, _loaded, row = told[label]
+def test_the_moments_that_torchtitan_saved_go_to_maxtext_and_back(reports, label):
+    folder, _loaded, row = reports[label]
     config = folder / "into" / "torchtitan_config.json"
     step = folder / "run" / "checkpoint" / "step-7"
     wherry.convert(step, folder / "jax", to="maxtext", config=config, lineage=False)

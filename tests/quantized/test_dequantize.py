@@ -162,15 +162,15 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 rows = json.load(open(sys.argv[1] + "/config.json"))["quantization_config"]["config_groups"]["group_0"]
 scheme = QuantizationScheme(targets=rows["targets"], weights=QuantizationArgs(**rows["weights"]))
 tensors = load_file(sys.argv[1] + "/model.safetensors")
-told = {}
+digests = {}
 for name in tensors:
     if name.endswith(".weight_packed"):
         module = name.removesuffix("weight_packed")
         own = {key.removeprefix(module): one for key, one in tensors.items() if key.startswith(module)}
         made = PackedQuantizationCompressor.decompress(own, scheme)["weight"]
         data = made.contiguous().view(torch.uint8).numpy()
-        told[module + "weight"] = [str(made.dtype), hashlib.sha256(data).hexdigest()]
-print(json.dumps(told))
+        digests[module + "weight"] = [str(made.dtype), hashlib.sha256(data).hexdigest()]
+print(json.dumps(digests))
 """
 
 

@@ -192,9 +192,9 @@ def test_a_large_matrix_is_quantised_in_bounded_memory(tmp_path):
     run = """
 import wherry
 wherry.convert(sys.argv[1], sys.argv[2], to="huggingface", options={"quantize": "fp8"}, lineage=False)
-told = None
+result = None
 """
-    _told, peak = measured(run, source, tmp_path / "b")
+    _result, peak = measured(run, source, tmp_path / "b")
     assert peak <= 300 << 20
 
 
@@ -231,15 +231,15 @@ def test_a_record_opens_no_other_bucket_and_no_server(scales, monkeypatch):
     from wherry.quantized import coded_view
 
     monkeypatch.setattr(coded_view, "quantised_view", lambda *_args, **_more: pytest.fail("opened"))
-    source = SimpleNamespace(uri="s3://mine/x")
+    source = SimpleNamespace(uri="s3://bucket/x")
     with pytest.raises(UsageError, match="in another bucket"):
         coded_view.as_quantised(source, {"quantized": {"scheme": "fp8", "scales": scales}})
 
 
-@pytest.mark.parametrize("scales", ["/a/b", "file:///a/b", "s3://mine/y", None])
+@pytest.mark.parametrize("scales", ["/a/b", "file:///a/b", "s3://bucket/y", None])
 def test_a_record_opens_what_lies_here_or_in_the_bucket_of_the_source(scales, monkeypatch):
     from wherry.quantized import coded_view
 
     monkeypatch.setattr(coded_view, "quantised_view", lambda *args, **_more: args[1:])
-    source, record = SimpleNamespace(uri="s3://mine/x"), {"scheme": "fp8", "scales": scales}
+    source, record = SimpleNamespace(uri="s3://bucket/x"), {"scheme": "fp8", "scales": scales}
     assert coded_view.as_quantised(source, {"quantized": record}) == ("fp8", scales)

@@ -13,7 +13,7 @@ MOST = 300_000_000  # bytes of resident memory of the whole process
 CONVERT = """
 import wherry
 wherry.convert(sys.argv[1], sys.argv[2], to=sys.argv[3], lineage=False, memory=sys.argv[4])
-told = None
+result = None
 """
 CASES = {
     # 32 of 256 experts; every other dimension is the real one.

@@ -235,9 +235,9 @@ def test_a_configured_server_elsewhere_leads_to_nothing_on_this_machine(client, 
     addressed(monkeypatch, **{"127.0.0.1": ELSEWHERE})
     with noting_server(BODY, address="127.0.0.2") as (port, seen):
         elsewhere = noting_server(redirect=f"http://{stated}:{port}/latest")
-        with elsewhere as (first, asked), pytest.raises(AddressError, match="an address of this machine"):
+        with elsewhere as (first, paths), pytest.raises(AddressError, match="an address of this machine"):
             client(f"http://server.example:{first}", monkeypatch)
-        assert asked
+        assert paths
         assert seen == []
 
 

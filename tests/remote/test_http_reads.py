@@ -23,7 +23,7 @@ class Server:
     """One file, `m.safetensors`, and a lie about it."""
 
     def __init__(self, lie, from_byte=0):
-        self.lie, self.from_byte, self.asked = lie, from_byte, []
+        self.lie, self.from_byte, self.paths = lie, from_byte, []
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -38,7 +38,7 @@ class Server:
                 self.end_headers()
 
             def do_GET(self):
-                outer.asked.append(self.path)
+                outer.paths.append(self.path)
                 if not self.path.split("?")[0].endswith("/m.safetensors"):
                     self.send_error(404)
                     return

@@ -76,7 +76,7 @@ def server(status: int):
 def test_any_answer_of_a_server_will_do(status):
     with server(status) as (url, paths):
         require_answer(url, f"{url}")
-    assert paths == ["/health"], "a URI is asked once"
+    assert paths == ["/health"], "one request for each URI"
 
 
 @pytest.mark.parametrize("scheme", ["http://", "https://", "postgresql+psycopg://user:secret@", "mysql://"])
@@ -92,7 +92,7 @@ def test_a_server_that_is_silent_is_an_error(silent_port):
         require_answer(f"http://127.0.0.1:{silent_port}")
 
 
-def test_both_stores_are_asked(closed_port):
+def test_both_stores_are_probed(closed_port):
     with server(200) as (url, _), pytest.raises(StorageError, match=str(closed_port)):
         require_answer(url, f"http://127.0.0.1:{closed_port}")
 
@@ -101,7 +101,7 @@ def test_both_stores_are_asked(closed_port):
     "uri",
     ["sqlite:///mlflow.db", "mlruns", "databricks", "file:///tmp/mlruns", "http://[::1", "postgresql:///db"],
 )
-def test_what_has_no_server_is_not_asked(uri, monkeypatch):
+def test_what_has_no_server_is_not_probed(uri, monkeypatch):
     monkeypatch.setattr(socket, "create_connection", lambda *_: pytest.fail("it connected"))
     require_answer(uri)
 
@@ -197,8 +197,8 @@ def test_what_is_away_is_waited_for_by_one_rule_with_one_line(waited_for, monkey
 
     def silence(*_):
         attempts.append(1)
-        told = any(" has not answered for " in record.getMessage() for record in caplog.records)
-        return "Connection refused" if len(attempts) < 6 or not told else None
+        is_logged = any(" has not answered for " in record.getMessage() for record in caplog.records)
+        return "Connection refused" if len(attempts) < 6 or not is_logged else None
 
     if waited_for == "a ledger":
         url = f"sqlite:///{tmp_path / 'ledger.db'}"

@@ -30,24 +30,24 @@ class BusyError(Exception):
 
     status = 503
 
-    def __init__(self, asked):
+    def __init__(self, retry_after):
         super().__init__("busy")
-        self.headers = {"Retry-After": asked}
+        self.headers = {"Retry-After": retry_after}
 
 
 @pytest.mark.parametrize(("ahead", "least"), [(300, 250), (-300, 0)])
 def test_a_store_asks_to_wait_until_a_time(ahead, least):
-    asked = formatdate(time.time() + ahead, usegmt=True)
-    assert least <= retry_after_of(BusyError(asked)) <= max(ahead, 0)
+    retry_after = formatdate(time.time() + ahead, usegmt=True)
+    assert least <= retry_after_of(BusyError(retry_after)) <= max(ahead, 0)
 
 
 def test_a_store_asks_to_wait_for_seconds():
     assert retry_after_of(BusyError("7")) == 7
 
 
-@pytest.mark.parametrize("asked", ["", "soon", "-1", "Mon, 99 Nov 2026 99:00:00 GMT"])
-def test_a_wait_that_nobody_understands_is_none(asked):
-    assert retry_after_of(BusyError(asked)) is None
+@pytest.mark.parametrize("retry_after", ["", "soon", "-1", "Mon, 99 Nov 2026 99:00:00 GMT"])
+def test_a_wait_that_nobody_understands_is_none(retry_after):
+    assert retry_after_of(BusyError(retry_after)) is None
 
 
 def test_pauses_double_with_jitter_up_to_the_longest():

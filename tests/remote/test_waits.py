@@ -1,4 +1,4 @@
-"""Which waits are told, when, and to whom."""
+"""Which waits are reported, when, and to whom."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_one_line_for_each_bucket_about_its_oldest_wait(watch):
         assert [line.split()[0] for line in watch.look(first.since + 20)] == ["gs://bucket/a", "s3://other/c"]
 
 
-def test_the_work_of_others_is_named_and_told_besides_the_calls_there(watch):
+def test_the_work_of_others_has_its_own_line(watch):
     with (
         waiting("models:/small", what="another process that moves its aliases") as first,
         waiting("models:/small"),
@@ -51,16 +51,16 @@ def test_the_work_of_others_is_named_and_told_besides_the_calls_there(watch):
 def test_the_line_reaches_the_log_or_the_run(listens, watch, monkeypatch, caplog):
     monkeypatch.setattr(waits, "NOTICE_SECONDS", 0.0)
     monkeypatch.setattr(waits, "_LOOK_SECONDS", 0.01)
-    lines, told = [], threading.Event()
+    lines, reported = [], threading.Event()
 
     def say(line):
         lines.append(line)
-        told.set()
+        reported.set()
 
     caplog.set_level(logging.WARNING, waits.__name__)
     if listens:
         with reporting_waits_to(say), waiting("gs://bucket/key", 6):
-            assert told.wait(10)
+            assert reported.wait(10)
         assert not caplog.records
     else:
         with waiting("gs://bucket/key", 6):

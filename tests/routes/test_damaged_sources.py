@@ -114,7 +114,7 @@ def test_a_checkpoint_that_is_being_written_is_no_damage(select, night, tmp_path
     assert [body["wherry"]["counts"] for _path, body in night.got] == [{"damaged": 1}]
 
 
-def test_a_damaged_newest_step_is_told_although_an_earlier_one_is_converted(night, tmp_path, capfd):
+def test_a_damaged_newest_step_is_reported_although_an_earlier_one_is_converted(night, tmp_path, capfd):
     (tmp_path / "wherry.toml").write_text(CONFIG.format(min_age=0, select="latest"))
     place = _checkpoint(tmp_path, "run")
     newest = place.with_name("checkpoint-2")
@@ -144,9 +144,9 @@ def test_an_event_that_no_route_takes_is_announced_when_it_is_sent(night, tmp_pa
             in printed
         )
         cure = printed.partition("note: `")[2].partition("`")[0]
-        shown, told = typed(cure.removeprefix("wherry "), tmp_path, capfd)
-        assert shown == 0
-        assert "it is not below" in told
+        code, explanation = typed(cure.removeprefix("wherry "), tmp_path, capfd)
+        assert code == 0
+        assert "it is not below" in explanation
         wanted = _checkpoint(tmp_path, "b")
         code, printed = typed(f"emit {wanted}", tmp_path, capfd)
     assert (code, "warning" in printed) == (0, False)

@@ -161,7 +161,7 @@ def test_a_note_without_a_class_is_a_failure_too(night, tmp_path, monkeypatch):
     real = nights.failed_notes
     for kind in ("", "os", "KeyError"):
         monkeypatch.setattr(
-            nights, "failed_notes", lambda *asked, kind=kind: [{**one, "kind": kind} for one in real(*asked)]
+            nights, "failed_notes", lambda *given, kind=kind: [{**one, "kind": kind} for one in real(*given)]
         )
         night().run(retry_failed=True)
         assert failure(night().run()).exit_code == 1
@@ -332,7 +332,7 @@ def test_an_interrupted_night_begins_nothing_more(night, monkeypatch, interrupt)
     assert ended == begun
 
 
-def test_a_failure_is_told_at_once_and_rows_stay_in_order(night, monkeypatch):
+def test_a_failure_is_noted_at_once_and_rows_stay_in_order(night, monkeypatch):
     """The first work waits until the failure of the last one is noted."""
     noted = threading.Event()
     real = nights.failed_notes

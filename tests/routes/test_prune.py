@@ -241,10 +241,10 @@ def test_what_somebody_else_put_there_stays(night, tmp_path):
     loaded = night(format="orbax", suffix="-orbax")
     out = tmp_path / "out" / "a"
     (out / "1-orbax" / "notes").mkdir()
-    (out / "1-orbax" / "notes" / "why.txt").write_text("mine")
+    (out / "1-orbax" / "notes" / "why.txt").write_text("by hand")
     done = prune(loaded.routes, dry_run=False)
     assert actions(done) == {1: "keep", 2: "removed", 3: "removed", 4: "keep", 5: "keep"}
-    assert (out / "1-orbax" / "notes" / "why.txt").read_text() == "mine"
+    assert (out / "1-orbax" / "notes" / "why.txt").read_text() == "by hand"
 
 
 def test_a_note_that_names_more_than_the_step_removes_nothing(night, tmp_path):

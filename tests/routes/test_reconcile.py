@@ -41,8 +41,8 @@ def checkpoint(folder, run, step, **metrics):
 
 
 def taken(where, passed=None):
-    told = [] if passed is None else passed
-    return [(one.where.run, one.where.step) for one in survey(where, on_pass=told.append)]
+    omissions = [] if passed is None else passed
+    return [(one.where.run, one.where.step) for one in survey(where, on_pass=omissions.append)]
 
 
 @pytest.fixture
@@ -107,12 +107,12 @@ def test_what_a_run_states_as_a_whole_is_no_score_of_a_step(runs):
         assert score(locate(runs / "b" / f"checkpoint-{step}"), "late") is None
     file = runs / "b" / "step_400.safetensors"
     save_file({"w": np.ones(2, np.float32)}, file)
-    assert score(locate(file), "late") is None, "other steps may lie beside it"
+    assert score(locate(file), "late") is None, "other steps may be next to it"
     (runs / "b" / "checkpoint-100" / "metrics.json").write_text(json.dumps({"huge": 10**400}))
     assert score(locate(runs / "b" / "checkpoint-100"), "huge") is None
 
 
-def test_what_is_passed_over_is_told(runs):
+def test_omissions_are_reported(runs):
     (runs / "b" / "checkpoint-300" / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}")
     checkpoint(runs, "c", 1)
     passed = []

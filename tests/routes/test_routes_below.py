@@ -86,7 +86,7 @@ def test_a_route_states_its_reason_although_the_link_is_refused_below_another_ro
     assert around.takes, around.reason
 
 
-def test_what_a_survey_reads_beside_a_checkpoint_lies_below_the_root(tmp_path):
+def test_what_a_survey_reads_next_to_a_checkpoint_is_below_the_root(tmp_path):
     """Sidecars and scores are opened below the root too."""
     [route] = config(tmp_path, f"{tmp_path}/models/{{run}}.pt").routes
     run = checkpoint(tmp_path / "runs" / "run")
@@ -159,14 +159,14 @@ def test_the_uri_of_an_event_is_compared_with_the_roots_before_anything_is_opene
 
 def test_an_event_in_a_bucket_logs_in_to_no_store_where_no_route_has_a_root(tmp_path, monkeypatch):
     """Clients of clouds look for a login at the metadata server when they are made; found by `infra/attack`."""
-    asked = []
-    monkeypatch.setattr("socket.getaddrinfo", lambda *words, **_: asked.append(words))
-    monkeypatch.setattr("socket.socket.connect", lambda _self, address: asked.append(address))
+    calls = []
+    monkeypatch.setattr("socket.getaddrinfo", lambda *words, **_: calls.append(words))
+    monkeypatch.setattr("socket.socket.connect", lambda _self, address: calls.append(address))
     read = config(tmp_path, f"{tmp_path}/out/{{run}}.pt")
     for uri in ("gs://bucket/run", "s3://bucket/run", "http://169.254.169.254/x"):
         [row] = explain(uri, read)
         assert (row.takes, row.reason) == (False, f"it is not below {tmp_path}/runs")
-    assert asked == []
+    assert calls == []
 
 
 def test_a_run_whose_name_is_no_text_has_its_target_in_the_folder(tmp_path):

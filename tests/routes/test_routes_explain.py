@@ -1,4 +1,4 @@
-"""What a route does with one checkpoint that it is asked for: `latest` and `since` as a night would decide them."""
+"""What a route does with one stated checkpoint: `latest` and `since` as a night would decide them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ uri = "out/{{run}}/{{name}}.safetensors"
 """
 
 
-def asked(folder, place, select="latest", min_age=0):
+def row_of(folder, place, select="latest", min_age=0):
     (folder / "wherry.toml").write_text(CONFIG.format(select=select, min_age=min_age))
     (row,) = explain(str(place), load_config(folder / "wherry.toml"))
     return row
@@ -33,23 +33,23 @@ def asked(folder, place, select="latest", min_age=0):
 def test_latest_leaves_a_step_that_a_newer_one_has_overtaken(tmp_path):
     older, newer = checkpoint(tmp_path, "team/a", 9), checkpoint(tmp_path, "team/a", 10)
     checkpoint(tmp_path, "team/b", 99)
-    row = asked(tmp_path, older)
+    row = row_of(tmp_path, older)
     assert (row.takes, row.reason) == (False, "step 10 of this run is newer and complete")
-    row = asked(tmp_path, newer)
+    row = row_of(tmp_path, newer)
     assert (row.takes, row.reason, row.source) == (True, "select = latest", str(newer))
-    assert asked(tmp_path, tmp_path / "runs" / "team" / "a").source == str(newer)
-    assert asked(tmp_path, older, "all").takes
-    assert asked(tmp_path, older, min_age=900).takes, "nothing says yet that the newer one is complete"
+    assert row_of(tmp_path, tmp_path / "runs" / "team" / "a").source == str(newer)
+    assert row_of(tmp_path, older, "all").takes
+    assert row_of(tmp_path, older, min_age=900).takes, "nothing says yet that the newer one is complete"
     file = newer / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-4])
-    assert asked(tmp_path, older).takes, "the newer one is damaged"
+    assert row_of(tmp_path, older).takes, "the newer one is damaged"
 
 
 def test_latest_of_steps_between_run_and_folder(tmp_path):
     older = checkpoint(tmp_path, "a/checkpoints", 1)
-    assert asked(tmp_path, older).takes
+    assert row_of(tmp_path, older).takes
     checkpoint(tmp_path, "a/checkpoints", 2)
-    row = asked(tmp_path, older)
+    row = row_of(tmp_path, older)
     assert (row.takes, row.where.run) == (False, "a")
 
 
@@ -61,7 +61,7 @@ def test_latest_of_steps_that_are_files(tmp_path):
             checkpoint(tmp_path / "from", "x", step), tmp_path / "runs" / "a" / f"checkpoint_{step}",
             to="flax-msgpack", lineage=False,
         )  # fmt: skip
-    first, second = (asked(tmp_path, tmp_path / "runs" / "a" / f"checkpoint_{step}") for step in (1, 2))
+    first, second = (row_of(tmp_path, tmp_path / "runs" / "a" / f"checkpoint_{step}") for step in (1, 2))
     assert (first.takes, second.takes) == (False, True)
 
 
@@ -69,7 +69,7 @@ def test_latest_and_no_step(tmp_path):
     place = checkpoint(tmp_path, "a", 1)
     checkpoint(tmp_path, "a", 2)
     final = place.rename(place.parent / "final")
-    assert asked(tmp_path, final).takes
+    assert row_of(tmp_path, final).takes
 
 
 def test_since_leaves_what_is_older(tmp_path):
@@ -77,9 +77,9 @@ def test_since_leaves_what_is_older(tmp_path):
     written = datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp()
     for file in place.iterdir():
         os.utime(file, (written, written))
-    row = asked(tmp_path, place, "since 2026-03-02")
+    row = row_of(tmp_path, place, "since 2026-03-02")
     assert (row.takes, row.reason) == (False, "it was written before 2026-03-02T00:00:00+00:00")
-    assert asked(tmp_path, place, "since 2026-03-01").takes
+    assert row_of(tmp_path, place, "since 2026-03-01").takes
 
 
 @pytest.mark.parametrize(
@@ -94,12 +94,12 @@ def test_since_leaves_what_is_older(tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_told_is_taken(tmp_path, monkeypatch, select, module, name, error):
+def test_what_cannot_be_determined_is_taken(tmp_path, monkeypatch, select, module, name, error):
     def refuse(*_args, **_named):
         raise error
 
     place = checkpoint(tmp_path, "a", 1)
     monkeypatch.setattr(import_module(module), name, refuse)
-    row = asked(tmp_path, place, select)
+    row = row_of(tmp_path, place, select)
     assert row.takes
     assert f"cannot be determined: {error.what}" in row.reason

@@ -92,10 +92,10 @@ def test_a_child_imports_wherry_from_where_its_parent_did_and_nothing_from_the_w
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     found = seen()
     assert found["wherry"] == wherry.__file__
-    beside = str(
+    runtime_folder = str(
         Path(child.__file__).parent
     )  # where `threads` or `memory` would be found by their short names
-    assert not {"", ".", str(tmp_path), found["folder"], beside} & set(found["path"])
+    assert not {"", ".", str(tmp_path), found["folder"], runtime_folder} & set(found["path"])
     assert json.loads(run("import_nothing", "hostile_module").output) == ["hostile_module"]
     assert not (tmp_path / "MARKER").exists()
 
@@ -150,10 +150,10 @@ def parent_of(file, *words):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_child_outlives_an_interrupted_parent(number, tmp_path):
-    with parent_of(tmp_path / "pids", "wait_for") as (parent, mine, grandchild):
+    with parent_of(tmp_path / "pids", "wait_for") as (parent, child_pid, grandchild):
         parent.send_signal(number)
         parent.wait(AMPLE.seconds)
-        assert gone([mine])
+        assert gone([child_pid])
         if number != signal.SIGKILL:
             # the kernel kills the child of a parent that could not, not the child's own
             assert gone([grandchild])
@@ -259,7 +259,7 @@ def test_a_child_that_was_started_can_end_by_itself_or_is_killed(tmp_path):
         pids_in(tmp_path / "polite")
         one.ask_to_end()
         done = one.result(grace=60)
-        assert (done.code, done.output) == (7, "asked\n")
+        assert (done.code, done.output) == (7, "got SIGTERM\n")
         assert one.result() == done
     with child.child_process(PROGRAMS, ["ask", str(tmp_path / "rude"), "rude"], purpose="the test") as one:
         pids = pids_in(tmp_path / "rude")

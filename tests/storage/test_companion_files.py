@@ -24,7 +24,7 @@ def long(tmp_path):
 
 @pytest.fixture
 def lengths(monkeypatch):
-    """How many bytes of the long file were asked for at a time."""
+    """How many bytes of the long file each read requested."""
     found: list[int] = []
     original = Location.read
 

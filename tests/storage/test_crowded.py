@@ -21,7 +21,7 @@ def few(monkeypatch):
 
 @pytest.fixture
 def run(tmp_path):
-    """A model beside a folder of data that holds too many files."""
+    """A model next to a folder of data that holds too many files."""
     (tmp_path / "run" / "model").mkdir(parents=True)
     save_file({"w": np.arange(4.0)}, tmp_path / "run" / "model" / "model.safetensors")
     fill(tmp_path / "run" / "data", 13)
@@ -59,13 +59,13 @@ def test_the_user_raises_the_limit(run, monkeypatch):
     assert len(locate(run / "data").entries()) == 13
 
 
-def test_a_crowd_beside_a_named_file_is_no_part_of_it(run):
+def test_a_crowd_next_to_a_named_file_is_no_part_of_it(run):
     path = run / "data" / "model.safetensors"
     save_file({"w": np.arange(4.0)}, path)
     assert wherry.detect(path).verdict == "ok"
 
 
-def test_a_crowd_beside_a_checkpoint_ends_nothing(run):
+def test_a_crowd_next_to_a_checkpoint_ends_nothing(run):
     passed = []
     assert [found.uri for found in wherry.discover(run, on_skip=passed.append)] == [str(run / "model")]
     assert [(one.uri, one.reason) for one in passed] == [

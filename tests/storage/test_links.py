@@ -143,7 +143,7 @@ NOWHERE = {"below a file": "config.json/x", "too long": "x" * 300, "nothing": "n
 
 
 @pytest.mark.parametrize("target", NOWHERE.values(), ids=NOWHERE)
-def test_no_link_hides_the_files_beside_it(model, target):
+def test_no_link_hides_the_files_next_to_it(model, target):
     (model / "z").symlink_to(target)
     assert {"config.json", "model.safetensors", "z"} <= {entry.name for entry in locate(model).entries()}
     assert wherry.detect(model).format == "huggingface"
@@ -319,7 +319,7 @@ def test_discovery_names_strange_entries_and_goes_on(tmp_path, outside):
     assert "outside" in reasons["bad"]
 
 
-def test_what_lies_beside_one_file(tmp_path, outside):
+def test_what_is_next_to_one_file(tmp_path, outside):
     folder = tmp_path / "files"
     folder.mkdir()
     save_file(TENSORS, folder / "a.safetensors")

@@ -1,4 +1,4 @@
-"""A view of a remote store asks nothing twice, and reads objects in the state in which they were first seen."""
+"""A view of a remote store requests nothing twice, and reads objects in the state in which they were first seen."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from wherry.store.store import Entry
 
 
 class Objects:
-    """A store of objects that records what it is asked."""
+    """A store of objects that records its calls."""
 
     protocol = "gs"
     capabilities = GCS
 
     def __init__(self, **objects):
         self.objects = {name.replace("__", "/"): data for name, data in objects.items()}
-        self.asked = []
+        self.calls = []
         self.mark = "1"
 
     def stat(self, path):
-        self.asked.append(("stat", path))
+        self.calls.append(("stat", path))
         data = self.objects.get(path)
         if data is not None:
             return Entry(path.rpartition("/")[2], len(data), is_dir=False, mark=self.mark)
@@ -32,20 +32,20 @@ class Objects:
         return Entry(path.rpartition("/")[2], 0, is_dir=True) if below else None
 
     def entries(self, path):
-        self.asked.append(("entries", path))
+        self.calls.append(("entries", path))
         names = {
             name[len(path) + 1 :].partition("/")[0] for name in self.objects if name.startswith(f"{path}/")
         }
-        real, asked = [self.stat(f"{path}/{name}") for name in sorted(names)], len(names)
-        del self.asked[-asked:]
+        real, count = [self.stat(f"{path}/{name}") for name in sorted(names)], len(names)
+        del self.calls[-count:]
         return real
 
     def read(self, path, start, stop):
-        self.asked.append(("read", path, start, stop))
+        self.calls.append(("read", path, start, stop))
         return self.objects[path][start:stop]
 
     def readinto(self, path, start, buffer, mark=""):
-        self.asked.append(("read", path, start, start + len(buffer), mark))
+        self.calls.append(("read", path, start, start + len(buffer), mark))
         data = self.objects[path][start : start + len(buffer)]
         buffer[: len(data)] = data
         return len(data)
@@ -59,12 +59,12 @@ def store():
     return Objects(b__folder__a=b"aaaa", b__folder__sub__c=b"c", b__large=bytes(range(256)) * 4096)
 
 
-def test_what_a_listing_told_is_not_asked_again(store):
+def test_what_a_listing_states_is_not_requested_again(store):
     view = ObjectView(store)
     assert view.stat("b/folder").is_dir
     assert [one.name for one in view.entries("b/folder")] == ["a", "sub"]
-    asked = list(store.asked)
-    assert asked == [("stat", "b/folder"), ("entries", "b/folder")]
+    calls = list(store.calls)
+    assert calls == [("stat", "b/folder"), ("entries", "b/folder")]
     assert view.entries("b/folder/")
     assert view.stat("b/folder/a").size == 4
     assert view.stat("b/folder/none") is None
@@ -72,15 +72,15 @@ def test_what_a_listing_told_is_not_asked_again(store):
     assert view.stat("b/folder/a/below") is None
     with pytest.raises(FileNotFoundError):
         view.entries("b/folder/none")
-    assert store.asked == asked
+    assert store.calls == calls
     assert view.stat("b/folder/sub/c").size == 1, "below a folder that is not listed yet"
-    assert store.asked == [*asked, ("stat", "b/folder/sub/c")]
+    assert store.calls == [*calls, ("stat", "b/folder/sub/c")]
 
 
 def test_an_object_is_looked_up_once(store):
     view = ObjectView(store)
     assert [view.stat("b/none"), view.stat("b/none"), view.stat("b/large").size] == [None, None, 1 << 20]
-    assert store.asked == [("stat", "b/none"), ("stat", "b/large")]
+    assert store.calls == [("stat", "b/none"), ("stat", "b/large")]
     assert view.first_seen("b/large").mark == "1"
     assert view.first_seen("b/other") is None
 
@@ -89,7 +89,7 @@ def test_small_reads_are_one_request_for_each_block(store):
     view, data = ObjectView(store), store.objects["b/large"]
     for start, stop in ((0, 8), (8, 1000), (BLOCK - 3, BLOCK + 5), (5, 6), ((1 << 20) - 3, 1 << 21)):
         assert view.read("b/large", start, stop) == data[start:stop]
-    reads = [one[2:] for one in store.asked if one[0] == "read"]
+    reads = [one[2:] for one in store.calls if one[0] == "read"]
     end = 1 << 20
     assert reads == [(0, BLOCK, "1"), (BLOCK, 2 * BLOCK, "1"), (end - BLOCK, end, "1")]
 
@@ -102,7 +102,7 @@ def test_a_small_object_is_read_at_once_and_a_large_range_as_it_is(store):
     buffer = bytearray(10)
     assert view.readinto("b/large", 255, memoryview(buffer)) == 10
     assert buffer == store.objects["b/large"][255:265]
-    reads = [one[1:] for one in store.asked if one[0] == "read"]
+    reads = [one[1:] for one in store.calls if one[0] == "read"]
     assert reads == [
         ("b/folder/a", 0, 4, "1"),
         ("b/large", 7, 7 + 2 * BLOCK, "1"),
@@ -115,7 +115,7 @@ def test_reads_name_the_state_that_was_seen_first(store):
     view.stat("b/large")
     store.mark = "2"
     view.read("b/large", 0, 4)
-    assert store.asked[-1][-1] == "1"
+    assert store.calls[-1][-1] == "1"
     assert view.stat("b/large").mark == "1"
 
 
@@ -123,7 +123,7 @@ def test_a_store_without_states_is_read_as_it_is(store):
     store.capabilities = MEMORY
     view = ObjectView(store)
     assert view.read("b/folder/a", 1, 3) == b"aa"
-    assert store.asked == [("read", "b/folder/a", 1, 3)]
+    assert store.calls == [("read", "b/folder/a", 1, 3)]
     assert view.stat("b/folder/a").size == 4
     assert view.first_seen("b/folder/a") is None
 

@@ -143,7 +143,7 @@ def test_further_entries(model, tmp_path, kind, name, monkeypatch):
         assert error.exit_code == 6, error  # noqa: PT017
         assert not (tmp_path / "to").exists()
     else:
-        assert name == "wherry.sig"  # nobody asked whether it is signed
+        assert name == "wherry.sig"  # a conversion does not read the signature
     assert wherry.verify(model, level="present").verdict in ("ok", "malicious")
 
 

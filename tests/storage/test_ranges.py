@@ -44,13 +44,13 @@ class Counting:
         return self.data[: stop - start] if self.endless else self.data[start:stop]
 
 
-def gathered(store, asked, **how):
-    found = [bytearray(stop - start) for start, stop in asked]
-    filled = [0] * len(asked)
-    for part in read_ranges(Location(store, "/x"), asked, **how):
+def gathered(store, wanted, **how):
+    found = [bytearray(stop - start) for start, stop in wanted]
+    filled = [0] * len(wanted)
+    for part in read_ranges(Location(store, "/x"), wanted, **how):
         found[part.number][part.offset : part.offset + len(part.data)] = part.data
         filled[part.number] += len(part.data)
-    assert filled == [stop - start for start, stop in asked], "each byte once"
+    assert filled == [stop - start for start, stop in wanted], "each byte once"
     return found
 
 
@@ -70,17 +70,17 @@ def test_requests_are_of_four_to_eight_mib():
 
 
 @given(
-    asked=st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 900)).map(lambda one: (one[0], sum(one)))),
+    wanted=st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 900)).map(lambda one: (one[0], sum(one)))),
     memory=st.sampled_from([1, 250, 10_000]),
 )
 @settings(max_examples=60, deadline=None)
-def test_every_byte_of_every_range(asked, memory):
+def test_every_byte_of_every_range(wanted, memory):
     store = Counting(4000)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ranges, "LARGEST", 100)
         patch.setattr(ranges, "GAP", 30)
-        found = gathered(store, asked, memory=memory)
-    assert found == [store.data[start:stop] for start, stop in asked]
+        found = gathered(store, wanted, memory=memory)
+    assert found == [store.data[start:stop] for start, stop in wanted]
 
 
 @pytest.mark.parametrize(("memory", "most"), [(1, 1), (4 * LARGEST, 4), (1 << 40, ranges.MOST_REQUESTS)])

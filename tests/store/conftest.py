@@ -59,7 +59,7 @@ def server_of(name):
 
 @pytest.fixture(scope="session")
 def servers():
-    """Starts a server when it is first asked for."""
+    """Starts a server when a test first needs it."""
     with ExitStack() as stack:
         found = {}
 

@@ -73,7 +73,7 @@ def test_blocks_of_another_program_are_no_upload_of_ours(backend):
     async def stage(fs):
         blob = azure._blob(fs, place.path)
         for name in names:
-            await blob.stage_block(name, b"theirs")
+            await blob.stage_block(name, b"foreign")
 
     place.store.request(place.path, stage)
     assert list(backend.objects.uploads(backend.place.path)) == []

@@ -179,7 +179,7 @@ def test_one_of_several_writers_wins(backend):
 
     with ThreadPoolExecutor(4) as pool:
         winners = [run for run in pool.map(assemble, range(4)) if run]
-    # SeaweedFS looks whether the object exists, then creates it: several writers can be told that they won.
+    # SeaweedFS looks whether the object exists, then creates it: several writers can get the answer that they won.
     assert len(winners) == 1 or (winners and backend.name == "seaweed")
     winner = objects.head(path).run
     assert winner in winners

@@ -211,7 +211,7 @@ def _hf_pickled_weights(checkpoint, marker) -> None:
 
 
 def _hf_code(checkpoint, marker) -> None:
-    """A config that names code beside it in every way that transformers knows, and an adapter of another model."""
+    """A config that names code next to it in every way that transformers knows, and an adapter of another model."""
     code = f"import os\nos.system({Payload(marker).command!r})\n"
     for name in (
         "modeling_evil.py",
@@ -244,9 +244,9 @@ def _hf_distributed(checkpoint, marker) -> None:
     import torch
     import torch.distributed.checkpoint as dcp
 
-    beside = checkpoint.parent / "beside"
-    dcp.save({"model.norm.weight": torch.zeros(16)}, checkpoint_id=str(beside), no_dist=True)
-    for file in beside.iterdir():
+    saved = checkpoint.parent / "saved"
+    dcp.save({"model.norm.weight": torch.zeros(16)}, checkpoint_id=str(saved), no_dist=True)
+    for file in saved.iterdir():
         shutil.copy(file, checkpoint / file.name)
     _dcp_metadata(checkpoint, marker)
     (checkpoint / "shard-00001-model-00001-of-00001.safetensors").write_bytes(_bare(marker))

@@ -47,7 +47,7 @@ def ask(place, manner="polite", *_words) -> None:
     """Hang until SIGTERM asks this process to end, which it does, unless it is rude."""
 
     def end(_signal, _frame) -> None:
-        print("asked", flush=True)
+        print("got SIGTERM", flush=True)
         if manner == "polite":
             sys.exit(7)
 

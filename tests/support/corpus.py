@@ -1,7 +1,7 @@
 """The corpus of checkpoints that the real systems wrote; tests that need it say so where it is absent.
 
-Cases whose names begin with `made-` are no part of it: `imitations` makes them, and what is known of them is asked
-for here too.
+Cases whose names begin with `made-` are no part of it: `imitations` makes them, and what is known of them is
+found here too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.support.skips import CORPUS, NO_CORPUS
 if TYPE_CHECKING:
     from pathlib import Path
 
-PREFIX = "made-"  # of the cases that `imitations` makes, which is imported where one is asked for
+PREFIX = "made-"  # of the cases that `imitations` makes, which is imported where one is needed
 PRESENT = (CORPUS / "INDEX.json").is_file()
 needs_corpus = pytest.mark.skipif(not PRESENT, reason=NO_CORPUS)
 

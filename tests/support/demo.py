@@ -1,4 +1,4 @@
-"""The demo's story, told once for all tests that look at what it leaves."""
+"""The demo's story, run once for all tests that look at what it leaves."""
 
 from __future__ import annotations
 

@@ -248,7 +248,7 @@ def _answer(request: urllib.request.Request) -> Any:
 
 
 def _text(request: urllib.request.Request) -> str:
-    """The body of the answer; 503 is asked again, as Prefect's own client does: its SQLite file was locked."""
+    """The body of the answer; 503 is tried again, as Prefect's own client does: its SQLite file was locked."""
     for pause in (*BUSY_PAUSES, None):
         try:
             with urllib.request.urlopen(request, timeout=30) as response:

@@ -208,7 +208,7 @@ def other_mark(handler, body):
 
 
 def lagging():
-    """Lists that show nothing that was put after they were first asked for."""
+    """Lists that show nothing that was put after they were first requested."""
     shown = {}
 
     def one(handler, body):

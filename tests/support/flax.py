@@ -21,9 +21,10 @@ def restored(folder, target=None):
 
 
 def same_leaves(first, second):
-    ours, theirs = jax.tree.flatten(first), jax.tree.flatten(second)
-    assert ours[1] == theirs[1]
-    for one, other in zip(ours[0], theirs[0], strict=True):
+    first_leaves, first_tree = jax.tree.flatten(first)
+    second_leaves, second_tree = jax.tree.flatten(second)
+    assert first_tree == second_tree
+    for one, other in zip(first_leaves, second_leaves, strict=True):
         np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
 
 

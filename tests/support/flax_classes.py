@@ -87,7 +87,7 @@ def computed(model, name):
     found = model(**given)
     return {one: np.asarray(found[one], "f8").tolist() for one in names if found.get(one) is not None}
 
-told = []
+results = []
 for source, target in jobs:
     heard.clear()
     config = transformers.AutoConfig.from_pretrained(source)
@@ -98,8 +98,8 @@ for source, target in jobs:
     else:
         model = kind(config, seed=3)
         model.save_pretrained(target["uri"], max_shard_size=target["shard"])
-    told.append([computed(model, name), [one for one in heard if "weights" in one]])
-json.dump(told, sys.stdout)
+    results.append([computed(model, name), [one for one in heard if "weights" in one]])
+json.dump(results, sys.stdout)
 """
 
 
@@ -118,12 +118,12 @@ def flax_outputs(
             folder that the class saves it to.
         shard: `max_shard_size` of saved folders.
     """
-    asked = [
+    job_rows = [
         [str(source), None if target is None else {"uri": str(target), "shard": shard}]
         for source, target in jobs
     ]
     run = subprocess.run(
-        [str(old_python("transformers")), "-c", _SCRIPT, json.dumps([OUTPUTS, IDS.tolist(), asked])],
+        [str(old_python("transformers")), "-c", _SCRIPT, json.dumps([OUTPUTS, IDS.tolist(), job_rows])],
         capture_output=True, text=True, check=False, env={"JAX_PLATFORMS": "cpu", "PATH": "/usr/bin:/bin"},
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-3000:]

@@ -1,4 +1,4 @@
-"""Releases of real libraries that cannot be installed beside ours, each set in an environment of its own.
+"""Releases of real libraries that cannot be installed together with ours, each set in an environment of its own.
 
 They are years older than the installed ones, need a newer Python (MaxText), or are what no other test needs
 (sentence-transformers, accelerate).
@@ -141,9 +141,9 @@ def _base(name: str) -> str:
     if name not in PYTHONS:
         return sys.executable
     found = shutil.which(f"python{PYTHONS[name]}")
-    asked = [str(found), "-c", "import sys; print(sys.executable)"]
+    command = [str(found), "-c", "import sys; print(sys.executable)"]
     own = {**os.environ, "PYENV_VERSION": PYTHONS[name]}
-    run = subprocess.run(asked, capture_output=True, text=True, check=False, env=own) if found else None
+    run = subprocess.run(command, capture_output=True, text=True, check=False, env=own) if found else None
     if run is None or run.returncode:
         pytest.skip(f"no environment with {STACKS[name][0]}: Python {PYTHONS[name]} not found")
     return run.stdout.strip()

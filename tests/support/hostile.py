@@ -2,7 +2,7 @@
 
 They are those of the corpus under the same names: pickles that import and call, each opcode and protocol by which a
 global can be named, bombs that hang an unpickler, and the same in archives that a scanner may not look into. Payloads
-of picklescan's test data are told apart by the function that they name; the arguments are our own. Wherever the call
+of picklescan's test data are distinguished by the function that they name; the arguments are our own. Wherever the call
 can, it creates `EVIL_MARKER` in the working folder, if its library is installed; `NO_MARKER` lists the rest. No payload
 reaches another machine.
 """

@@ -136,7 +136,7 @@ REFUSED = {
     "change the mode of the checkpoint": lambda path, _: path.chmod(0o644),
     "change the owner of the checkpoint": lambda path, _: os.chown(path, os.getuid(), os.getgid()),
     "change the time of the checkpoint": lambda path, _: os.utime(path),
-    "write beside the checkpoint": lambda path, _: path.with_name("beside").write_text("x"),
+    "write next to the checkpoint": lambda path, _: path.with_name("neighbour").write_text("x"),
     "read the environment of the caller": lambda *_: Path(f"/proc/{_CALLER}/environ").read_bytes(),
     "connect by TCP": lambda path, _: _connect(socket.AF_INET, ("127.0.0.1", int(path.parent.name))),
     "connect by a socket in a folder": lambda _, outside: _connect(socket.AF_UNIX, str(outside / "socket")),

@@ -265,9 +265,9 @@ class _Handler(BaseHTTPRequestHandler):
         branches[branch] = start
         return _json({})
 
-    def _batch(self, asked):
-        assert asked["operation"] == "upload"
-        return _json({"transfer": "multipart", "objects": [self._offer(one) for one in asked["objects"]]})
+    def _batch(self, request):
+        assert request["operation"] == "upload"
+        return _json({"transfer": "multipart", "objects": [self._offer(one) for one in request["objects"]]})
 
     def _offer(self, one):
         if one["oid"] in self.hub.objects:
@@ -288,26 +288,26 @@ class _Handler(BaseHTTPRequestHandler):
         self.hub.uploads.setdefault(parts[1], {})[int(parts[2])] = body
         return 200, {"ETag": hashlib.md5(body).hexdigest()}, b""
 
-    def _lfs(self, act, asked):
-        sent = self.hub.uploads.get(asked["oid"], {})
+    def _lfs(self, act, request):
+        sent = self.hub.uploads.get(request["oid"], {})
         data = b"".join(sent[number] for number in sorted(sent))
         if act == "complete":
-            for part in asked["parts"]:
+            for part in request["parts"]:
                 assert part["etag"] == hashlib.md5(sent[part["partNumber"]]).hexdigest()
             return _json({})
-        if len(data) != asked["size"] or hashlib.sha256(data).hexdigest() != asked["oid"]:
+        if len(data) != request["size"] or hashlib.sha256(data).hexdigest() != request["oid"]:
             raise RefusedError(422, "", "the bytes are not those that the SHA-256 names")
-        self.hub.objects[asked["oid"]] = data
+        self.hub.objects[request["oid"]] = data
         return _json({})
 
     def _resolved(self, repo, revision, path):
         data = self.hub.data(repo, revision, path)
         if data is None:
             raise RefusedError(404, "EntryNotFound", "no such file")
-        asked = self.headers.get("Range")
-        if not asked:
+        wanted = self.headers.get("Range")
+        if not wanted:
             return 200, {"ETag": '"x"', "X-Repo-Commit": self.hub.head(repo, revision)}, data
-        start, stop = (int(one) for one in asked.removeprefix("bytes=").split("-"))
+        start, stop = (int(one) for one in wanted.removeprefix("bytes=").split("-"))
         if start >= len(data):
             raise RefusedError(416)
         return 206, {"Content-Range": f"bytes {start}-{stop}/{len(data)}"}, data[start : stop + 1]

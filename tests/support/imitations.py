@@ -1,7 +1,7 @@
 """Cases like those of the corpus, made here by the installed libraries, so that a plain clone tests what they test.
 
 A case has a name that begins with `made-`, and the corpus's helpers (`expected`, `home`, `place`) know it too: what a
-test asks of the corpus it asks of these. Each is made once for a process, when it is first asked for; nobody may
+test does with the corpus it does with these. Each is made once for a process, when it is first needed; nobody may
 change it. Its format and verdict are known without making it, as tests are collected by them.
 """
 

@@ -25,7 +25,7 @@ _BLOCK = 4 << 20
 _TELL = """
 import re
 status = open("/proc/self/status").read()
-print(json.dumps({"told": told, "peak": int(re.search(r"VmHWM:\\s+(\\d+)", status)[1]) << 10}))
+print(json.dumps({"result": result, "peak": int(re.search(r"VmHWM:\\s+(\\d+)", status)[1]) << 10}))
 """
 
 
@@ -56,11 +56,11 @@ def make_source(folder: Path, shapes: dict[str, tuple[int, ...]], dtype: str) ->
 
 
 def measured(code: str, *arguments: object) -> tuple[Any, int]:
-    """Run code that leaves something in `told`; that, and the peak resident memory of the process in bytes."""
+    """Run code that sets `result`; its value, and the peak resident memory of the process in bytes."""
     run = subprocess.run(
         [sys.executable, "-c", "import json, sys\n" + code + _TELL, *map(str, arguments)],
         capture_output=True, text=True, check=False, env={**os.environ, "JAX_PLATFORMS": "cpu"},
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-3000:]
     found = json.loads(run.stdout.splitlines()[-1])
-    return found["told"], found["peak"]
+    return found["result"], found["peak"]

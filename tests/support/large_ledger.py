@@ -76,9 +76,9 @@ def append_all(ledger: Ledger, statements: Iterable[tuple[str, dict[str, Any]]])
             write(
                 connection,
                 (
-                    told
+                    table_row
                     for row, body in rows
-                    for told in rows_of(BareStatement(row["kind"], body, row["seq"], row["time"]))
+                    for table_row in rows_of(BareStatement(row["kind"], body, row["seq"], row["time"]))
                 ),
             )
         last = replace(last, seq=rows[-1][0]["seq"], hash=rows[-1][0]["hash"])

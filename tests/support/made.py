@@ -143,7 +143,7 @@ def flax(folder: Path) -> Made:
 
 
 def t5x_legacy(folder: Path) -> Made:
-    """T5X's msgpack with arrays beside it, by its contract."""
+    """T5X's msgpack with arrays next to it, by its contract."""
     return t5x.save(folder / "checkpoint_7", t5x.arrays()), {}
 
 

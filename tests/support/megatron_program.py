@@ -7,8 +7,8 @@ Transformer Engine that its router names without importing it, and the mask of a
 Two more are no matter of a GPU: without Transformer Engine, megatron-core 0.16.1 cannot build its own layers with
 latent attention at all (`transformer/multi_latent_attention.py`). Line 162 gives the product of queries and keys two
 sizes, `k_channels` and `v_channels`, which Transformer Engine's product takes and Megatron's `DotProductAttention` does
-not: here it takes them. Line 185 compares with a class that is None where Transformer Engine is not installed, for the
-module believes that it is: here it is told. All else of latent attention is Megatron's.
+not: here it takes them. Line 185 compares with a class that is None where Transformer Engine is not installed, since
+the module believes that it is: here the module is corrected. All else of latent attention is Megatron's.
 
 The program reads a list of jobs as JSON from its first argument: {"load": folder}, with "again": folder to save what
 was loaded, or {"save": folder, "args": arguments}, and the token ids from its second.
@@ -234,11 +234,11 @@ def main() -> None:
     """Print the logits of every job as JSON, in the last line."""
     start()
     jobs, ids = json.loads(sys.argv[1]), torch.tensor(json.loads(sys.argv[2]))
-    told: list[Any] = []
+    logits: list[Any] = []
     for job in jobs:
         model = loaded(job["load"], job.get("again")) if "load" in job else saved(job["save"], job["args"])
-        told.append(computed(model, ids).float().tolist())
-    print(json.dumps(told))
+        logits.append(computed(model, ids).float().tolist())
+    print(json.dumps(logits))
 
 
 if __name__ == "__main__":

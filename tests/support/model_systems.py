@@ -39,7 +39,7 @@ RUN = {
     "distributed": {"model_dtype": "fp32"},
     "data": {"tokenizer": {"name": "bytes", "path": None}},
 }
-# Meta's own params.json, which nothing finds beside a file of torch.
+# Meta's own params.json, which nothing finds next to a file of torch.
 META_PARAMS = {
     "dim": EMBED, "n_layers": LAYERS, "n_heads": HEADS, "n_kv_heads": GROUPS, "vocab_size": VOCAB, "multiple_of": 32,
     "norm_eps": 1e-5, "rope_theta": 5e5,
@@ -170,23 +170,21 @@ def llama_penzai() -> Arrays:
     }
     shared = (GROUPS, DIM)
     for at in range(LAYERS):
-        theirs, ours = f"model.layers.{at}", f"block_{at}"
-        heads = one[f"{theirs}.self_attn.o_proj.weight"].T.reshape(GROUPS, QUERIES, DIM, EMBED)
-        query = one[f"{theirs}.self_attn.q_proj.weight"].T.reshape(EMBED, GROUPS, QUERIES, DIM)
+        hf, penzai = f"model.layers.{at}", f"block_{at}"
+        heads = one[f"{hf}.self_attn.o_proj.weight"].T.reshape(GROUPS, QUERIES, DIM, EMBED)
+        query = one[f"{hf}.self_attn.q_proj.weight"].T.reshape(EMBED, GROUPS, QUERIES, DIM)
         found |= {
-            f"{ours}/attention/query.weights": query,
-            f"{ours}/attention/key.weights": one[f"{theirs}.self_attn.k_proj.weight"].T.reshape(
+            f"{penzai}/attention/query.weights": query,
+            f"{penzai}/attention/key.weights": one[f"{hf}.self_attn.k_proj.weight"].T.reshape(EMBED, *shared),
+            f"{penzai}/attention/value.weights": one[f"{hf}.self_attn.v_proj.weight"].T.reshape(
                 EMBED, *shared
             ),
-            f"{ours}/attention/value.weights": one[f"{theirs}.self_attn.v_proj.weight"].T.reshape(
-                EMBED, *shared
-            ),
-            f"{ours}/attention/output.weights": heads,
-            f"{ours}/mlp/gating_linear.weights": one[f"{theirs}.mlp.gate_proj.weight"].T,
-            f"{ours}/mlp/value_linear.weights": one[f"{theirs}.mlp.up_proj.weight"].T,
-            f"{ours}/mlp/out_linear.weights": one[f"{theirs}.mlp.down_proj.weight"].T,
-            f"{ours}/pre_attention_norm/scale.weights": one[f"{theirs}.input_layernorm.weight"],
-            f"{ours}/pre_ffw_norm/scale.weights": one[f"{theirs}.post_attention_layernorm.weight"],
+            f"{penzai}/attention/output.weights": heads,
+            f"{penzai}/mlp/gating_linear.weights": one[f"{hf}.mlp.gate_proj.weight"].T,
+            f"{penzai}/mlp/value_linear.weights": one[f"{hf}.mlp.up_proj.weight"].T,
+            f"{penzai}/mlp/out_linear.weights": one[f"{hf}.mlp.down_proj.weight"].T,
+            f"{penzai}/pre_attention_norm/scale.weights": one[f"{hf}.input_layernorm.weight"],
+            f"{penzai}/pre_ffw_norm/scale.weights": one[f"{hf}.post_attention_layernorm.weight"],
         }
     return {(f"transformer/{label}", "data_array"): array for label, array in found.items()}
 
@@ -230,12 +228,12 @@ def t5_pairs() -> dict[str, tuple[str, np.ndarray]]:
         kinds = ["SelfAttention", *(["EncDecAttention"] if stack == "decoder" else []), "DenseReluDense"]
         for at in range(T5_SIZES["num_layers"]):
             for number, (kind, norm) in enumerate(zip(kinds, norms, strict=True)):
-                theirs, ours = f"{stack}.block.{at}.layer.{number}", f"{stack}/layers_{at}"
-                rows[f"{theirs}.layer_norm"] = (f"{ours}/{norm}/scale", (wide,))
+                hf, t5x = f"{stack}.block.{at}.layer.{number}", f"{stack}/layers_{at}"
+                rows[f"{hf}.layer_norm"] = (f"{t5x}/{norm}/scale", (wide,))
                 for name, path in _T5_KERNELS.items():
                     if name.startswith(kind):
-                        rows[f"{theirs}.{name}"] = (
-                            f"{ours}/{path.format(attention=own)}/kernel", shapes[name.partition(".")[2]]
+                        rows[f"{hf}.{name}"] = (
+                            f"{t5x}/{path.format(attention=own)}/kernel", shapes[name.partition(".")[2]]
                         )  # fmt: skip
     return {
         f"{name}.weight": (path, rng.standard_normal(shape).astype(np.float32))

@@ -1,4 +1,4 @@
-"""A web server of this machine that notes what it is asked for."""
+"""A web server of this machine that notes the requests that it gets."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def manifest_of(arrays: dict[KeyPath, np.ndarray], **more: Any) -> Manifest:
 
 
 def full_manifest() -> Manifest:
-    """The sample with empties, strings and numbers beside it."""
+    """The sample, with empties, strings and numbers added."""
     return manifest_of(
         sample(),
         empties={("nothing",): "none", ("no_keys",): "dict", ("no_items",): "list"},

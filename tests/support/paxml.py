@@ -216,7 +216,7 @@ def _shardings(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 class NestedMap(dict):
-    """A dict that is a node of its own type and keeps its keys beside its children."""
+    """A dict that is a node of its own type and keeps its keys next to its children."""
 
 
 class TrainState(list):
@@ -259,8 +259,8 @@ TABLE: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[int, ...]]] = {
     ("decoder", "decoder_norm", "scale"): (("final_ln", "scale"), (0,)),
     ("decoder", "decoder_norm", "bias"): (("final_ln", "bias"), (0,)),
     **{
-        ("decoder", "layers", *ours): ((*_LAYER, *theirs), order)
-        for ours, theirs, order in (
+        ("decoder", "layers", *maxtext_path): ((*_LAYER, *pax_path), order)
+        for maxtext_path, pax_path, order in (
             (("pre_self_attention_norm", "scale"), ("layer_norm", "scale"), (1, 0)),
             (("pre_self_attention_norm", "bias"), ("layer_norm", "bias"), (1, 0)),
             (("self_attention", "qkv_proj", "kernel"), (*_ATTENTION, "combined_qkv", "w"), (2, 0, 1, 3, 4)),
@@ -291,8 +291,10 @@ def maxtext() -> Leaves:
         ("opt_state", "nu", "params"): "v",
     }
     for root, moment in roots.items():
-        for ours, (theirs, order) in TABLE.items():
-            group = "no_prefix" if theirs in _SINGLE else f"p#{LAYERS}#i-1"
+        for maxtext_path, (pax_path, order) in TABLE.items():
+            group = "no_prefix" if pax_path in _SINGLE else f"p#{LAYERS}#i-1"
             above = ("opt_states", "0", group, str(_ADAM), moment) if moment else ("mdl_vars",)
-            found[*root, *ours] = np.ascontiguousarray(state[*above, *_LM, *theirs].transpose(order))
+            found[*root, *maxtext_path] = np.ascontiguousarray(
+                state[*above, *_LM, *pax_path].transpose(order)
+            )
     return found

@@ -29,28 +29,28 @@ def part(local, placements, mesh):
             local = pieces[mesh.get_coordinate()[at]]
     return local.contiguous().clone()
 
-def save(asked, rank):
-    names = tuple(f"m{at}" for at in range(len(asked["mesh"])))
-    mesh = init_device_mesh("cpu", tuple(asked["mesh"]), mesh_dim_names=names)
-    full, state = torch.load(asked["full"]), {}
-    for name, (shape, dtype, kinds) in asked["tensors"].items():
+def save(job, rank):
+    names = tuple(f"m{at}" for at in range(len(job["mesh"])))
+    mesh = init_device_mesh("cpu", tuple(job["mesh"]), mesh_dim_names=names)
+    full, state = torch.load(job["full"]), {}
+    for name, (shape, dtype, kinds) in job["tensors"].items():
         whole, placements = full[name], [KINDS[kind] for kind in kinds]
         local = part(whole, placements, mesh)
         state[name] = DTensor.from_local(
             local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
         )
-    state.update({name: full[name] for name in asked["plain"]})
-    end = f"world_size_{asked['ranks']}_rank_{rank}.pt"
-    torch.save(state, f"{asked['folder']}/model_{end}")
-    torch.save({"step": 7}, f"{asked['folder']}/extra_state_{end}")
+    state.update({name: full[name] for name in job["plain"]})
+    end = f"world_size_{job['ranks']}_rank_{rank}.pt"
+    torch.save(state, f"{job['folder']}/model_{end}")
+    torch.save({"step": 7}, f"{job['folder']}/extra_state_{end}")
 
-for asked in json.loads(sys.argv[1]):
+for job in json.loads(sys.argv[1]):
     torch.manual_seed(5)
-    made = {name: torch.randn(shape).to(getattr(torch, dtype)) for name, (shape, dtype, _) in asked["tensors"].items()}
-    torch.save(made, asked["full"])
-    for rank in range(asked["ranks"]):
-        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=asked["ranks"])
-        save(asked, rank)
+    made = {name: torch.randn(shape).to(getattr(torch, dtype)) for name, (shape, dtype, _) in job["tensors"].items()}
+    torch.save(made, job["full"])
+    for rank in range(job["ranks"]):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=job["ranks"])
+        save(job, rank)
         dist.destroy_process_group()
 """
 
@@ -81,16 +81,16 @@ def save_all(folder: Path, saves: dict[str, Save]) -> dict[str, tuple[Path, dict
     """
     import torch
 
-    asked = []
+    jobs = []
     for name, (mesh, tensors, plain) in saves.items():
         place = folder / name / "global_step_7" / "actor"
         place.mkdir(parents=True)
-        asked.append(
+        jobs.append(
             {"ranks": math.prod(mesh), "mesh": mesh, "tensors": tensors, "plain": plain, "folder": str(place),
              "full": str(folder / name / "full.pt")}
         )  # fmt: skip
     run = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(asked)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", PROGRAM, json.dumps(jobs)], capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run.stderr[-2000:]
     return {

@@ -582,8 +582,8 @@ def _at_the_end(found: Servers, seconds: float = 420.0) -> list[str]:
 def _write(out: Path, cells: Sequence[Cell], away: Away | None, rest: Sequence[str] | None = None) -> None:
     """Cells of this call replace those that the file has."""
     before = json.loads(out.read_text())["cells"] if out.exists() else []
-    mine = {(one.flow, one.part, one.moment) for one in cells}
-    kept = [row for row in before if (row["flow"], row["part"], row["moment"]) not in mine]
+    measured = {(one.flow, one.part, one.moment) for one in cells}
+    kept = [row for row in before if (row["flow"], row["part"], row["moment"]) not in measured]
     now = {"commit": _commit(), "date": time.strftime("%Y-%m-%d")}
     rows = [*kept, *({**asdict(one), **now} for one in cells)]
     machine = f"{os.cpu_count()} processors, {platform.system()} {platform.release()}"

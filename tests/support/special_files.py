@@ -1,4 +1,4 @@
-"""A program: each file of a checkpoint is replaced by things that are no regular file, and every verb is asked.
+"""A program: each file of a checkpoint is replaced by things that are no regular file, and every verb is run on it.
 
 `python -m tests.support.special_files CHECKPOINT WORK every|kinds` prints one JSON row for each verb and replacement. A
 verb that takes longer than a few seconds ends the program with the traces of all threads: that is what a hang looks

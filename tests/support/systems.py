@@ -7,9 +7,9 @@ import hashlib
 import wherry
 
 
-def carry(source, target, to, **asked):
+def carry(source, target, to, **arguments):
     """Convert, and prove it from what lies in storage; the receipt."""
-    receipt = wherry.convert(source, target, to=to, lineage=False, **asked)
+    receipt = wherry.convert(source, target, to=to, lineage=False, **arguments)
     proof = wherry.verify(target, level="roundtrip", against=source)
     assert proof.ok, proof.failed
     assert not receipt.lossless or proof.measured is None

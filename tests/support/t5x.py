@@ -1,7 +1,7 @@
 """T5X's on-disk contract, followed without T5X and without our code: flax's msgpack and tensorstore.
 
 `save` writes what T5X's legacy checkpointer writes; `load` reads it as its `load_t5x_checkpoint` does: the msgpack
-tree, specs taken at their word but for chunks and compressor, paths made absolute beside the file.
+tree, specs taken at their word but for chunks and compressor, paths resolved in the folder of the file.
 """
 
 from __future__ import annotations

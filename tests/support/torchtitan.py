@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def step(
     hf: Path, run: Path, number: int = 7, *, release: str = "0.3", trained: bool = True, fused: bool = False
 ) -> Path:
-    """A step of a run with the model of a Hugging Face folder, whose config is put beside the run as `model.json`.
+    """A step of a run with the model of a Hugging Face folder, whose config is put next to the run as `model.json`.
 
     Args:
         hf: the model.
@@ -64,5 +64,5 @@ def _trained(state: dict[str, Any], number: int, *, fused: bool) -> dict[str, An
 
 
 def config(run: Path) -> dict[str, Any]:
-    """The config beside a run."""
+    """The config next to a run."""
     return json.loads((run.parent / "model.json").read_text())

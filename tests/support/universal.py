@@ -41,7 +41,7 @@ def save(
         whole: parameters by name.
         trained: whether there are moments.
         number: whether the count of updates is a number, not a tensor.
-        said: what files say beside the tensor, by parameter.
+        said: what files state in addition to the tensor, by parameter.
         shapes: for each tensor-parallel rank, those of its parameters; those of the whole if there is one rank.
         module: buffers, of which the script makes copies.
         more: further entries of the model states.

@@ -63,13 +63,13 @@ class Warm:
         self._start()
 
     def _start(self) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        self._socket, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with child_end:
             self._process = subprocess.Popen(
-                [*self._line, str(theirs.fileno()), *self._modules],
+                [*self._line, str(child_end.fileno()), *self._modules],
                 env=self._env,
                 cwd=self._folder,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[child_end.fileno()],
             )
 
     def run(

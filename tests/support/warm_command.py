@@ -25,7 +25,7 @@ _OURS = (
 
 
 class WarmCommands(dict[tuple[tuple[str, str], ...], Warm]):
-    """Runs `wherry`; a waiting process for each way in which the interpreter is told to start.
+    """Runs `wherry`; a waiting process for each set of the variables that the interpreter reads at its start.
 
     Args:
         modules: what these import besides wherry.

@@ -1,8 +1,8 @@
 """The children of the native level, forked from processes that have imported the libraries already.
 
 They stand in for `wherry.runtime.child.run` where a test asks what a library does with a checkpoint. What a child
-imports, finds beside it, inherits and may use is tested with real ones: tests/runtime/test_child.py, and one of each
-loader in tests/verifier/test_native_attacks.py.
+imports, finds in its folder, inherits and may use is tested with real ones: tests/runtime/test_child.py, and one of
+each loader in tests/verifier/test_native_attacks.py.
 """
 
 from __future__ import annotations

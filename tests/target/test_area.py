@@ -101,9 +101,9 @@ def test_what_this_user_left_is_taken_up(model, target, monkeypatch):
 def test_what_others_may_have_prepared_is_not_believed(model, target, monkeypatch, verify, how, tmp_path):
     left = interrupt(model, target, monkeypatch, verify=verify)
     spoil(left, target)
-    theirs = tmp_path / "theirs"
-    theirs.write_bytes((left / target.name).read_bytes())
-    before = theirs.read_bytes()
+    foreign = tmp_path / "foreign"
+    foreign.write_bytes((left / target.name).read_bytes())
+    before = foreign.read_bytes()
     if how == "another key":
         monkeypatch.setenv("WHERRY_KEY", "a key of another user")
     elif how == "opened":
@@ -113,27 +113,27 @@ def test_what_others_may_have_prepared_is_not_believed(model, target, monkeypatc
     else:
         (left / target.name).unlink()
         if how == "link inside":
-            (left / target.name).symlink_to(theirs)
+            (left / target.name).symlink_to(foreign)
         else:
-            os.link(theirs, left / target.name)
+            os.link(foreign, left / target.name)
     receipt = convert_slowly(model, target, verify=verify)
     assert receipt.resumed_bytes == 0
     assert receipt.note
     assert ("key" if how == "another key" else "was not reused") in receipt.note
     assert_right(target, model)
-    assert theirs.read_bytes() == before
+    assert foreign.read_bytes() == before
 
 
 def test_a_link_in_the_place_of_an_area_is_removed_and_not_followed(model, target, monkeypatch, tmp_path):
     left = interrupt(model, target, monkeypatch)
-    theirs = tmp_path / "theirs"
-    left.rename(theirs)
-    left.symlink_to(theirs)
+    elsewhere = tmp_path / "elsewhere"
+    left.rename(elsewhere)
+    left.symlink_to(elsewhere)
     receipt = convert_slowly(model, target)
     assert receipt.resumed_bytes == 0
     assert "it is not a folder" in receipt.note
     assert_right(target, model)
-    assert (theirs / target.name).exists()
+    assert (elsewhere / target.name).exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -345,14 +345,14 @@ def test_an_area_that_was_replaced_is_not_committed(tmp_path):
         pytest.raises(StorageError, match="the staging area was replaced"),
         FileStaging(locate(tmp_path / "out"), ID) as held,
     ):
-        mine = held.area
-        mine.rename(tmp_path / "moved")
-        (mine / "out").mkdir(parents=True)
+        area = held.area
+        area.rename(tmp_path / "moved")
+        (area / "out").mkdir(parents=True)
         held.commit()
     assert not (tmp_path / "out").exists()
 
 
-def test_a_sidecar_of_a_lost_run_never_lies_beside_the_target_of_another(tmp_path, monkeypatch):
+def test_a_sidecar_of_a_lost_run_never_lies_next_to_the_target_of_another(tmp_path, monkeypatch):
     """Without locks: the lease is taken over between the look at it and the sidecar."""
 
     def refuse(*_):

@@ -50,10 +50,10 @@ def after_judging(monkeypatch, act):
 def test_what_another_program_made_stays(tmp_path, name):
     folder = tmp_path / name
     folder.mkdir()
-    (folder / "diary.txt").write_text("mine")
+    (folder / "diary.txt").write_text("private")
     age(folder / "diary.txt", folder)
     assert CliRunner().invoke(cli, ["clean", str(tmp_path)]).exit_code == 0
-    assert (folder / "diary.txt").read_text() == "mine"
+    assert (folder / "diary.txt").read_text() == "private"
 
 
 @pytest.mark.parametrize("name", ["out", "out.0123abcd", "out.draft"])
@@ -147,7 +147,7 @@ def test_a_full_disk_is_freed_without_a_lease(area, tmp_path, monkeypatch):
 
 def test_on_a_full_disk_a_lease_that_changed_keeps_its_area(area, tmp_path, monkeypatch):
     full_while(monkeypatch, area.exists)
-    after_judging(monkeypatch, lambda: (tmp_path / "theirs").rename(tmp_path / ".wherry-out.lease"))
-    (tmp_path / "theirs").write_text("of another run")
+    after_judging(monkeypatch, lambda: (tmp_path / "successor").rename(tmp_path / ".wherry-out.lease"))
+    (tmp_path / "successor").write_text("of another run")
     assert [row.removed for row in clean(tmp_path)] == [False]
     assert (area / "out").exists()

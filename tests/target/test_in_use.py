@@ -67,11 +67,11 @@ def test_what_wherry_did_not_write_needs_no_mark(tmp_path, wherry_home):
     assert not (wherry_home / "in-use").exists()
 
 
-def test_where_nothing_can_lie_beside_it_the_home_knows(tmp_path, monkeypatch, caplog, wherry_home):
+def test_a_mark_that_cannot_lie_next_to_its_source_is_in_the_home(tmp_path, monkeypatch, caplog, wherry_home):
     from wherry.target import in_use as module
 
     uri = made(tmp_path)
-    monkeypatch.setattr(module, "_beside", lambda _location: None)  # as on an object store
+    monkeypatch.setattr(module, "_at_source", lambda _location: None)  # as on an object store
     with in_use(uri):
         assert is_in_use(uri)
         assert list((wherry_home / "in-use").iterdir())

@@ -36,7 +36,7 @@ with child_process("this", purpose="a child"), in_use(sys.argv[1]):
 
 @pytest.fixture
 def left(tmp_path, monkeypatch):
-    """What a killed process left: a temporary folder, a mark beside its source, and a spool with a part."""
+    """What a killed process left: a temporary folder, a mark next to its source, and a spool with a part."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))

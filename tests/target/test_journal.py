@@ -166,7 +166,7 @@ def test_of_two_that_make_the_key_the_first_counts(wherry_home, monkeypatch):
 
 
 def test_a_key_that_gets_no_name_is_reported(wherry_home, monkeypatch, caplog):
-    key._own_key.cache_clear()  # another test of this process may have been told
+    key._own_key.cache_clear()  # another test of this process may have got the warning
 
     def failing(*_names):
         raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -49,8 +49,8 @@ def quick(monkeypatch):
 
 def leave(path, **owner):
     """A lease of another machine, or whatever its fields say."""
-    theirs = lease_watch.this_process("0123abcd").to_json()
-    path.write_text(json.dumps({**theirs, "host": "elsewhere", "pid": 1, "beat": "0", **owner}))
+    fields = lease_watch.this_process("0123abcd").to_json()
+    path.write_text(json.dumps({**fields, "host": "elsewhere", "pid": 1, "beat": "0", **owner}))
 
 
 def verdict(path):
@@ -72,7 +72,7 @@ def test_a_silent_lease_of_another_machine_is_taken_over(path, quick, caplog, mo
         assert json.loads(path.read_text())["pid"] == os.getpid()
         assert held.dead is None, "it is not known to have ended"
     assert os.listdir(path.parent) == []
-    assert [record.levelname for record in caplog.records] == ["WARNING"], "the wait is told once"
+    assert [record.levelname for record in caplog.records] == ["WARNING"], "the wait is reported once"
     assert str(path) in caplog.text
 
 
@@ -86,9 +86,9 @@ def test_any_change_of_a_lease_is_a_sign_of_life(path, quick, monkeypatch, sign)
         elif sign == "touch":
             os.utime(path, (1, 1))
         else:
-            theirs = path.with_name("theirs")
-            leave(theirs)
-            theirs.replace(path)
+            other_lease = path.with_name("other")
+            leave(other_lease)
+            other_lease.replace(path)
 
     monkeypatch.setattr(lease_watch.time, "sleep", change)
     with pytest.raises(TargetInUseError, match="process 1 on elsewhere"), Lease(LeaseFile(path), "t"):
@@ -155,7 +155,7 @@ def test_a_lease_that_is_no_file_is_replaced_and_never_followed(
     path, quick, kind, tmp_path_factory, monkeypatch
 ):
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "file"
-    elsewhere.write_text("theirs")
+    elsewhere.write_text("foreign")
     if kind == "fifo":
         os.mkfifo(path)
     elif kind in ("link", "lost link"):
@@ -176,7 +176,7 @@ def test_a_lease_that_is_no_file_is_replaced_and_never_followed(
     with Lease(LeaseFile(path), "t"):
         assert json.loads(path.read_text())["pid"] == os.getpid()
     assert os.listdir(path.parent) == []
-    assert elsewhere.read_text() == "theirs"
+    assert elsewhere.read_text() == "foreign"
 
 
 def test_a_folder_in_the_place_of_a_lease_is_named_with_its_cure(path):
@@ -192,9 +192,9 @@ def test_a_folder_in_the_place_of_a_lease_is_named_with_its_cure(path):
 
 def test_a_lease_that_was_lost_is_left_to_its_new_holder(path):
     with Lease(LeaseFile(path), "t") as held:
-        theirs = path.with_name("theirs")
-        leave(theirs)
-        theirs.replace(path)
+        other_lease = path.with_name("other")
+        leave(other_lease)
+        other_lease.replace(path)
         assert not held.holds()
         with pytest.raises(TargetInUseError, match="another run took over this target"), held.exclusive():
             pytest.fail("it is not held any more")
@@ -206,9 +206,9 @@ def test_a_beat_never_touches_the_lease_of_another(path, monkeypatch):
     monkeypatch.setattr(LeaseFile, "heartbeat", 0.01)
     monkeypatch.setattr(LeaseFile, "holds", lambda _self: True)  # a real one would end the beats
     with Lease(LeaseFile(path), "t") as held:
-        theirs = path.with_name("theirs")
-        leave(theirs)
-        theirs.replace(path)
+        other_lease = path.with_name("other")
+        leave(other_lease)
+        other_lease.replace(path)
         before = path.read_bytes(), path.stat().st_mtime_ns
         wait_for(lambda: int(json.loads(os.pread(held.register._descriptor, 4096, 0))["beat"]) > 3)
         assert (path.read_bytes(), path.stat().st_mtime_ns) == before
@@ -218,8 +218,8 @@ def test_a_beat_never_touches_the_lease_of_another(path, monkeypatch):
 
 def test_a_lease_is_not_replaced_while_its_owner_commits(path, quick):
     leave(path)
-    with path.open("rb") as theirs:
-        lease.fcntl.flock(theirs, lease.fcntl.LOCK_EX)
+    with path.open("rb") as lease_file:
+        lease.fcntl.flock(lease_file, lease.fcntl.LOCK_EX)
         with pytest.raises(TargetInUseError), Lease(LeaseFile(path), "t"):
             pytest.fail("it was taken over")
     with Lease(LeaseFile(path), "t"):
@@ -230,8 +230,8 @@ def test_an_owner_that_cannot_get_its_own_lock_does_not_commit(path, monkeypatch
     """Another run is just replacing the lease, or was stopped in that."""
     monkeypatch.setattr(lease, "_LOCK_SECONDS", 0.05)
     with Lease(LeaseFile(path), "t") as held:
-        with path.open("rb") as theirs:
-            lease.fcntl.flock(theirs, lease.fcntl.LOCK_EX)
+        with path.open("rb") as lease_file:
+            lease.fcntl.flock(lease_file, lease.fcntl.LOCK_EX)
             with pytest.raises(TargetInUseError, match="is checking the lease"), held.exclusive():
                 pytest.fail("it was not excluded")
         with held.exclusive():
@@ -297,7 +297,7 @@ def test_a_beat_that_fails_is_tried_again(path, monkeypatch, caplog, place):
         stale.mended = True
         wait_for(lambda: lease_watch.see(path) != before)
         assert held.holds()
-    assert [record.levelname for record in caplog.records] == ["WARNING"], "it is told once"
+    assert [record.levelname for record in caplog.records] == ["WARNING"], "it is reported once"
     assert f"{path} was not renewed" in caplog.text
     assert os.listdir(path.parent) == []
 
@@ -320,9 +320,9 @@ def test_a_lease_that_took_long_to_take_is_renewed_at_once(path, monkeypatch):
 def test_the_beat_of_a_lost_lease_ends(path, monkeypatch, caplog, lost):
     monkeypatch.setattr(LeaseFile, "heartbeat", 0.01)
     with Lease(LeaseFile(path), "t") as held:
-        theirs = path.with_name("theirs")
-        leave(theirs)
-        path.unlink() if lost == "gone" else theirs.replace(path)
+        other_lease = path.with_name("other")
+        leave(other_lease)
+        path.unlink() if lost == "gone" else other_lease.replace(path)
         wait_for(lambda: not held._heart.is_alive())
     assert not caplog.records
 
@@ -419,7 +419,7 @@ def test_of_a_process_that_cannot_be_seen_only_changes_tell(path, gone, owner):
     assert Watch(path).look() is Verdict.UNDECIDED
 
 
-def test_where_the_namespace_cannot_be_told_only_changes_tell(path, gone, monkeypatch):
+def test_where_the_namespace_is_unknown_only_changes_tell(path, gone, monkeypatch):
     monkeypatch.setattr(lease_watch, "_PID_NAMESPACE", str(path / "none"))
     leave(path, **ours(gone, pid_namespace=""))
     assert Watch(path).look() is Verdict.UNDECIDED
@@ -469,11 +469,11 @@ def test_a_rerun_tidies_up_after_a_kill_that_came_just_after_the_commit(tmp_path
     assert left.exists()
     (tmp_path / ".wherry-out.0123abcd.journal").write_text("{}")
     (tmp_path / ".wherry-out.0123abcd-89abcdef").mkdir()
-    (tmp_path / ".wherry-out2.0123abcd.journal").write_text("theirs")
+    (tmp_path / ".wherry-out2.0123abcd.journal").write_text("foreign")
     (tmp_path / ".wherry-out2.0123abcd-89abcdef").mkdir()
     assert wherry.convert(model, tmp_path / "out", to="orbax").already
-    theirs = [".wherry-out2.0123abcd-89abcdef", ".wherry-out2.0123abcd.journal"]
-    assert sorted(os.listdir(tmp_path)) == [*theirs, "model.npz", "out"]
+    foreign = [".wherry-out2.0123abcd-89abcdef", ".wherry-out2.0123abcd.journal"]
+    assert sorted(os.listdir(tmp_path)) == [*foreign, "model.npz", "out"]
 
 
 def descriptors():

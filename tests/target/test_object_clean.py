@@ -126,7 +126,7 @@ def test_a_committed_target_keeps_its_objects(source, target, monkeypatch):
 
 
 def test_objects_of_others_in_the_folder_are_left(killed):
-    locate(killed).join("notes.txt").put(b"mine")
+    locate(killed).join("notes.txt").put(b"notes")
     clean(root(killed), min_age=0)
     assert [entry.name for entry in locate(killed).walk()] == ["notes.txt"]
 
@@ -140,8 +140,8 @@ def test_an_upload_without_anything_else_is_named_and_aborted(target):
 
 
 @pytest.fixture
-def told_little(monkeypatch):
-    """A store that tells of uploads when they were begun, not by whom, as S3 does."""
+def anonymous_uploads(monkeypatch):
+    """A function that makes a store report when its uploads were begun, but not by whom, as S3 does."""
     real = MemoryStore.uploads
 
     def begin(days):
@@ -157,34 +157,34 @@ def told_little(monkeypatch):
     return begin
 
 
-def test_an_upload_that_another_program_may_have_begun_is_left_for_a_week(target, told_little):
+def test_an_upload_that_another_program_may_have_begun_is_left_for_a_week(target, anonymous_uploads):
     place = locate(target)
     place.store.begin(place.path, "not ours")
-    told_little(days=6)
+    anonymous_uploads(days=6)
     (report,) = clean(root(target))
     assert (report.uri, report.removed) == (place.uri, False)
     assert "perhaps by another program" in report.reason
     assert uploads_below(target)
-    told_little(days=8)
+    anonymous_uploads(days=8)
     (report,) = clean(root(target))
     assert report.removed
     assert uploads_below(target) == []
 
 
-def test_an_upload_to_a_staging_object_is_of_nobody_else(target, told_little):
+def test_an_upload_to_a_staging_object_is_of_nobody_else(target, anonymous_uploads):
     """Its beginning was late: its run had ended, and had looked for uploads, before the store got the request."""
     place = locate(target)
     store = place.store
     store.begin(place.parent.join(".wherry-out.0123abcd/wherry.json").path, "run")
     other = store.begin(place.path, "perhaps of another program")
-    told_little(days=0)
+    anonymous_uploads(days=0)
     (report,) = clean(root(target))
     assert (report.uri, report.removed) == (place.uri, True)
     assert [one.key for one in store.uploads(place.parent.path)] == [other.key]
 
 
-def test_an_upload_beside_what_else_a_run_left_is_its_own(killed, told_little):
-    told_little(days=-1)
+def test_an_upload_with_other_leftovers_of_a_run_is_its_own(killed, anonymous_uploads):
+    anonymous_uploads(days=-1)
     (report,) = clean(root(killed), min_age=0.001)
     assert report.removed
     assert uploads_below(killed) == []
@@ -209,7 +209,7 @@ def ended_process():
 
 
 def left_lease(target, owner):
-    """A lease beside a target that its owner did not release."""
+    """A lease next to a target that its owner did not release."""
     place = locate(target)
     lease = place.parent.join(f".wherry-{place.name}.lease")
     text = json.dumps({"schema": 1, **owner.to_json(), "beat": 0}).encode()

@@ -73,9 +73,9 @@ def test_an_upload_whose_answer_was_lost_is_aborted_in_the_end(target, monkeypat
     assert target.exists() == (end == "commit")
 
 
-def test_a_store_that_knows_uploads_by_our_names_is_not_asked_for_them_in_the_end(target, monkeypatch):
+def test_a_commit_lists_no_uploads_of_a_store_that_knows_them_by_our_names(target, monkeypatch):
     with staging(target, "aaaaaaaa") as run:
-        monkeypatch.setattr(MemoryStore, "uploads", lambda *_: pytest.fail("it was asked"))
+        monkeypatch.setattr(MemoryStore, "uploads", lambda *_: pytest.fail("it listed uploads"))
         run.run.put(target.join("COMMIT").path, b"done")
         run.commit()
 

@@ -164,7 +164,7 @@ def test_the_area_of_a_job_is_left_to_its_workers(tmp_path):
     assert area.exists()
 
 
-def test_a_temporary_folder_has_no_owner_that_can_be_asked(tmp_path):
+def test_a_temporary_folder_has_no_owner_that_can_be_checked(tmp_path):
     (tmp_path / ".wherry-audit-abcdefgh").mkdir()
     assert [row.reason for row in clean(tmp_path)] == ["changed within the hour; may be in use"]
     assert [row.reason for row in clean(tmp_path, min_age=0)] == ["stale"]

@@ -131,7 +131,7 @@ def test_a_file_is_refused_where_a_commit_that_is_killed_leaves_it_empty(tmp_pat
     assert os.listdir(tmp_path) == []
 
 
-def test_the_area_of_a_run_that_was_killed_before_it_asked_is_refused_too(tmp_path, monkeypatch):
+def test_the_area_of_a_run_that_was_killed_before_its_check_is_refused_too(tmp_path, monkeypatch):
     with pytest.raises(Cancelled), FileStaging(locate(tmp_path / "out"), ID) as area:
         Path(area.location.path).write_text("data")
         raise Cancelled
@@ -197,14 +197,14 @@ def test_commit_never_overwrites(tmp_path, kind, file_system):
         staged = Path(area.location.path)
         staged.mkdir() if kind == "folder" else staged.write_text("new")
         target.mkdir() if kind == "folder" else target.write_text("old")
-        (target / "theirs" if kind == "folder" else target).write_text("old")
+        (target / "previous" if kind == "folder" else target).write_text("old")
         with pytest.raises(TargetExistsError):
             area.commit(sidecar=b"{}" if kind == "file" else None)
     assert os.listdir(tmp_path) == ["out"]
-    assert (target / "theirs" if kind == "folder" else target).read_text() == "old"
+    assert (target / "previous" if kind == "folder" else target).read_text() == "old"
 
 
-def test_single_file_gets_its_sidecar_beside_it(tmp_path):
+def test_single_file_gets_its_sidecar_next_to_it(tmp_path):
     with FileStaging(locate(tmp_path / "m.safetensors"), ID) as area:
         Path(area.location.path).write_text("data")
         area.commit(sidecar=b"{}")
@@ -244,7 +244,7 @@ def test_staged_files_are_put_whole_with_the_commit_member_last(monkeypatch):
             area.commit()
 
 
-def test_a_store_that_cannot_be_asked_leaves_no_temporary_folder(tmp_path, monkeypatch):
+def test_a_store_that_cannot_be_reached_leaves_no_temporary_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("WHERRY_HOME", str(tmp_path / "home"))
     with pytest.raises(WherryError), open_staging(locate("hf://nobody"), ID, {}, (), 0):

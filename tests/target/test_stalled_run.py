@@ -63,7 +63,7 @@ def test_it_removes_no_object_and_no_upload_of_its_successor(opened, store, targ
 
 
 def test_it_removes_no_object_that_its_successor_adopts(opened, store, target):
-    """One whose checksums nobody has noted, or that is whole beside its upload: a run looks at both as it opens."""
+    """One whose checksums nobody has noted, or that is whole besides its upload: a run looks at both as it opens."""
     path = target.join("data").path
     found = store.put_object(path, b"whole", "former")
     upload = store.begin(path, "former")
@@ -78,12 +78,12 @@ def test_it_removes_no_object_that_its_successor_adopts(opened, store, target):
 
 
 def test_it_removes_no_sidecar_of_its_successor(opened, store, target):
-    beside = target.parent.join("out.wherry.json").path
-    store.put_object(beside, b"{}", "next")
+    sidecar = target.parent.join("out.wherry.json").path
+    store.put_object(sidecar, b"{}", "next")
     stall(opened, store)
     with pytest.raises(TargetInUseError):
         opened._drop_sidecar()
-    assert store.head(beside).run == "next"
+    assert store.head(sidecar).run == "next"
 
 
 def test_it_puts_no_object(opened, store, target):
@@ -95,9 +95,9 @@ def test_it_puts_no_object(opened, store, target):
     assert store.head(target.join("data").path) is None
 
 
-def test_a_lease_that_was_renewed_is_not_asked_for(target, monkeypatch):
+def test_a_lease_that_was_renewed_is_not_looked_up(target, monkeypatch):
     with lease_of(target) as lease:
-        monkeypatch.setattr(MemoryStore, "head", lambda *_: pytest.fail("it was asked for"))
+        monkeypatch.setattr(MemoryStore, "head", lambda *_: pytest.fail("it was looked up"))
         lease.require_fresh()
         monkeypatch.undo()
 

@@ -1,4 +1,4 @@
-"""Opening an area while others are at work beside it: what vanishes is gone, what fails leaves no trace."""
+"""Opening an area while others are at work around it: what vanishes is gone, what fails leaves no trace."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ STATES = {
 MODELS = {
     "tricky modules of torch": ({f"{name}.{leaf}": W for name in TRICKY for leaf in ("weight", "bias")}, 22),
     "tricky modules below model": ({f"model.{name}.weight": W for name in TRICKY}, 11),
-    "tricky modules beside an optimizer": (
+    "tricky modules next to an optimizer": (
         {"model": {f"{name}.weight": W for name in TRICKY}, "optimizer": TORCH_ADAM},
         11,
     ),

@@ -84,7 +84,7 @@ def test_bytes_that_are_written_after_the_end_was_declared_are_in_the_object(pla
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_what_threads_append_is_where_they_were_told(place, sending, seed):
+def test_what_threads_append_is_at_the_returned_offsets(place, sending, seed):
     chance, file, found, turn = (
         random.Random(seed),
         GrowingFile(place.path, ROOM, sending),

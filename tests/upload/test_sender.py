@@ -1,4 +1,4 @@
-"""Memory of parts: given in the order in which it was asked for, and exceeded by one part at most."""
+"""Memory of parts: given in the order in which it was requested, and exceeded by one part at most."""
 
 import threading
 import time
@@ -47,11 +47,11 @@ def test_who_waits_for_memory_is_not_overtaken(sender, asking):
 
 
 def test_the_memory_is_exceeded_only_while_nothing_is_sent_and_nothing_can_be_put_aside(sender):
-    asked, relieved, sent = [], threading.Event(), threading.Event()
+    relief_calls, relieved, sent = [], threading.Event(), threading.Event()
     sender.reserve(90)
 
     def relieve():
-        asked.append(1)
+        relief_calls.append(1)
         sender.send(0, lambda: sent.wait(120))  # another thread begins to send meanwhile
         relieved.set()
         return False
@@ -59,7 +59,7 @@ def test_the_memory_is_exceeded_only_while_nothing_is_sent_and_nothing_can_be_pu
     sender.relieve = relieve
     (thread,) = started(1, lambda _number: sender.reserve(20))
     assert relieved.wait(120)
-    assert asked == [1]
+    assert relief_calls == [1]
     assert sender.peak == 90  # it waits for what is sent
     sent.set()
     thread.join(120)

@@ -35,15 +35,15 @@ def convert(source, target, to, **more):
 
 @pytest.mark.parametrize("to", ["hf", "orbax"])
 def test_the_sidecar_appears_when_all_is_proved(source, target, monkeypatch, to):
-    beside, proving = locate(target).join("wherry.json"), UploadRun.prove_small
+    sidecar, proving = locate(target).join("wherry.json"), UploadRun.prove_small
 
     def watching(run):
-        assert not beside.exists()
+        assert not sidecar.exists()
         proving(run)
 
     monkeypatch.setattr(UploadRun, "prove_small", watching)
     convert(source, target, to)
-    assert beside.exists()
+    assert sidecar.exists()
 
 
 @pytest.mark.parametrize("to", ["hf", "orbax", "safetensors"])
@@ -78,7 +78,7 @@ def test_a_run_that_was_killed_between_two_commit_members_is_resumed(target):
     assert [name for name in leftover_names(target) if not name.startswith("out-whole")] == []
 
 
-def beside(target):
+def sidecar_of(target):
     return locate(f"{target}.wherry.json")
 
 
@@ -88,14 +88,14 @@ def killed(source, target):
     with watched(fatal=1, only=("copy_object",)), pytest.raises(Killed):
         convert(source, target, "safetensors")
     release(target)
-    assert beside(target).exists()
+    assert sidecar_of(target).exists()
     return target
 
 
 def test_clean_removes_the_sidecar_of_a_file_that_was_not_committed(killed):
     root = locate(killed).parent.uri
     assert [one.removed for one in clean(root, dry_run=True, min_age=0)] == [False]
-    assert beside(killed).exists()
+    assert sidecar_of(killed).exists()
     assert [one.removed for one in clean(root, min_age=0)] == [True]
     assert leftover_names(killed) == []
 
@@ -104,13 +104,13 @@ def test_clean_leaves_the_sidecar_of_a_file_that_was_committed(source, target, m
     monkeypatch.setattr("wherry.target.object_staging.remove_journal", lambda *_arguments: None)
     convert(source, target, "safetensors")
     assert [one.removed for one in clean(locate(target).parent.uri, min_age=0)] == [True]
-    assert beside(target).exists()
+    assert sidecar_of(target).exists()
 
 
 def test_clean_leaves_a_sidecar_of_somebody_else(killed):
-    beside(killed).put(b"{}")
+    sidecar_of(killed).put(b"{}")
     clean(locate(killed).parent.uri, min_age=0)
-    assert beside(killed).read(0, 9) == b"{}"
+    assert sidecar_of(killed).read(0, 9) == b"{}"
 
 
 def test_another_conversion_removes_the_sidecar_of_a_killed_one(source, killed):

@@ -134,11 +134,11 @@ def test_parts_of_an_earlier_run_are_not_sent_again(place, sending):
 def test_an_object_of_somebody_else_is_not_replaced(place, sending):
     file = UploadedFile(place.path, SIZE, sending)
     file.write(0, memoryview(bytes(SIZE - 1)))
-    place.put(b"mine")
+    place.put(b"other")
     file.complete()
     with pytest.raises(TargetExistsError):
         sending.sender.drain()
-    assert place.read(0, 9) == b"mine"
+    assert place.read(0, 9) == b"other"
 
 
 def test_no_more_is_held_than_the_budget_while_parts_are_sent(place, sending, monkeypatch):

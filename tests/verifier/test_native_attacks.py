@@ -1,10 +1,10 @@
-"""Every loader of the native level under attack: nothing that lies in or beside a checkpoint ever runs.
+"""Every loader of the native level under attack: nothing in a checkpoint or next to it ever runs.
 
 For each loader: modules with the names of libraries lie where the caller stands; a payload takes the place of what is
 read, before wherry looks at it, and between its look and the library's. It may be refused or read as data; the marker
 that each payload makes must not be there. A loader without an attack fails here.
 
-Children are real ones where modules lie beside the checkpoint, once for each loader. Where a payload is in the
+Children are real ones where modules are next to the checkpoint, once for each loader. Where a payload is in the
 checkpoint, they are forked from processes that have imported the library, for the import takes ten times as long as
 the attack. A config that names code, which asks for the library's cache too, gets a real child where it comes after
 our look, and a forked one elsewhere.
@@ -130,7 +130,7 @@ def checkpoint(request, samples_by_format, tmp_path, monkeypatch, marker):
 
 @pytest.fixture
 def forked_unless_code(request, attack):
-    """A config that names code meets a whole child: its imports, its cache and what lies beside it."""
+    """A config that names code meets a whole child: its imports, its cache and what is next to it."""
     if attack not in ("code", "architecture"):
         request.getfixturevalue("forked_loaders")
 
@@ -185,7 +185,7 @@ def test_a_forked_child_passes_a_sound_model(name, level, checkpoint, marker):
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_modules_beside_a_checkpoint_are_not_imported(name, checkpoint, marker, monkeypatch, request):
+def test_modules_next_to_a_checkpoint_are_not_imported(name, checkpoint, marker, monkeypatch, request):
     """With a real child for the first format of each loader: the others differ in what happens before it."""
     first = next(other for other in ATTACKS if LOADERS[other].function == LOADERS[name].function)
     if name != first:
@@ -308,7 +308,7 @@ def test_a_loader_without_end_or_measure_is_stopped(function, tmp_path, monkeypa
         assert gone([int(word) for word in Path(f"{target}.pids").read_text().split()])
 
 
-def test_libraries_are_told_to_fetch_nothing(monkeypatch):
+def test_libraries_are_set_to_fetch_nothing(monkeypatch):
     from wherry.verifier import native
 
     given = {}

@@ -22,7 +22,7 @@ THREADS = ("thread", "earlier thread", "process")
 # What Landlock refuses; the rest is refused by seccomp, some by both.
 OF_FILES = (
     *("read another file", "list another folder", "write to another file", "truncate another file", "make a file"),
-    *("make a folder", "make a link", "move a file", "write to the checkpoint", "write beside the checkpoint"),
+    *("make a folder", "make a link", "move a file", "write to the checkpoint", "write next to the checkpoint"),
     *("read the environment of the caller", "signal the caller"),
 )  # fmt: skip
 VERSIONS = {"signal the caller": 6, "truncate another file": 3}  # of Landlock; others are of the first

@@ -59,7 +59,7 @@ def test_files_in_folders_of_arrays_are_named_too(source, tmp_path, to):
     wherry.convert(source, tmp_path / "out", to=to, ignore=("companions",) if to == "npz" else ())
     assert wherry.verify(tmp_path / "out").ok
     if to == "npz":
-        (tmp_path / "beside.py").write_text("a file has no folder of its own")
+        (tmp_path / "sibling.py").write_text("a file has no folder of its own")
         assert wherry.verify(tmp_path / "out").ok
         return
     (tmp_path / "out" / "code" / "run.py").parent.mkdir()

@@ -20,7 +20,7 @@ def contents(folder):
 
 
 def test_a_foreign_checkpoint_can_be_verified_and_fetched_afterwards(tmp_path):
-    folder = model_folder(tmp_path / "theirs")
+    folder = model_folder(tmp_path / "foreign")
     before = contents(folder)
     with pytest.raises(NotFoundError, match="no digests are recorded"):
         wherry.fetch(folder, tmp_path / "copy")
@@ -42,14 +42,14 @@ def test_a_foreign_checkpoint_can_be_verified_and_fetched_afterwards(tmp_path):
 
 
 def test_it_is_the_node_that_a_conversion_names(tmp_path):
-    folder = model_folder(tmp_path / "theirs")
+    folder = model_folder(tmp_path / "foreign")
     made = wherry.convert(folder, tmp_path / "o", to="orbax")
     wherry.inspect(folder, write=True)
     assert read_sidecar(locate(folder)).checkpoint.checkpoint_digest == made.source.checkpoint_digest
 
 
 def test_a_record_is_never_replaced(tmp_path):
-    folder = model_folder(tmp_path / "theirs")
+    folder = model_folder(tmp_path / "foreign")
     line = ["inspect", str(folder), "--digest", "--write", "--json"]
     done = CliRunner().invoke(cli, line)
     assert all(row["digest"] for row in json.loads(done.stdout)["tensors"])
@@ -61,8 +61,8 @@ def test_a_record_is_never_replaced(tmp_path):
     assert (folder / "wherry.json").read_bytes() == record
 
 
-def test_beside_a_single_file(tmp_path):
-    file = model_folder(tmp_path / "theirs") / "model.safetensors"
+def test_the_record_of_a_single_file_is_next_to_it(tmp_path):
+    file = model_folder(tmp_path / "foreign") / "model.safetensors"
     file = file.rename(tmp_path / "one.safetensors")
     wherry.inspect(file, write=True)
     assert (tmp_path / "one.safetensors.wherry.json").exists()

@@ -22,7 +22,7 @@ from wherry.watch.metrics import measure
 @pytest.fixture
 def noted(tmp_path):
     """A file of another tool that was read once, with its outcome in the ledger."""
-    file = tmp_path / "theirs.safetensors"
+    file = tmp_path / "foreign.safetensors"
     save_file({"w": np.arange(64, dtype="f4")}, file)
     return wherry.verify(file, level="digest", record=True)
 
@@ -48,9 +48,9 @@ def test_a_policy_does_not_take_it_for_a_verification(noted):
     wherry.inspect(noted.uri, write=True)
     gates = {"level": "present", "recorded": ["digest"]}
     with pytest.raises(MismatchError, match="recorded: required digest, found read, but not proved"):
-        wherry.promote(noted.uri, model="theirs", policy=gates, level="present")
+        wherry.promote(noted.uri, model="foreign", policy=gates, level="present")
     assert wherry.verify(noted.uri, level="digest", record=True).ok
-    assert wherry.promote(noted.uri, model="theirs", policy=gates, level="digest").version == "1"
+    assert wherry.promote(noted.uri, model="foreign", policy=gates, level="digest").version == "1"
 
 
 def test_a_promotion_refuses_a_checkpoint_whose_record_vanishes(noted, monkeypatch):
@@ -64,7 +64,7 @@ def test_a_promotion_refuses_a_checkpoint_whose_record_vanishes(noted, monkeypat
         wherry.promote(noted.uri, model="vanishing")
 
 
-def test_no_failure_is_counted_or_told(noted):
+def test_no_failure_is_counted_or_reported(noted):
     rows = [one for one in measure([]) if one.name == "wherry_failures_total"]
     assert {one.value for one in rows} == {0}
     with open_ledger() as ledger:

@@ -48,7 +48,7 @@ def test_another_checkpoint_with_a_fitting_sidecar_is_altered(recorded, capfd, t
 
 
 def test_every_verb_that_reads_the_ledger_says_the_same_on_both(postgres, tmp_path, capfd, monkeypatch):
-    told = {}
+    results = {}
     for name, ledger in (
         ("sqlite", f"sqlite:///{tmp_path / 'ledger.db'}"),
         ("postgresql", new_database(postgres, "verbs")),
@@ -63,8 +63,8 @@ def test_every_verb_that_reads_the_ledger_says_the_same_on_both(postgres, tmp_pa
             "lineage HOME/out --json", "lineage --stale --json", "audit --json", "du HOME/out --json",
             "ledger check",
         )  # fmt: skip
-        told[name] = [(line, *_without_times(typed(line, folder, capfd))) for line in lines]
-    for at_sqlite, at_postgres in zip(told["sqlite"], told["postgresql"], strict=True):
+        results[name] = [(line, *_without_times(typed(line, folder, capfd))) for line in lines]
+    for at_sqlite, at_postgres in zip(results["sqlite"], results["postgresql"], strict=True):
         assert at_sqlite == at_postgres
 
 

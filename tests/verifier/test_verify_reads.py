@@ -30,8 +30,8 @@ TENSORS = {"w": np.arange(4096, dtype="f4"), "b": np.ones(3, "f4")}
 @pytest.fixture
 def foreign(tmp_path):
     """A file that wherry neither wrote nor saw."""
-    save_file(TENSORS, tmp_path / "theirs.safetensors")
-    return tmp_path / "theirs.safetensors"
+    save_file(TENSORS, tmp_path / "foreign.safetensors")
+    return tmp_path / "foreign.safetensors"
 
 
 def run(*words):
@@ -48,9 +48,9 @@ def test_what_nobody_recorded_is_read_and_proves_nothing(foreign):
     assert (found.verdict, found.ok, found.exit_code) == ("read", False, 0)
     assert found.nbytes == sum(array.nbytes for array in TENSORS.values())
     known = wherry.inspect(foreign, digest=True).manifest.digests
-    told = found.to_json()
-    assert told["digests"] == {path: known[path,] for path in TENSORS}
-    assert told["ledger"] == "unknown place"
+    report = found.to_json()
+    assert report["digests"] == {path: known[path,] for path in TENSORS}
+    assert report["ledger"] == "unknown place"
     assert seen().places == {}, "nothing is recorded unless that is requested"
 
 
@@ -61,8 +61,8 @@ def test_the_command_prints_the_digests_and_how_to_record_them(foreign):
     digests = wherry.inspect(foreign, digest=True).manifest.digests
     assert all(f"{digest}  {path[0]}" in done.output for path, digest in digests.items())
     assert f"wherry verify {foreign} --level digest --record" in done.output
-    told = json.loads(run("verify", foreign, "--level", "digest", "--json").output)
-    assert (told["verdict"], set(told["digests"])) == ("read", set(TENSORS))
+    report = json.loads(run("verify", foreign, "--level", "digest", "--json").output)
+    assert (report["verdict"], set(report["digests"])) == ("read", set(TENSORS))
 
 
 def test_a_checksum_of_the_container_is_compared_though_nothing_is_recorded(tmp_path):
@@ -114,8 +114,8 @@ def test_an_altered_source_that_only_the_ledger_knows_says_how_to_name_its_tenso
         assert len([one for one in rows if one.path]) == 1
 
 
-def test_a_companion_that_was_exchanged_is_told_from_the_tensors(tmp_path):
-    folder = model_folder(tmp_path / "theirs")
+def test_a_changed_companion_is_distinguished_from_changed_tensors(tmp_path):
+    folder = model_folder(tmp_path / "foreign")
     wherry.verify(folder, level="digest", record=True)
     (folder / "tokenizer.json").write_text('{"other": 1}')
     [failure] = wherry.verify(folder, level="digest").failed
@@ -162,9 +162,9 @@ def test_a_change_that_was_intended_is_recorded_by_the_cure_that_is_printed(fore
     out = tmp_path / "out"
     wherry.convert(foreign, out, to="hf", family="none")
     rewritten(out)
-    told = run("verify", out, "--level", "digest")
-    assert told.exit_code == 9
-    cure = next(line for line in told.output.splitlines() if "if the change was intended: " in line)
+    done = run("verify", out, "--level", "digest")
+    assert done.exit_code == 9
+    cure = next(line for line in done.output.splitlines() if "if the change was intended: " in line)
     for command in cure.partition(": ")[2].split("; "):
         assert run(*command.split()[1:]).exit_code == 0
     assert wherry.verify(out, level="digest").verdict == "ok"
@@ -219,8 +219,8 @@ def test_a_checkpoint_that_was_deleted_there_is_not_expected_any_more(foreign, t
 
 
 def test_the_level_present_records_only_what_is_known(foreign, tmp_path):
-    told = wherry.verify(foreign, record=True)
-    assert (told.verdict, told.lineage) == (
+    found = wherry.verify(foreign, record=True)
+    assert (found.verdict, found.lineage) == (
         "ok",
         "not recorded: no record names it; level digest computes its digests",
     )

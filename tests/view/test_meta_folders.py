@@ -48,7 +48,7 @@ def test_the_cure_leads_to_the_model(source, name, config, folder, tmp_path):
         24,
     )
     (folder / "params.json").write_text(json.dumps(PARAMS))
-    wherry.convert(folder, tmp_path / "beside", to="huggingface", lineage=False)
+    wherry.convert(folder, tmp_path / "with-params", to="huggingface", lineage=False)
     for path in ("model.layers.2.self_attn.q_proj.weight", "lm_head.weight"):
-        with wherry.open(tmp_path / "out") as one, wherry.open(tmp_path / "beside") as other:
+        with wherry.open(tmp_path / "out") as one, wherry.open(tmp_path / "with-params") as other:
             np.testing.assert_array_equal(one.read(path), other.read(path))

@@ -50,6 +50,6 @@ def test_every_fact_that_changes_outputs_has_a_place_in_every_system():
 
 
 def test_a_family_of_a_user_is_not_judged(tmp_path):
-    (tmp_path / "mine.toml").write_text('extends = "mistral"\nabout = "mine"\n')
-    found = json.loads(shown("--family-file", str(tmp_path / "mine.toml"), "--json"))
+    (tmp_path / "own.toml").write_text('extends = "mistral"\nabout = "a family of the user"\n')
+    found = json.loads(shown("--family-file", str(tmp_path / "own.toml"), "--json"))
     assert {text for ways in found["judged"].values() for text in ways.values()} == {"not judged"}

@@ -59,8 +59,8 @@ def test_paxml_to_maxtext_is_what_maxtext_s_converter_made(case, form, tmp_path)
     assert hashes(tmp_path / "maxtext") == wanted_hashes(GPT3)
     carry(tmp_path / "maxtext", tmp_path / "back", "paxml", options=form)
     assert hashes(tmp_path / "back") == wanted_hashes(case)
-    carry(place(GPT3), tmp_path / "theirs", "paxml", options=form)
-    assert hashes(tmp_path / "theirs") == wanted_hashes(case)
+    carry(place(GPT3), tmp_path / "from-converter", "paxml", options=form)
+    assert hashes(tmp_path / "from-converter") == wanted_hashes(case)
 
 
 @needs_corpus
@@ -69,10 +69,10 @@ def test_paxml_to_maxtext_in_the_form_that_a_run_asks_for(tmp_path):
     carry(
         place("paxml-gpt3-l3-v11-gda-zarr"), tmp_path / "apart", "maxtext", options={"scan_layers": "false"}
     )
-    with wherry.open(tmp_path / "apart") as made, wherry.open(place(GPT3)) as theirs:
+    with wherry.open(tmp_path / "apart") as made, wherry.open(place(GPT3)) as converted:
         for moment in ((), ("opt_state", "mu"), ("opt_state", "nu")):
             root = (*moment, "params") if moment else ("params", "params")
-            stack = theirs.read((*root, "decoder", "layers", "mlp", "wi", "kernel"))
+            stack = converted.read((*root, "decoder", "layers", "mlp", "wi", "kernel"))
             for layer in range(3):
                 one = made.read((*root, "decoder", f"layers_{layer}", "mlp", "wi", "kernel"))
                 np.testing.assert_array_equal(one, stack[:, layer])

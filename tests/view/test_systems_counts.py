@@ -71,10 +71,12 @@ def refused(folder, kind, *words, to="maxtext"):
 def test_layers_and_experts_are_as_many_as_the_config_says(label, attribute, word, to, made):
     folder, tensors = made(label)
     count = json.loads((folder / "config.json").read_text())[attribute]
-    told = "num_experts or num_local_experts" if label == "qwen3-moe" else attribute
+    attributes = "num_experts or num_local_experts" if label == "qwen3-moe" else attribute
     assert wherry.plan(folder, folder.parent / "out", to=to).tensors
     put(folder, tensors, **{attribute: count + 1})
-    refused(folder, IncompleteError, f"missing index {count}", word, f"config.json ({told}) implies", to=to)
+    refused(
+        folder, IncompleteError, f"missing index {count}", word, f"config.json ({attributes}) implies", to=to
+    )
     put(folder, tensors, **{attribute: count - 1})
     refused(folder, UnrepresentableError, word, f"states {count - 1}", f"have index {count - 1}", to=to)
 

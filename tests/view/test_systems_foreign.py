@@ -65,10 +65,10 @@ def t5(tmp_path_factory):
     return save_tiny(tmp_path_factory.mktemp("t5") / "hf", "t5")
 
 
-def refused(source, target, to, *words, **asked):
+def refused(source, target, to, *words, **keywords):
     """The refusal of the plan; it names the families that the target's system has, and a cure that works."""
     with pytest.raises(UnrepresentableError) as caught:
-        wherry.plan(source, target, to=to, **asked)
+        wherry.plan(source, target, to=to, **keywords)
     for word in words:
         assert re.search(rf"\b{re.escape(word)}(?!\w)", caught.value.what), caught.value.what
     assert "--to orbax" in caught.value.cure

@@ -52,14 +52,14 @@ def spoil(model, *, config=None, tensors=None, drop=()):
     (model / SAID).write_text(json.dumps({**CONFIG, **(config or {})}))
 
 
-def refused(source, to, kind, *words, **asked):
-    """The error, from the plan and from the conversion; nothing lies beside the source that did not before."""
+def refused(source, to, kind, *words, **keywords):
+    """The error, from the plan and from the conversion; neither leaves a file next to the source."""
     target = source.parent / "out"
     before = sorted(os.listdir(source.parent))
     with pytest.raises(kind) as planned:
-        wherry.plan(source, target, to=to, **asked)
+        wherry.plan(source, target, to=to, **keywords)
     with pytest.raises(kind) as caught:
-        wherry.convert(source, target, to=to, lineage=False, **asked)
+        wherry.convert(source, target, to=to, lineage=False, **keywords)
     assert str(planned.value) == str(caught.value)
     said = caught.value.for_shell()
     assert all(word in said for word in words), said
@@ -98,7 +98,7 @@ def test_a_source_that_contradicts_itself(what, to, model):
     refused(model, to, kind, *words)
 
 
-def test_what_is_asked_for(model, tmp_path):
+def test_requests_that_cannot_be_fulfilled(model, tmp_path):
     refused(
         model,
         "maxtext",
@@ -187,7 +187,7 @@ def test_a_maxtext_checkpoint_does_not_say_how_its_rotary_positions_lie(tmp_path
         ("torch-zip-fair-llama", LayoutRequest(family="llama"), AmbiguousError, ["group", "--config"]),
     ],
 )
-def test_what_no_file_says_is_asked_for(case, layout, kind, words, tmp_path):
+def test_what_no_file_states_the_user_must_state(case, layout, kind, words, tmp_path):
     source = tmp_path / place(case).name
     (shutil.copytree if place(case).is_dir() else shutil.copy)(place(case), source)
     refused(source, "huggingface", kind, *words, layout=layout)
@@ -214,7 +214,7 @@ def sizes(case):
 )
 @pytest.mark.parametrize("options", [{}, {"scan_layers": "false"}])
 def test_a_quarter_of_a_checkpoint_is_refused_in_words(case, words, options, tmp_path):
-    """Where each host wrote to a disk of its own, the copy of one is no checkpoint, whatever is asked of it."""
+    """Where each host wrote to a disk of its own, the copy of one disk is no checkpoint, whatever the options are."""
     shutil.copytree(place(case), tmp_path / "0")
     refused(tmp_path / "0", "maxtext", IncompleteError, *words, "own disk", options=options)
 
@@ -260,14 +260,14 @@ def cli(*words, cwd):
 )
 def test_exit_codes(change, code, word, model):
     spoil(model, **change)
-    told, said = cli("convert", "hf", "out", "--to", "maxtext", cwd=model.parent)
-    assert (told, word in said, "cure" in said.lower()) == (code, True, True), said
+    status, said = cli("convert", "hf", "out", "--to", "maxtext", cwd=model.parent)
+    assert (status, word in said, "cure" in said.lower()) == (code, True, True), said
     assert sorted(os.listdir(model.parent)) == ["hf"]
 
 
 def test_unknown_options_on_the_command_line(model):
-    told, said = cli("plan", "hf", "out", "--to", "maxtext", "--set", "scan_layer=true", cwd=model.parent)
-    assert told == 2
+    status, said = cli("plan", "hf", "out", "--to", "maxtext", "--set", "scan_layer=true", cwd=model.parent)
+    assert status == 2
     assert "scan_layer" in said
 
 
@@ -278,19 +278,19 @@ def test_a_family_of_the_user_s_own(model, tmp_path):
         tensors={"output.weight": load_file(model / WEIGHTS)["lm_head.weight"]},
         drop=["lm_head.weight"],
     )
-    mine = tmp_path / "mine.toml"
-    mine.write_text(
-        'extends = "llama"\nname = "mine"\nabout = "ours"\n'
+    declared = tmp_path / "own.toml"
+    declared.write_text(
+        'extends = "llama"\nname = "own"\nabout = "of a user"\n'
         '[systems.huggingface.layouts]\nhead = ["output.weight", "vocab embed"]\n'
     )
     refused(model, "maxtext", UnrepresentableError, "output.weight", "--family-file")
-    layout = LayoutRequest(family_file=str(mine))
+    layout = LayoutRequest(family_file=str(declared))
     wherry.convert(model, tmp_path / "there", to="maxtext", layout=layout, lineage=False)
     prove = {"level": "roundtrip", "against": model}
-    with pytest.raises(UsageError, match="family 'mine' was declared in a family file"):
+    with pytest.raises(UsageError, match="family 'own' was declared in a family file"):
         wherry.verify(tmp_path / "there", **prove)
-    assert wherry.verify(tmp_path / "there", **prove, family_file=str(mine)).ok
-    refused(tmp_path / "there", "huggingface", UsageError, "family 'mine'", "--family-file")
+    assert wherry.verify(tmp_path / "there", **prove, family_file=str(declared)).ok
+    refused(tmp_path / "there", "huggingface", UsageError, "family 'own'", "--family-file")
     wherry.convert(tmp_path / "there", tmp_path / "tree", to="orbax", lineage=False)
     wherry.convert(tmp_path / "there", tmp_path / "back", to="huggingface", layout=layout, lineage=False)
     assert load_file(tmp_path / "back" / WEIGHTS).keys() == load_file(model / WEIGHTS).keys()

@@ -1,4 +1,4 @@
-"""Models with images: what stands beside the text model keeps its names, and is never left behind unasked."""
+"""Models with images: tensors outside the text model keep their names, and are left out only on request."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _GEMMA4_EYE = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 
 # The tower of Llama 4 folds four patches into one, and gives its projector what it has.
 _LLAMA4_EYE = {**_EYE, "intermediate_size": 64, "vision_output_dim": 8, "projector_input_dim": 8, "image_size": 8,
                "patch_size": 4, "projector_output_dim": 8, "pixel_shuffle_ratio": 0.5}  # fmt: skip
-# Class → the arguments of its config, and how the names of what stands beside the text model begin.
+# Class → the arguments of its config, and how the names of the tensors outside the text model begin.
 CLASSES = {
     "Gemma3": ({"text_config": MODELS["gemma3"].settings, "vision_config": _EYE, "mm_tokens_per_image": 4},
                ("vision_tower.", "multi_modal_projector.")),
@@ -78,7 +78,7 @@ def tensors(folder: Path) -> dict[str, np.ndarray]:
         return {"/".join(path): checkpoint.read(path) for path in checkpoint.manifest.tensors}
 
 
-def beside(found: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
+def outside_text(found: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
     return {key: one for key, one in found.items() if key.startswith(CLASSES[name][1])}
 
 
@@ -102,13 +102,13 @@ def test_a_layout_within_the_system_carries_the_towers(text, tmp_path):
     wherry.convert(source, tmp_path / "out", to="huggingface", layout=layout, lineage=False)
     wanted, found = tensors(source), tensors(tmp_path / "out")
     assert found.keys() == wanted.keys()
-    assert len(beside(wanted, name)) > 15
-    require_same(beside(found, name), beside(wanted, name))
-    assert {found[key].dtype.name for key in found.keys() - beside(found, name).keys()} == {"bfloat16"}
+    assert len(outside_text(wanted, name)) > 15
+    require_same(outside_text(found, name), outside_text(wanted, name))
+    assert {found[key].dtype.name for key in found.keys() - outside_text(found, name).keys()} == {"bfloat16"}
     logits(tmp_path / "out")
 
 
-def test_a_system_without_towers_does_not_get_the_text_model_unasked(text, tmp_path):
+def test_a_system_without_towers_gets_the_text_model_only_on_request(text, tmp_path):
     with pytest.raises(UnrepresentableError, match=r"left out: .*\d+ vision tower weights") as caught:
         wherry.convert(text[0], tmp_path / "out", to="maxtext", lineage=False)
     assert "--ignore others" in caught.value.cure
@@ -120,7 +120,7 @@ def test_maxtext_computes_from_the_text_model_what_transformers_computed(text, t
     (source, name), target = text, tmp_path / "out"
     plan = wherry.plan(source, target, to="maxtext", ignore=["others"])
     left = {one.name for one in plan.ignored if one.weights}
-    assert left == beside(tensors(source), name).keys()
+    assert left == outside_text(tensors(source), name).keys()
     wherry.convert(source, target, to="maxtext", ignore=["others"], lineage=False)
     config = yaml.safe_load((target / "items" / "assets" / "maxtext_config.yml").read_text())
     leaves = leaves_of(files.arrays("maxtext", target), config)

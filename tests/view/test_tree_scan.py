@@ -106,15 +106,15 @@ def test_a_conversion_is_proved_and_undone(tmp_path):
     together = {"scan": "layers_{layers} -> layers:0", "boxed": "true"}
     wherry.convert(tmp_path / "u", tmp_path / "s", to="orbax", options=together, lineage=False)
     assert wherry.verify(tmp_path / "s", against=tmp_path / "u").ok
-    with wherry.open(tmp_path / "s") as ours, wherry.open(boxed_case()) as theirs:
-        assert set(ours.manifest.tensors) == set(theirs.manifest.tensors)
-        for path in theirs.manifest.tensors:
-            np.testing.assert_array_equal(ours.read(path), theirs.read(path))
-        assert (ours.manifest.lists, ours.manifest.empties) == (
-            theirs.manifest.lists,
-            theirs.manifest.empties,
+    with wherry.open(tmp_path / "s") as stacked, wherry.open(boxed_case()) as wanted:
+        assert set(stacked.manifest.tensors) == set(wanted.manifest.tensors)
+        for path in wanted.manifest.tensors:
+            np.testing.assert_array_equal(stacked.read(path), wanted.read(path))
+        assert (stacked.manifest.lists, stacked.manifest.empties) == (
+            wanted.manifest.lists,
+            wanted.manifest.empties,
         )
-        kernel = ours.manifest.tensors["params", "layers", "wi", "kernel", "value"]
+        kernel = stacked.manifest.tensors["params", "layers", "wi", "kernel", "value"]
         assert kernel.axes == ("layers", "embed", "mlp")
     other = {"scan": "layers_{layers} -> layers:1"}
     wherry.convert(tmp_path / "u", tmp_path / "o", to="orbax", options=other, lineage=False)

@@ -60,8 +60,8 @@ def test_whatever_the_groups_the_result_is_the_same(stacks, tmp_path, monkeypatc
     monkeypatch.setattr(view_pass, "GROUP_BYTES", limit)
     monkeypatch.setattr(view_pass, "groups", lambda needs, sizes: groups(needs, sizes, limit))
     source, tree = stacks
-    asked = {"scan": "layers_{layers} -> layers:0", "join": "."}
-    done = wherry.convert(source, tmp_path / "out.safetensors", to="safetensors", options=asked)
+    options = {"scan": "layers_{layers} -> layers:0", "join": "."}
+    done = wherry.convert(source, tmp_path / "out.safetensors", to="safetensors", options=options)
     found = load_file(tmp_path / "out.safetensors")
     plain = wherry.convert(source, tmp_path / "plain", to="orbax")
     assert done.source.checkpoint_digest == plain.source.checkpoint_digest
@@ -81,9 +81,9 @@ def test_a_source_that_is_not_what_was_recorded_leaves_nothing(stacks, tmp_path)
     data[1000] ^= 1
     chunk.write_bytes(data)
     before = sorted(os.listdir(tmp_path))
-    asked = {"scan": "layers_{layers} -> layers:0"}
+    options = {"scan": "layers_{layers} -> layers:0"}
     with pytest.raises(MismatchError, match="changed since it was recorded") as caught:
-        wherry.convert(plain, tmp_path / "out", to="orbax", options=asked)
+        wherry.convert(plain, tmp_path / "out", to="orbax", options=options)
     assert caught.value.path == "layers_0/w"
     assert sorted(os.listdir(tmp_path)) == before
 
@@ -99,8 +99,8 @@ def test_files_go_with_their_group(stacks, tmp_path, monkeypatch):
     monkeypatch.setattr(view_pass, "KEPT_BYTES", 0)
     monkeypatch.setattr(view_pass, "groups", lambda needs, sizes: groups(needs, sizes, 0))
     source, _tree = stacks
-    asked = {"scan": "layers_{layers} -> layers:0", "join": "."}
-    wherry.convert(source, tmp_path / "out.safetensors", to="safetensors", options=asked)
+    options = {"scan": "layers_{layers} -> layers:0", "join": "."}
+    wherry.convert(source, tmp_path / "out.safetensors", to="safetensors", options=options)
     assert max(most) <= 9
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".wherry")]
 
@@ -122,8 +122,8 @@ os.pwrite = deadly
 threads.worker_count = lambda: 1
 output._GROUP_SECONDS, output._GROUP_BYTES = 1e9, 1 << 20
 groups.groups = lambda needs, sizes, real=groups.groups: real(needs, sizes, 0)
-asked = {"scan": "layers_{layers} -> layers:0", "join": "."}
-done = wherry.convert(sys.argv[1], sys.argv[2], to="safetensors", options=asked, lineage=False)
+options = {"scan": "layers_{layers} -> layers:0", "join": "."}
+done = wherry.convert(sys.argv[1], sys.argv[2], to="safetensors", options=options, lineage=False)
 print(json.dumps([calls, done.resumed_bytes, done.source.checkpoint_digest, done.target.checkpoint_digest]))
 """
 

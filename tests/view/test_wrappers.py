@@ -211,7 +211,7 @@ def test_a_prefix_that_no_table_knows_is_named_with_the_rule_that_removes_it(
 
 @pytest.mark.parametrize("container", CONTAINERS)
 def test_other_names_are_compared_with_those_of_hugging_face(container, state, config, tmp_path):
-    """Nobody who saved Hugging Face's names is told how another system stores them."""
+    """The error states how Hugging Face stores the tensors, not how another system does."""
     saved = {name.replace("self_attn", "attn2"): one for name, one in state.items()}
     source, stated = save(container, tmp_path / "in", saved, config)
     if container == "bin":
@@ -270,7 +270,7 @@ def test_a_folder_takes_the_config_and_the_files_that_are_stated(state, config, 
     assert not (tmp_path / "x").exists()
 
 
-def test_the_folder_that_verl_saves_beside_its_ranks_is_used(model, state, config, tmp_path):
+def test_the_folder_that_verl_saves_next_to_its_ranks_is_used(model, state, config, tmp_path):
     (actor := tmp_path / "global_step_7" / "actor").mkdir(parents=True)
     source, _stated = save("ranks", actor / "made", dict(state), config)
     for file in source.iterdir():

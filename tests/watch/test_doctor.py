@@ -106,7 +106,7 @@ def test_a_home_that_others_can_read(tmp_path):
 
 
 @pytest.mark.parametrize(("path", "state"), [("ok", "ok"), ("private", "ok"), ("ill", "broken")])
-def test_servers_are_asked(url, path, state, monkeypatch):
+def test_servers_are_probed(url, path, state, monkeypatch):
     monkeypatch.setenv("PREFECT_API_URL", f"{url}/{path}")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{url}/{path}/")
     found = findings()

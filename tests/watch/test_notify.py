@@ -29,7 +29,7 @@ def receiver(monkeypatch):
         yield webhook
 
 
-def test_a_failure_is_told_with_counts_error_cure_and_link(receiver):
+def test_a_failure_is_reported_with_counts_error_cure_and_link(receiver):
     assert send(Channels(receiver.url), FAILED) == "sent"
     [(path, body)] = receiver.got
     assert path == "/hooks/T0KEN"
@@ -50,7 +50,7 @@ def test_when_to_tell(receiver):
     assert len(receiver.got) == 1
 
 
-def test_a_damaged_checkpoint_is_told_by_default(receiver, monkeypatch):
+def test_a_damaged_checkpoint_is_reported_by_default(receiver, monkeypatch):
     left_out = Notice("night", {"converted": 3, "damaged": 1}, warning="3 converted, 1 damaged: /runs/a")
     monkeypatch.setenv("WHERRY_NOTIFY_WEBHOOK", receiver.url)
     assert channels().on == "damaged"
@@ -86,13 +86,13 @@ def test_what_cannot_be_reached_never_fails_the_caller(url, monkeypatch, caplog)
 
 
 def test_secrets_are_taken_out_and_markup_is_escaped(receiver):
-    told = Notice(
+    notice = Notice(
         "failed <!channel> & more",
         first_error="postgresql://ann:hunter2@db.example/x refused; token=abc123&x=1, API_KEY: k9 sig='q'",
         cure="y" * 5000,
         link="https://bob:pw@ui.example/#/runs/7?token=zzz",
     )
-    send(Channels(receiver.url), told)
+    send(Channels(receiver.url), notice)
     text = json.dumps(receiver.got[0][1])
     for secret in ("hunter2", "abc123", "k9", "pw@", "zzz"):
         assert secret not in text
@@ -102,11 +102,11 @@ def test_secrets_are_taken_out_and_markup_is_escaped(receiver):
 
 
 def test_blocks_and_their_troubles(monkeypatch):
-    told = []
-    service = SimpleNamespace(tell=lambda *given: told.append(given))
+    calls = []
+    service = SimpleNamespace(tell=lambda *given: calls.append(given))
     monkeypatch.setattr(notify, "service", lambda _: service)
     assert send(Channels(block="slack-webhook/team"), FAILED) == "sent"
-    assert told == [("slack-webhook/team", FAILED.title, message(FAILED))]
+    assert calls == [("slack-webhook/team", FAILED.title, message(FAILED))]
 
     def refuse(*_):
         raise ValueError("https://hooks.example/T0KEN")

@@ -31,7 +31,7 @@ def container():
 
 
 def require_same(target, source, tmp_path, to):
-    """Commit, and compare with what one process makes; nothing is left beside it."""
+    """Commit, and compare with what one process makes; nothing is left next to it."""
     [receipt] = commit(target).receipts
     one, file = alone(source, tmp_path, to)
     assert receipt.target.checkpoint_digest == one.target.checkpoint_digest

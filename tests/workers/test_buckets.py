@@ -60,7 +60,7 @@ def test_two_workers_of_which_one_is_killed_send_the_parts_of_one_upload(model, 
 
 
 def made_by_two(source, target, words):
-    """The receipt of a job whose first worker is killed, and which leaves nothing beside its target."""
+    """The receipt of a job whose first worker is killed, and which leaves nothing next to its target."""
     made = command("split", source, target, *words, "--json")
     assert made.returncode == 0, made.stderr
     count = len(json.loads(made.stdout)["units"])

@@ -55,7 +55,7 @@ def target(tmp_path):
 
 
 class Observer:
-    """Is told of every unit by its name; at the first one, it acts.
+    """Gets the name of every unit; at the first one, it acts.
 
     Attributes:
         units: the names of the units.

@@ -259,7 +259,7 @@ def test_a_worker_that_comes_later_gets_units(source, target):
         ({"problem": "no job found"}, "no job found"),
         ({"version": "0.0.1"}, r"it has wherry 0\.0\.1; this process has wherry "),
         ({"plan": "another"}, "it has another plan"),
-        ({"name": "00000000"}, "what it writes beside the target is not seen here"),
+        ({"name": "00000000"}, "what it writes next to the target is not seen here"),
         (ModuleNotFoundError("No module named 'wherry'"), "ModuleNotFoundError: No module named 'wherry'"),
     ],
 )
@@ -287,10 +287,10 @@ def test_what_a_worker_writes_must_hold_the_secret(source, target):
         assert challenge.problem(answer) == ""
         name = f"challenge-{challenge.token}-{answer['name']}"
         made.records.replace(name, ChallengeRecord("another"), "00000000")
-        assert challenge.problem(answer) == "what it writes beside the target is not seen here"
+        assert challenge.problem(answer) == "what it writes next to the target is not seen here"
         assert (
             challenge.problem({**answer, "name": "../x"})
-            == "what it writes beside the target is not seen here"
+            == "what it writes next to the target is not seen here"
         )
         job_work.close(challenge.token)
     assert challenges(target) == []

@@ -92,7 +92,7 @@ def counts(source, place):
 
 
 def prepare(verb, source, target):
-    """What lies beside a target before a program is started."""
+    """What lies next to a target before a program is started."""
     if verb == "commit":
         split(request_of(source, target, SHARD), UNIT)
         work(target)
@@ -116,7 +116,7 @@ def gone_on(source, target):
 
 
 def assert_whole_or_absent(target):
-    """And nothing beside it is taken for a checkpoint."""
+    """And nothing next to it is taken for a checkpoint."""
     folder = Path(target).parent
     assert all(name == "out" or name.startswith(".wherry-out.") for name in os.listdir(folder))
     if Path(target).exists():

@@ -84,7 +84,7 @@ def test_the_egress_of_workers_is_what_they_read(place, read, to):
     assert joined(plan).egress == pytest.approx(read["model"] + read["out"], rel=0.15)
 
 
-def test_units_that_read_beside_their_own_bytes_cost_more(place):
+def test_units_that_read_more_than_their_own_bytes_cost_more(place):
     """A leaf that ends in another unit is read by both, which a plan for one process does not say."""
     shared, _units = plan_for_workers(requested(place, "hf"), 4, UNIT)
     alone = plan_request(requested(place, "hf"))

@@ -157,7 +157,7 @@ def mixed(model, target):
 
 
 @pytest.mark.parametrize("place", ["files", "objects"])
-def test_units_beside_regions_are_proved(model, tmp_path, place):
+def test_units_of_whole_files_are_proved_among_regions(model, tmp_path, place):
     """A region of an object cannot be read before its upload is complete: that is left to the commit."""
     target = str(tmp_path / "out") if place == "files" else f"memory://bucket{tmp_path}/out"
     with small_parts(256 << 10):

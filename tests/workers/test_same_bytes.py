@@ -44,9 +44,9 @@ def test_every_unit_of_a_system_s_format_is_the_same(to, tmp_path):
 
     def make(target):
         target = target.with_name("checkpoint_1000") if "t5x" in to else target
-        asked = [TargetRequest(str(target), to, options)]
+        targets = [TargetRequest(str(target), to, options)]
         more = {"ignore": () if "lingua" in to else ("companions",), "only": only}
-        split(convert_request(str(place(case)), asked, lineage=False, **more), unit)
+        split(convert_request(str(place(case)), targets, lineage=False, **more), unit)
         return target
 
     first, second = twice(make, tmp_path)
@@ -61,8 +61,8 @@ def shards(to):
 
 def in_shards(source, target, to):
     """A job whose target has several files, by a config that the target has of its own."""
-    asked = [TargetRequest(str(target), to, shards(to))]
-    return split(convert_request(str(source), asked, lineage=False), 20_000)
+    targets = [TargetRequest(str(target), to, shards(to))]
+    return split(convert_request(str(source), targets, lineage=False), 20_000)
 
 
 @pytest.mark.parametrize("to", ["torchtitan", "megatron", "megatron-ranks", "gguf"])

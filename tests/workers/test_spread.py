@@ -77,7 +77,7 @@ def test_each_leaf_of_what_a_unit_moves_is_read_whole_by_it(tensor):
 
 @UNHURRIED
 @given(tensors())
-def test_what_is_read_beside_is_never_more_than_a_leaf_needs(tensor):
+def test_what_is_also_read_is_never_more_than_a_leaf_needs(tensor):
     rows, unit_of = tensor
     longest = max(span.nbytes for span in spans(rows))
     for share in shares(rows, unit_of):
@@ -87,7 +87,7 @@ def test_what_is_read_beside_is_never_more_than_a_leaf_needs(tensor):
 
 @UNHURRIED
 @given(tensors())
-def test_a_unit_knows_its_moves_and_those_beside_them(tensor):
+def test_a_unit_has_its_moves_and_reads_them(tensor):
     rows, _unit_of = tensor
     names = sorted({name for names in rows.files for name in names}, key=lambda name: int(name[1:]))
     whole = rows.stops[-1]

@@ -43,8 +43,8 @@ def test_machines_that_are_lost_together_are_waited_for(source, target, tmp_path
     made, pool = job_of(source, target), SpotPool(0.6)
     with waits_reported_at_once(monkeypatch) as lines:
         assert sorted(carried(made, pool)) == list(range(12))
-    told = f"{made.uri}: waiting for a worker that can make units (there is none; gives up after 10:00)"
-    assert lines.count(told) == 1
+    line = f"{made.uri}: waiting for a worker that can make units (there is none; gives up after 10:00)"
+    assert lines.count(line) == 1
     assert len(pool.units_of("c")) == 9
     assert committed_as_by_one(made, source, tmp_path)
 

@@ -129,18 +129,18 @@ def audit(
 
     _require_sensible(level, on, {"--sample": sample is not None, "--deep": deep, "--on": on != THREADS})
     how = ReadOptions(parse_budget(memory), progress, on, parse_size(unit))
-    asked = _AuditRequest(
+    request = _AuditRequest(
         scope, level, sample, deep, as_of, native_sample, anchor_hash(anchor), tracking_uri, registry_uri, how,
         required_key(key), audits_are_recorded() if record is None else record, progress,
     )  # fmt: skip
     started = utc_now()
     target = None if bundle is None else place_for(bundle, started)
     with open_ledger() as ledger, _evidence(target) as records:
-        report = _audit(asked, ledger, started, records)
+        report = _audit(request, ledger, started, records)
         sha256 = None
         if target is not None and records is not None:
             sha256 = write_bundle(target, report, markdown(report), records, ledger)
-        return _record(report, ledger, sha256) if asked.record else report
+        return _record(report, ledger, sha256) if request.record else report
 
 
 def _require_sensible(level: str, on: str, given: Mapping[str, bool]) -> None:
@@ -156,37 +156,37 @@ def _require_sensible(level: str, on: str, given: Mapping[str, bool]) -> None:
         engine_of(on)
 
 
-def _audit(asked: _AuditRequest, ledger: Ledger, started: str, records: Path | None) -> AuditReport:
+def _audit(request: _AuditRequest, ledger: Ledger, started: str, records: Path | None) -> AuditReport:
     from wherry.ledger.statements import moment
 
     clock = time.monotonic()
-    as_of = None if asked.as_of is None else moment(asked.as_of)
+    as_of = None if request.as_of is None else moment(request.as_of)
     found = replay(ledger, until=as_of)
-    registry = ask(found, asked.tracking_uri, asked.registry_uri)
-    roots = [] if isinstance(asked.scope, str) else normalise_roots(asked.scope)
-    places, stated = _choose_places(asked.scope, roots, found, registry), isinstance(asked.scope, str)
+    registry = ask(found, request.tracking_uri, request.registry_uri)
+    roots = [] if isinstance(request.scope, str) else normalise_roots(request.scope)
+    places, stated = _choose_places(request.scope, roots, found, registry), isinstance(request.scope, str)
     looked = _look(places, found, records, stated=stated)
-    kept = ledger if asked.record else None
-    sample = _read(asked, looked, found, kept) if asked.level == "digest" else ""
-    load_some(looked, found, asked.native_sample, kept)
-    if asked.key is not None:
-        check_signatures(looked, asked.key)
-    chain, faults = _chain(ledger, found, asked.anchor)
+    kept = ledger if request.record else None
+    sample = _read(request, looked, found, kept) if request.level == "digest" else ""
+    load_some(looked, found, request.native_sample, kept)
+    if request.key is not None:
+        check_signatures(looked, request.key)
+    chain, faults = _chain(ledger, found, request.anchor)
     later = replay(ledger, after=found.statements)
     findings = [
         *faults,
         *(finding for one in looked.values() for finding in one.findings),
         *compare_registry(registry, found, later, looked, as_of=as_of is not None),
-        *_deletions(asked.scope, roots, found),
+        *_deletions(request.scope, roots, found),
         *(findings_of(survey_roots(roots, found), as_of=as_of) if roots else ()),
     ]
     sorted_ = _gravest_first(add_cures(findings, found, looked))
     finished = utc_now()
-    if asked.record and as_of is None:
+    if request.record and as_of is None:
         sorted_ = _gravest_first([*sorted_, *mark_versions(registry, sorted_, found, looked, finished)])
     return AuditReport(
-        scope=(asked.scope,) if isinstance(asked.scope, str) else tuple(roots),
-        level=asked.level,
+        scope=(request.scope,) if isinstance(request.scope, str) else tuple(roots),
+        level=request.level,
         as_of=as_of,
         sample=sample,
         started=started,
@@ -242,11 +242,11 @@ def _keeper(records: Path) -> Callable[[Sidecar], None]:
 
 
 def _read(
-    asked: _AuditRequest, looked: dict[str, PlaceAudit], found: LedgerState, kept: Ledger | None
+    request: _AuditRequest, looked: dict[str, PlaceAudit], found: LedgerState, kept: Ledger | None
 ) -> str:
     return read_all(
-        looked, found, sample=asked.sample, deep=asked.deep, how=asked.how, ledger=kept,
-        progress=asked.progress,
+        looked, found, sample=request.sample, deep=request.deep, how=request.how, ledger=kept,
+        progress=request.progress,
     )  # fmt: skip
 
 
@@ -309,7 +309,7 @@ def _record(report: AuditReport, ledger: Ledger, bundle: str | None) -> AuditRep
 
 @contextmanager
 def _evidence(target: Path | None) -> Generator[Path | None]:
-    """A temporary folder beside the bundle for the manifests of the checked checkpoints."""
+    """A temporary folder next to the bundle for the manifests of the checked checkpoints."""
     if target is None:
         yield None
         return

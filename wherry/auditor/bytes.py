@@ -249,8 +249,8 @@ def _without_sidecar(
             found = hash_tensors(
                 checkpoint, algorithm, replace(how, source=SourceRequest(row.uri, row.format))
             )
-        beside = tuple(digest_companion(checkpoint, one) for one in manifest.companions)
-        full = manifest.with_digests(found.digests, beside)
+        companions = tuple(digest_companion(checkpoint, one) for one in manifest.companions)
+        full = manifest.with_digests(found.digests, companions)
         node = reference(row.uri, subject.format, subject.format_version, full, "", algorithm)
         state = state_read(pin, checkpoint)
     if node.checkpoint_digest == row.checkpoint_digest:

@@ -103,7 +103,7 @@ def _source_of_bytes(digest: str, uri: str, known: LedgerState, looked: Mapping[
     for copy in copies:
         if _is_recorded(copy):
             return _fetch_command(copy, uri)
-    for copy in copies:  # without a sidecar it cannot be fetched, as nothing beside it says what it should be
+    for copy in copies:  # without a sidecar it cannot be fetched, as nothing next to it states its digest
         return _again(_request(known.between.get((digest, digest)), digest, known, copy, uri), copy, uri)
     for parent in known.parents.get(digest, ()):
         for source in _intact([parent], uri, known, looked):
@@ -122,13 +122,13 @@ def _of_the_change(digest: str, uri: str, known: LedgerState) -> str | None:
     for child in known.children.get(digest, ()):
         how = known.between.get((digest, child))
         if how is not None and how.source_uri == uri:
-            asked = _request(how, child, known, uri, how.target_uri)
-            return _again(asked, uri, how.target_uri)
+            request = _request(how, child, known, uri, how.target_uri)
+            return _again(request, uri, how.target_uri)
     return None
 
 
-def _again(asked: Mapping[str, Any], source: str, target: str) -> str:
-    return in_place_of(target, command_line(asked, source, target))
+def _again(request: Mapping[str, Any], source: str, target: str) -> str:
+    return in_place_of(target, command_line(request, source, target))
 
 
 def _fetch_command(copy: str, target: str) -> str:
@@ -149,13 +149,13 @@ def _request(
     name = known.checkpoints[digest].format
     if made is None:
         return {"to": name}
-    asked = dict(made.asked or _resolve_options(name, made.options))
+    request = dict(made.request or _resolve_options(name, made.options))
     if source != made.source_uri:
-        asked.pop("format", None)
-        asked.pop("in_place", None)  # the copy stays as it is
+        request.pop("format", None)
+        request.pop("in_place", None)  # the copy stays as it is
     if target != made.target_uri:
-        asked.pop("into", None)
-    return asked
+        request.pop("into", None)
+    return request
 
 
 def _container(digest: str, known: LedgerState) -> dict[str, Any]:
@@ -164,9 +164,9 @@ def _container(digest: str, known: LedgerState) -> dict[str, Any]:
     made = next((how for (_source, target), how in known.between.items() if target == digest), None)
     if made is None:
         return {"to": name}
-    asked = _resolve_options(name, made.options)
-    options = {key: value for key, value in asked.get("options", {}).items() if key not in TREE_OPTIONS}
-    return {**asked, "options": options}
+    request = _resolve_options(name, made.options)
+    options = {key: value for key, value in request.get("options", {}).items() if key not in TREE_OPTIONS}
+    return {**request, "options": options}
 
 
 def _resolve_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ _DIRECTORY_MAX = 32 << 20  # bytes of the list of files
 _RATIO_MAX, _RATIO_FREE = 100, 16 << 20  # inflated bytes for each stored one, and how many may be more
 _END, _END64, _LOCATOR = struct.Struct("<4s4H2IH"), struct.Struct("<4sQ2H2I4Q"), struct.Struct("<4sIQI")
 _LOCAL, _ENTRY, _EXTRA = struct.Struct("<4s5H3I2H"), struct.Struct("<4s6H3I5H2I"), struct.Struct("<HHQQ")
-_TOLD = 12  # bytes of the wide end that its own length does not count
+_UNCOUNTED = 12  # bytes of the wide end that its own length does not count
 _MOST = 0xFFFFFFFF
 _VERSIONS = (20, 45)  # of the format: with compressed data, and with sizes or places above 4 GiB
 _WIDE = (0xFFFF, _MOST, _MOST)  # in the plain end, where only the wide one has the number
@@ -182,7 +182,7 @@ def directory_problem(file: IO[bytes]) -> str | None:
         length, _made, _needed, disk, other, here, *wide = _END64.unpack_from(tail)[1:]
         count, size, offset = wide
         first, stated, disks = _LOCATOR.unpack_from(tail, _END64.size)[1:]
-        parts += [length - (_END64.size - _TOLD), disk, other, here - count, first, disks - 1]
+        parts += [length - (_END64.size - _UNCOUNTED), disk, other, here - count, first, disks - 1]
         same = all(one in (other, most) for one, other, most in zip(plain, wide, _WIDE, strict=True))
         if not tail.startswith(b"PK\6\6") or stated != at or not same:
             return "invalid evidence bundle: it has two lists of files"

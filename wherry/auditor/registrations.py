@@ -113,7 +113,7 @@ def _unasked_findings(
 
 
 def compare_registry(
-    asked: RegistryContents,
+    registry: RegistryContents,
     known: LedgerState,
     later: LedgerState,
     looked: Mapping[str, PlaceAudit],
@@ -123,32 +123,32 @@ def compare_registry(
     """Findings from the comparison of registry and ledger.
 
     Args:
-        asked: the contents of the registry.
+        registry: the contents of the registry.
         known: the ledger state.
         later: what follows from the statements after it, read after the registry was queried.
         looked: URI → result of the audit of that place.
         as_of: whether the ledger state is of an earlier date; then newer versions of the registry are not findings.
     """
-    yield from asked.findings
+    yield from registry.findings
     yield from _unfinished_registrations(known, later)
-    yield from _elsewhere(asked, known, looked)
-    if asked.uri is None:
+    yield from _elsewhere(registry, known, looked)
+    if registry.uri is None:
         return
     permitted = set(_permitted_versions(known))
-    for version in asked.versions:
+    for version in registry.versions:
         in_flight = _is_in_flight(version, known, later)
         registered = in_flight or _is_registered(version, known)
         named = (version.name, version.version, version.digest)
         if version.aliases and not as_of and not registered and named not in permitted:
-            yield _unregistered_alias(version, asked.uri)
+            yield _unregistered_alias(version, registry.uri)
         elif version.digest in known.checkpoints:
-            yield from _of_version(version, asked.uri, known, looked, registered=registered)
+            yield from _of_version(version, registry.uri, known, looked, registered=registered)
         elif version.digest and not as_of and not in_flight:
             what = f"{version.shown} points to checkpoint {short(version.digest)}, which is not in the ledger"
-            yield Finding("registration-unknown", what, asked.uri, version.digest, models=(version.shown,))
-    yield from _lost_versions(asked, known)
+            yield Finding("registration-unknown", what, registry.uri, version.digest, models=(version.shown,))
+    yield from _lost_versions(registry, known)
     if not as_of:
-        yield from _unregistered_checkpoints(asked, known)
+        yield from _unregistered_checkpoints(registry, known)
 
 
 def _is_in_flight(version: ModelVersion, known: LedgerState, later: LedgerState) -> bool:
@@ -208,34 +208,34 @@ def _nowhere(digest: str, known: LedgerState, looked: Mapping[str, PlaceAudit]) 
 
 
 def _elsewhere(
-    asked: RegistryContents, known: LedgerState, looked: Mapping[str, PlaceAudit]
+    registry: RegistryContents, known: LedgerState, looked: Mapping[str, PlaceAudit]
 ) -> Iterator[Finding]:
     """Findings for registrations in other registries, which only the ledger has."""
     for digest, rows in known.registrations.items():
         for row in rows:
-            if row.registry != asked.uri and row.state == "registered" and _nowhere(digest, known, looked):
+            if row.registry != registry.uri and row.state == "registered" and _nowhere(digest, known, looked):
                 what = f"the checkpoint of {row} is missing at all places in the ledger"
                 yield Finding("registration-without-bytes", what, row.registry, digest, models=(str(row),))
 
 
-def _lost_versions(asked: RegistryContents, known: LedgerState) -> Iterator[Finding]:
-    there = {(one.name, one.version): one.digest for one in asked.versions}
+def _lost_versions(registry: RegistryContents, known: LedgerState) -> Iterator[Finding]:
+    there = {(one.name, one.version): one.digest for one in registry.versions}
     for digest, rows in known.registrations.items():
         for row in rows:
-            if row.registry != asked.uri or row.state != "registered":
+            if row.registry != registry.uri or row.state != "registered":
                 continue
             found = there.get((row.name, row.version or ""))
             if found is None:
                 yield Finding(
                     "registration-gone",
                     f"{row} is not in the registry",
-                    asked.uri,
+                    registry.uri,
                     digest,
                     models=(str(row),),
                 )
             elif found != digest:
                 what = f"{row}: expected checkpoint {short(digest)}, got {short(found) or 'none'}"
-                yield Finding("registration-altered", what, asked.uri, digest, models=(str(row),))
+                yield Finding("registration-altered", what, registry.uri, digest, models=(str(row),))
 
 
 def _unfinished_registrations(known: LedgerState, later: LedgerState) -> Iterator[Finding]:
@@ -247,8 +247,8 @@ def _unfinished_registrations(known: LedgerState, later: LedgerState) -> Iterato
                 yield Finding("registration-pending", what, row.registry, digest)
 
 
-def _unregistered_checkpoints(asked: RegistryContents, known: LedgerState) -> Iterator[Finding]:
-    pointed_at = {version.digest for version in asked.versions}
+def _unregistered_checkpoints(registry: RegistryContents, known: LedgerState) -> Iterator[Finding]:
+    pointed_at = {version.digest for version in registry.versions}
     for place in _written_places(known.places.values()):
         if place.checkpoint_digest not in pointed_at:
             what = "no model version points to it"

@@ -1,4 +1,4 @@
-"""The report of an audit, read from its JSON again, to compare an evidence bundle's report with the page beside it."""
+"""The report of an audit, read from its JSON again, to compare an evidence bundle's report with its page."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def _unknown_files(
         _add_unknown(root, result)
         return
     parts = {
-        part for name in names if (one := claimed.get(root.join(name).uri)) for part in _beside(one, name)
+        part for name in names if (one := claimed.get(root.join(name).uri)) for part in _parts_of(one, name)
     }
     for name, entry in names.items():
         place = root.join(name)
@@ -192,8 +192,8 @@ def _add_unknown(place: Location, result: RootSurvey) -> None:
         result.unlisted += 1
 
 
-def _beside(found: Detection, name: str) -> set[str]:
-    """Names of files beside a single-file checkpoint: its sidecar, its signature, and parts that its reader lists."""
+def _parts_of(found: Detection, name: str) -> set[str]:
+    """Names of the files that belong to a single-file checkpoint: sidecar, signature, parts that its reader lists."""
     own = {sidecar_name(name), signature_name(name)}
     if (entry := locate(found.uri).entry) is None or entry.is_dir:
         return own

@@ -64,8 +64,8 @@ def deploy(
     chosen = file or package_path("prefect.yaml")
     plan = prefect.DeployPlan(
         file=chosen,
-        pools=pools or _beside(chosen, "pools"),
-        automations=automations or _beside(chosen, "automations.yaml"),
+        pools=pools or _file_next_to(chosen, "pools"),
+        automations=automations or _file_next_to(chosen, "automations.yaml"),
         pool=pool,
         notify=notify,
         limits=dict(_slots(word) for word in limits),
@@ -95,12 +95,12 @@ def serve(file: Path | None, limit: int) -> None:
     service("serve").serve(file or package_path("prefect.yaml"), limit=limit)
 
 
-def _beside(file: Path, name: str) -> Path:
-    """A file next to another one; where there is none, the one that comes with wherry."""
+def _file_next_to(file: Path, name: str) -> Path:
+    """A file next to another; if it does not exist, the file that comes with wherry."""
     from wherry.config.package_data import package_path
 
-    beside = file.parent / name
-    return beside if beside.exists() or not file.exists() else package_path(name)
+    sibling = file.parent / name
+    return sibling if sibling.exists() or not file.exists() else package_path(name)
 
 
 @click.command()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from wherry.routes.check import Problem
     from wherry.routes.report import NightReport
 
-_ASKED = {
+_QUESTIONS = {
     "root": "Folder or URI with the checkpoints",
     "target": "Folder or URI for the converted checkpoints",
     "format": "Their format (`wherry formats` lists them)",
@@ -53,7 +53,7 @@ def init(file: Path, yes: bool, force: bool, json_: bool, **given: str | None) -
 
     file = file.expanduser()
     if file.exists() and not force:
-        write_config(file, "")  # its error; nothing is asked in vain
+        write_config(file, "")  # raises its error before any question
     wanted = FirstRoute(**_answers(given, asks=not (yes or json_)))
     write_config(file, first_config(wanted), force=force)
     with in_force(file) as loaded:
@@ -67,17 +67,19 @@ def _answers(given: dict[str, str | None], *, asks: bool) -> dict[str, str]:
     """The values of the options, and of the questions for what was not given.
 
     Raises:
-        UsageError: nothing is asked, and the root is missing.
+        UsageError: no questions are allowed, and the root is missing.
     """
     from wherry.routes.first import FirstRoute
 
     values = {name: value for name, value in given.items() if value}
-    for name, question in _ASKED.items() if asks else ():
+    for name, question in _QUESTIONS.items() if asks else ():
         if name not in values:
             default = getattr(FirstRoute(""), name) or None
             values[name] = _answer(question, default)
     if "root" not in values:
-        raise UsageError("missing option '--root'", cure="give --root URI, or leave out --yes to be asked")
+        raise UsageError(
+            "missing option '--root'", cure="pass --root URI, or leave out --yes to be prompted for it"
+        )
     return values
 
 
@@ -93,7 +95,7 @@ def _answer(question: str, default: str | None) -> str:
         if not isinstance(error.__context__, EOFError):
             raise
         raise UsageError(
-            "cannot ask: standard input has ended", cure="state what is asked: `wherry init --root URI --yes`"
+            "cannot ask: standard input has ended", cure="state the options: `wherry init --root URI --yes`"
         ) from error
 
 

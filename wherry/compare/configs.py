@@ -40,13 +40,13 @@ def config_differences(a: Checkpoint, b: Checkpoint) -> Iterator[AttributeDiffer
     Raises:
         NotFoundError, StorageError: a companion cannot be read.
     """
-    mine = {one.name: one.size for one in a.manifest.companions}
-    theirs = {one.name: one.size for one in b.manifest.companions}
-    for name in sorted(mine.keys() | theirs.keys()):
-        if name not in mine or name not in theirs:
-            yield AttributeDifference(name, "", _size(mine.get(name)), _size(theirs.get(name)))
+    a_sizes = {one.name: one.size for one in a.manifest.companions}
+    b_sizes = {one.name: one.size for one in b.manifest.companions}
+    for name in sorted(a_sizes.keys() | b_sizes.keys()):
+        if name not in a_sizes or name not in b_sizes:
+            yield AttributeDifference(name, "", _size(a_sizes.get(name)), _size(b_sizes.get(name)))
         else:
-            yield from _of_file(a, b, name, max(mine[name], theirs[name]))
+            yield from _of_file(a, b, name, max(a_sizes[name], b_sizes[name]))
 
 
 def value_differences(
@@ -54,21 +54,21 @@ def value_differences(
 ) -> Iterator[AttributeDifference]:
     """The names whose values differ between two mappings."""
     for name in sorted(a.keys() | b.keys()):
-        mine, theirs = (repr(side[name]) if name in side else None for side in (a, b))
-        if mine != theirs:
-            yield AttributeDifference(file, name, mine, theirs)
+        a_text, b_text = (repr(side[name]) if name in side else None for side in (a, b))
+        if a_text != b_text:
+            yield AttributeDifference(file, name, a_text, b_text)
 
 
 def _of_file(a: Checkpoint, b: Checkpoint, name: str, nbytes: int) -> Iterator[AttributeDifference]:
-    one, other = (file_digest(side.reader.companion(name)) for side in (a, b))
-    if one == other:
+    a_digest, b_digest = (file_digest(side.reader.companion(name)) for side in (a, b))
+    if a_digest == b_digest:
         return
     parsed = [_attributes(side, name) for side in (a, b)] if nbytes <= _MOST_BYTES else [None]
-    mine, theirs = parsed[0], parsed[-1]
-    if mine is None or theirs is None:
-        yield AttributeDifference(name, "", f"sha256 {one}", f"sha256 {other}")
+    a_attributes, b_attributes = parsed[0], parsed[-1]
+    if a_attributes is None or b_attributes is None:
+        yield AttributeDifference(name, "", f"sha256 {a_digest}", f"sha256 {b_digest}")
     else:
-        yield from value_differences(mine, theirs, name)
+        yield from value_differences(a_attributes, b_attributes, name)
 
 
 def _attributes(checkpoint: Checkpoint, name: str) -> dict[str, Any] | None:

@@ -129,11 +129,11 @@ def diff(
         if other is not two:
             stack.enter_context(other)
         matching(one, filter)
-        mine, theirs = (_specs(side, filter) for side in (one, other))
-        found = [*_of_trees(mine, theirs)]
+        a_specs, b_specs = (_specs(side, filter) for side in (one, other))
+        found = [*_of_trees(a_specs, b_specs)]
         if values:
-            found = [*_of_values(one, other, mine, theirs, found, parse_budget(memory), progress)]
-        shared = mine.keys() & theirs.keys()
+            found = [*_of_values(one, other, a_specs, b_specs, found, parse_budget(memory), progress)]
+        shared = a_specs.keys() & b_specs.keys()
         return Comparison(
             a=one.uri,
             b=two.uri,
@@ -166,11 +166,11 @@ def _specs(checkpoint: Checkpoint, pattern: str | None) -> dict[KeyPath, TensorS
 
 
 def _of_trees(
-    mine: Mapping[KeyPath, TensorSpec], theirs: Mapping[KeyPath, TensorSpec]
+    a_specs: Mapping[KeyPath, TensorSpec], b_specs: Mapping[KeyPath, TensorSpec]
 ) -> Iterator[TensorDifference]:
     """Tensors of one side only, and those whose shape or dtype differs."""
-    for path in mine.keys() | theirs.keys():
-        one, other = mine.get(path), theirs.get(path)
+    for path in a_specs.keys() | b_specs.keys():
+        one, other = a_specs.get(path), b_specs.get(path)
         texts = _text(one), _text(other)
         if one is None or other is None:
             yield TensorDifference(render(path), ONLY_B if one is None else ONLY_A, *texts)
@@ -183,30 +183,30 @@ def _of_trees(
 def _of_values(
     one: Checkpoint,
     other: Checkpoint,
-    mine: Mapping[KeyPath, TensorSpec],
-    theirs: Mapping[KeyPath, TensorSpec],
+    a_specs: Mapping[KeyPath, TensorSpec],
+    b_specs: Mapping[KeyPath, TensorSpec],
     found: list[TensorDifference],
     memory: int,
     progress: OnProgress | None,
 ) -> Iterator[TensorDifference]:
     """The same differences with their errors, and the tensors whose bytes alone differ."""
     apart = {row.path for row in found}
-    alike = [path for path in mine if path in theirs and render(path) not in apart]
+    alike = [path for path in a_specs if path in b_specs and render(path) not in apart]
     algorithm = digest_choice().algorithm
     one_hashed, other_hashed = (
         hash_checkpoint(side, algorithm, memory=memory, progress=progress, stage="diff", paths=alike).digests
         for side in (one, other)
     )
     unequal = [path for path in alike if one_hashed.get(path) != other_hashed.get(path)]
-    retyped = [path for path in mine if path in theirs and mine[path].shape == theirs[path].shape]
-    retyped = [path for path in retyped if mine[path].dtype != theirs[path].dtype]
+    retyped = [path for path in a_specs if path in b_specs and a_specs[path].shape == b_specs[path].shape]
+    retyped = [path for path in retyped if a_specs[path].dtype != b_specs[path].dtype]
     yield from (row for row in found if row.what != DTYPE)
     dtypes.ready()
     with threads.executor(threads.worker_count()) as executor:
         measured = executor.map(partial(distance, one, other), [*unequal, *retyped])
         for path, far in zip([*unequal, *retyped], measured, strict=True):
             what = DTYPE if path in retyped else VALUES
-            yield _measure(path, what, _text(mine[path]), _text(theirs[path]), far)
+            yield _measure(path, what, _text(a_specs[path]), _text(b_specs[path]), far)
 
 
 def _measure(

@@ -35,26 +35,26 @@ def distance(a: Checkpoint, b: Checkpoint, path: KeyPath) -> Distance | None:
         DamagedError: bytes are missing or corrupt.
         StorageError: the storage failed.
     """
-    mine, theirs = a.manifest.tensors[path], b.manifest.tensors[path]
-    if dtypes.opaque(mine.dtype) or dtypes.opaque(theirs.dtype):
+    a_spec, b_spec = a.manifest.tensors[path], b.manifest.tensors[path]
+    if dtypes.opaque(a_spec.dtype) or dtypes.opaque(b_spec.dtype):
         return None
     found = Distance(0.0, 0)
-    limit = dtypes.canonical_size(mine.dtype, _BAND_ELEMENTS)
-    for region, _span in row_bands(mine, limit):
+    limit = dtypes.canonical_size(a_spec.dtype, _BAND_ELEMENTS)
+    for region, _span in row_bands(a_spec, limit):
         one = _of_arrays(a.read(path, region), b.read(path, region))
         found = Distance(max(found.error, one.error), found.elements + one.elements)
     return found
 
 
-def _of_arrays(mine: np.ndarray, theirs: np.ndarray) -> Distance:
+def _of_arrays(a: np.ndarray, b: np.ndarray) -> Distance:
     import numpy as np
 
-    exact = mine.dtype == theirs.dtype and mine.dtype.kind in "biu"
-    one, other = _wide(mine), _wide(theirs)
-    both_nan = np.isnan(one) & np.isnan(other)
-    apart = (mine != theirs) if exact else (one != other) & ~both_nan
+    exact = a.dtype == b.dtype and a.dtype.kind in "biu"
+    wide_a, wide_b = _wide(a), _wide(b)
+    both_nan = np.isnan(wide_a) & np.isnan(wide_b)
+    apart = (a != b) if exact else (wide_a != wide_b) & ~both_nan
     with np.errstate(invalid="ignore", over="ignore"):
-        error = np.abs(one - other)[apart]
+        error = np.abs(wide_a - wide_b)[apart]
     error[~np.isfinite(error)] = np.inf
     return Distance(float(error.max(initial=0.0)), int(np.count_nonzero(apart)))
 

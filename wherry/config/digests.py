@@ -35,7 +35,7 @@ class DigestChoice:
     Attributes:
         algorithm: one of `wherry.core.algorithms.ALGORITHMS`.
         reason: why, for people.
-        note: what a receipt states about it; empty where nobody needs to be told.
+        note: what a receipt states about it; empty if there is nothing to explain.
     """
 
     algorithm: str

@@ -97,11 +97,11 @@ def _stated_value(how: str, value: Any, target: TargetRequest | None) -> Any:
     return _file(value) if how == "file" else _place(value) if how == "place" else value
 
 
-def planned_again(asked: Mapping[str, Any], source: SourceRequest, target: TargetRequest) -> ConvertRequest:
+def planned_again(stated: Mapping[str, Any], source: SourceRequest, target: TargetRequest) -> ConvertRequest:
     """A request with the same stated fields, for this source and this target; see `stated_options`."""
     given: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value["name"] if name in _FILES else value
-        for name, value in asked.items()
+        for name, value in stated.items()
         if name in _OPTIONS and name not in (*_CHOSEN, "into")
     }
     given |= {"format": source.format, "allow_opaque": (*source.allow_opaque, *given.get("allow_opaque", ()))}
@@ -127,11 +127,11 @@ def command(receipt: Receipt, *, source: str | None = None, target: str | None =
             "the source was a live training state, which no longer exists", uri=receipt.target.uri,
             cure="export it again from the training run",
         )  # fmt: skip
-    asked = receipt.asked or restore_request(receipt.target.format, receipt.options)
+    stated = receipt.asked or restore_request(receipt.target.format, receipt.options)
     if target is not None and target != receipt.target.uri:
-        asked = {name: value for name, value in asked.items() if name != "into"}
+        stated = {name: value for name, value in stated.items() if name != "into"}
     moved = source is not None and source != receipt.source.uri
-    return command_line(asked, source or receipt.source.uri, target or receipt.target.uri, moved=moved)
+    return command_line(stated, source or receipt.source.uri, target or receipt.target.uri, moved=moved)
 
 
 def in_place_of(target: str, line: str, words: str = "convert again") -> str:
@@ -164,22 +164,22 @@ def _free_name(path: str) -> str:
     return next(name for name in names if not os.path.lexists(name))
 
 
-def command_line(asked: Mapping[str, Any], source: str, target: str, *, moved: bool = False) -> str:
+def command_line(stated: Mapping[str, Any], source: str, target: str, *, moved: bool = False) -> str:
     """The command line for a request, an exact source, and a target.
 
     Args:
-        asked: see `stated_options`; `step` and `item` are not repeated, as the source URI names what they chose.
+        stated: see `stated_options`; `step` and `item` are not repeated, as the source URI names what they chose.
         source: URI of the checkpoint.
         target: URI of the target.
         moved: whether the source differs from the stated one; then its format is detected.
     """
-    rewritten = "as" in asked
+    rewritten = "as" in stated
     head = ["wherry", "rewrite" if rewritten else "convert", source]
-    if "merge" in asked:
-        head = ["wherry", "merge", *map(term, asked["merge"]["sources"])]
-    head += [] if asked.get("in_place") else [asked.get("into", target)]
-    head += ["--as", asked["as"]] if rewritten else ["--to", asked["to"]]
-    rest = {name: value for name, value in asked.items() if not (moved and name == "format")}
+    if "merge" in stated:
+        head = ["wherry", "merge", *map(term, stated["merge"]["sources"])]
+    head += [] if stated.get("in_place") else [stated.get("into", target)]
+    head += ["--as", stated["as"]] if rewritten else ["--to", stated["to"]]
+    rest = {name: value for name, value in stated.items() if not (moved and name == "format")}
     return shlex.join([*head, *_options(rest)])
 
 
@@ -205,13 +205,13 @@ def restore_request(format: str, options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def present(asked: Mapping[str, Any]) -> dict[str, Any]:
+def present(stated: Mapping[str, Any]) -> dict[str, Any]:
     """The same request with the present contents of the files that it names.
 
     Raises:
         NotFoundError, StorageError: a file cannot be read.
     """
-    return {**asked, **{name: _file(asked[name]["name"]) for name in _FILES if name in asked}}
+    return {**stated, **{name: _file(stated[name]["name"]) for name in _FILES if name in stated}}
 
 
 def differences(
@@ -238,14 +238,14 @@ def _show_value(value: Any) -> str:
     return ", ".join(value) if isinstance(value, list) else str(value)
 
 
-def _options(asked: Mapping[str, Any]) -> Iterator[str]:
-    for name, value in sorted(asked.get("options", {}).items()):
+def _options(stated: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in sorted(stated.get("options", {}).items()):
         yield from ("--set", f"{name}={_spell_value(value)}")
     for one in sorted(_OPTIONS.values(), key=lambda one: get_args(Kind).index(one.kind)):
-        value = asked.get(one.name)
+        value = stated.get(one.name)
         if _is_said(value) and one.name not in (*_CHOSEN, "options"):
             yield from _words(one.flag, one.kind, value)
-    if asked.get("in_place"):
+    if stated.get("in_place"):
         yield "--in-place"
 
 

@@ -245,7 +245,7 @@ def _job(
     seen, plan = plan_target(checkpoint, row, replace(target, uri=place.uri), request)
     return Job(
         checkpoint=seen, plan=plan, row=row, target=place, committed=committed,
-        running=running, meta=request.meta, pin=pin, choice=choice, asked=stated_options(request, target),
+        running=running, meta=request.meta, pin=pin, choice=choice, stated=stated_options(request, target),
     )  # fmt: skip
 
 
@@ -293,10 +293,10 @@ def _record_committed(
 
 
 def _places(
-    target: Location, row: Format, checkpoint: Checkpoint, asked: TargetRequest, as_step: int | None
+    target: Location, row: Format, checkpoint: Checkpoint, request: TargetRequest, as_step: int | None
 ) -> tuple[Location, Location]:
     """The location that is committed in one step, and the location of the checkpoint in it."""
-    into = asked.into
+    into = request.into
     if not into:
         row.guard(target, into)
         return target, target

@@ -1,8 +1,9 @@
-"""ignored_entries: what a conversion leaves out, and the refusal to leave out weights that nobody asked to leave out.
+"""ignored_entries: what a conversion leaves out, and the refusal to leave out weights unless the request says so.
 
-A plan lists everything of a source that its target does not get: what the format found beside the tensors, what the
+A plan lists everything of a source that its target does not get: what the format found next to the tensors, what the
 target cannot hold, what the rules of the request name. State of a trainer and files without weights are only named,
-and so is what lies beside the source: who names an item of a step by its own location names nothing else of the step.
+and so is what lies next to the source: a user who names an item of a step by its own location names nothing else of
+the step.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def replace_sidecar(folder: Location, data: bytes) -> None:
 
 
 def keep(place: Path) -> bool:
-    """Keep a backup of a file beside it; False if the file does not exist.
+    """Keep a backup of a file in the same folder; False if the file does not exist.
 
     Raises:
         TargetExistsError: an older backup exists.

@@ -77,7 +77,7 @@ class Job:
         source_digests: of the source's tensors, if `checkpoint` is a view of it; otherwise the pass computes them.
         source_hashes: the same by algorithm, if other processes have computed them before the pass.
         evidence: gives what other processes have read back of the target, which is staged at a location.
-        asked: the stated request; see `wherry.converter.command`.
+        stated: the stated options of the request; see `wherry.converter.command`.
     """
 
     checkpoint: Checkpoint
@@ -93,7 +93,7 @@ class Job:
     source_digests: Mapping[KeyPath, str] | None = None
     source_hashes: Mapping[str, Hashes] | None = None
     evidence: Callable[[Location], ReadEvidence] = lambda _staged: ReadEvidence()
-    asked: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    stated: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def algorithm(self) -> str:
@@ -110,7 +110,7 @@ class StagedJob:
         staging: the area.
         staged: the location of the checkpoint in the area.
         journal: the finished moves.
-        companions: the companion files beside the target that were copied, with their digests.
+        companions: the copied companion files of the target, with their digests.
         output: the receiver of the mover's bytes.
         recorded: the sidecar of the source.
     """
@@ -495,7 +495,7 @@ def _sidecar(
         warnings=[*plan.notes, *filter(None, [job.choice.note]), *losses_notes(losses), *blank],
         snippet=plan.snippet.replace("DST", job.target.uri),
         group=job.group,
-        asked=dict(job.asked),
+        asked=dict(job.stated),
         ignored=[one.to_json() for one in fold_entries(plan.ignored)],
         family=plan.manifest.origin.get("layout", {}).get("family", ""),
         parents=parents_of(sources, merge),

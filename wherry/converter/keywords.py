@@ -1,6 +1,6 @@
 """keywords: the keyword arguments of `export` and `Store`, and signatures that name each keyword.
 
-Those of `convert` stand beside its options, in `wherry.core.request`.
+Those of `convert` are declared next to its options, in `wherry.core.request`.
 """
 
 from __future__ import annotations

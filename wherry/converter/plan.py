@@ -260,7 +260,7 @@ class Plan:
         options: target options with defaults filled in.
         manifest: the contents of the target.
         pairs: target key path → source key path.
-        ignored: source entries that are not carried and what lies beside them, each with its rule.
+        ignored: entries of the source that are not carried and what lies next to it, each with its rule.
         ways: source key path → how the tensor is read.
         parameters: elements of the source's tensors.
         expected_parameters: the number according to the source's config; None if that is unknown.
@@ -272,7 +272,8 @@ class Plan:
         overflow: whether finite values may become infinite.
         notes: messages about content that could not be carried or made.
         snippet: code that loads the result with the target's own software, if that is known.
-        traffic: what stores and disks are asked for; empty in the plan of a conversion that is carried out.
+        traffic: the requests to stores and the disk space that is needed; empty in the plan of a conversion that is
+            carried out.
         unused: options that change nothing in this target.
     """
 

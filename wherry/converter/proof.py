@@ -53,10 +53,10 @@ class ProofRequest:
 
     Attributes:
         request: the request.
-        algorithm: of the digests that are recorded; those of the sidecar keep theirs if nothing is read.
+        algorithm: of the digests that are recorded; if nothing is read, the digests of the sidecar keep their own.
         memory: budget in bytes.
         running: when the run began, and the receiver of its progress.
-        asked: the stated request; see `wherry.converter.command`.
+        stated: the stated options of the request; see `wherry.converter.command`.
         folder: for spill files; a temporary folder by default.
     """
 
@@ -64,7 +64,7 @@ class ProofRequest:
     algorithm: str
     memory: int
     running: RunContext
-    asked: Mapping[str, Any]
+    stated: Mapping[str, Any]
     folder: Path | None = None
 
     @property
@@ -296,7 +296,7 @@ def _receipt(
         bytes_read=source.nbytes if wanted.digests else 0,
         bytes_written=0 if rewriting.in_place else rewriting.carried[1],
         verification=verification,
-        asked=dict(wanted.asked),
+        asked=dict(wanted.stated),
         ignored=[row.to_json() for row in fold_entries(rewriting.ignored)],
         origin=origin,
     )

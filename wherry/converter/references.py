@@ -136,8 +136,8 @@ def source_reference(
         else {}
     )
     known = {companion.name: companion for companion in companions}
-    beside = tuple(known.get(c.name) or digest_companion(checkpoint, c) for c in manifest.companions)
-    full = manifest.with_digests({**digests, **others} if others else digests, beside)
+    digested = tuple(known.get(c.name) or digest_companion(checkpoint, c) for c in manifest.companions)
+    full = manifest.with_digests({**digests, **others} if others else digests, digested)
     return reference(detection.uri, detection.format, detection.format_version, full, mark, algorithm)
 
 
@@ -172,8 +172,8 @@ def agree_with_sources(
     for prefix, one in parts:
         if prefix in recorded:
             found = hashes[recorded[prefix].algorithm]
-            mine = Hashes(found.algorithm, below(found.digests, prefix), below(found.leaves, prefix))
-            agree_with_source(one, recorded[prefix], mine)
+            part_hashes = Hashes(found.algorithm, below(found.digests, prefix), below(found.leaves, prefix))
+            agree_with_source(one, recorded[prefix], part_hashes)
 
 
 def recorded_of(checkpoint: Checkpoint) -> dict[KeyPath, Sidecar]:

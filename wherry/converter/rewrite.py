@@ -207,19 +207,19 @@ def _find(format: str, name: str, location: Location) -> Rewrite:
 
 
 def _rewriting(
-    change: Change, source: Location, target: Location, asked: tuple[str, str | None],
+    change: Change, source: Location, target: Location, chosen: tuple[str, str | None],
     ignored: tuple[IgnoredEntry, ...], *, in_place: bool,
 ) -> RewritePlan:  # fmt: skip
     sizes = list_files(source)
     renamed = {render(old): render(new) for old, new in sorted(change.renamed.items())}
     # Contents are left out: a commit time in them would make every request different.
-    named = [*asked, in_place, sorted(change.carried.items()), sorted(change.files), renamed]
+    named = [*chosen, in_place, sorted(change.carried.items()), sorted(change.files), renamed]
     return RewritePlan(
         source=source.uri,
         format=change.opened.detection.format,
         target=target.uri,
-        name=asked[0],
-        value=asked[1],
+        name=chosen[0],
+        value=chosen[1],
         in_place=in_place,
         files=tuple(change.files),
         carried=(len(change.carried), sum(sizes[name].size for name in change.carried)),

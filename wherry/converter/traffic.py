@@ -95,7 +95,7 @@ class PlannedConversion(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoreTraffic:
-    """What one store is asked for.
+    """The requests to one store, and the bytes that they move.
 
     Attributes:
         store: protocol and bucket.
@@ -124,13 +124,13 @@ class StoreTraffic:
 class DiskSpace:
     """The disk on which a target lies, or on which it is staged; a target that streams needs one for spill files alone.
 
-    The disk is measured once, when its space is first asked for.
+    The disk is measured once, when its space is first needed.
 
     Attributes:
         path: what is written: the target, or its name in the folder of temporary files.
-        needed: bytes of the target, and of spill files beside it.
+        needed: bytes of the target, and of spill files next to it.
         compressed: whether the target is compressed, so that it needs fewer bytes.
-        resumed: whether an interrupted run may have staged a part of the target beside it.
+        resumed: whether an interrupted run may have staged a part of the target next to it.
     """
 
     path: str
@@ -154,7 +154,7 @@ class DiskSpace:
 
     @property
     def fits(self) -> bool:
-        """Whether it is not certain that the disk is too small; looks beside the target only where that matters."""
+        """Whether it is not certain that the disk is too small; looks for staged parts only where that matters."""
         return self.compressed or self.needed <= self._empty or self.needed <= self.free
 
     def to_json(self) -> dict[str, Any]:
@@ -194,7 +194,7 @@ class SharedTraffic:
         workers: their number; each opens the source.
         times: how many times as many bytes of the source they read as one process does.
         read_back: bytes of the target that are read back; None for each byte once, where it is read back at all.
-        records: number of records that they write beside the target; each is also read once.
+        records: number of records that they write next to the target; each is also read once.
     """
 
     workers: int = 1
@@ -395,7 +395,7 @@ def _space(plan: PlannedConversion) -> DiskSpace | None:
 
 
 def _held_by_staging(target: Path) -> int:
-    """Bytes on disk of what interrupted runs have staged beside a target."""
+    """Bytes on disk of what interrupted runs have staged next to a target."""
     if not target.parent.is_dir():
         return 0
     areas = (one for one in target.parent.iterdir() if one.name.startswith(f"{staging_stem(target.name)}."))

@@ -1,6 +1,6 @@
 """account: what became of each entry of a checkpoint: ignored by a named rule, or changed within a bound.
 
-An entry is a tensor, a value, an empty node, or a file or folder beside them. What a format finds next to the tensors
+An entry is a tensor, a value, an empty node, or a file or folder next to them. What a format finds next to the tensors
 and does not read, what the target cannot hold and what the user leaves out are all entries of this one kind, in plans,
 receipts and in what is printed.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 OTHERS = "others"  # the rule for weights that the checkpoint as it is read does not include
 COMPANIONS = "companions"  # the rule for companion files
 ITEMS = "items"  # the rule for the other items of a step
-TRAINING_STATE = "training state"  # the rule for what a trainer saves beside the weights
+TRAINING_STATE = "training state"  # the rule for what a trainer saves in addition to the weights
 FILES = "files"  # the rule for files and folders without weights
 _MOST = 8  # entries of one node that are listed one by one
 _NAMED = 3  # tensors that a sentence names

@@ -83,7 +83,7 @@ def waited_for(what: str) -> Generator[None]:
 def wait_at_exit() -> None:
     """Register the wait for the end of the main thread; Python runs the last registered hook first.
 
-    It is done twice: when wherry is imported, and after the executors of Python have registered theirs, which would
+    It is done twice: when wherry is imported, and after Python's executors have registered their hooks, which would
     refuse the tasks of the work that is waited for.
     """
     with suppress(RuntimeError):  # the end has begun: this is a thread that Python joins

@@ -33,7 +33,7 @@ class Detection:
     """The answer of `detect`.
 
     Attributes:
-        uri: the checkpoint itself; when a run or step folder was asked for, the item that was chosen in it.
+        uri: the checkpoint itself; if the request named a run or step folder, the item that was chosen in it.
         format: name of the most specific format, `none` if there is none.
         also: further formats that match, most specific first.
         format_version: the format's own name of the layout, for example `ocdbt zarr2`.

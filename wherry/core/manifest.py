@@ -3,7 +3,7 @@
 A manifest has the TensorSpecs by key path, non-tensor leaves (strings, numbers), empty nodes, which nodes are lists,
 step, kind, companion files (config, tokenizer, params.json, gin) with their digests and an `origin` block. After a
 pass over the bytes it also has a digest per tensor. Its JSON form has a schema version; it is stored in the sidecar
-beside every checkpoint that wherry wrote.
+of every checkpoint that wherry wrote.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Manifest:
         lists: paths of the nodes that are sequences; all other nodes are mappings.
         step: training step, where known.
         kind: `params`, `train-state` or `other`.
-        companions: files beside the tensors.
+        companions: files next to the tensors.
         custom: the container's own free metadata (Orbax custom_metadata, safetensors `__metadata__`).
         origin: who trained it and with what, where known; `--meta` adds to it.
         digests: key path → tensor digest with its algorithm, the same for all; complete or empty.

@@ -117,8 +117,8 @@ class SourceRequest:
                     cure="write package.module.Class, without patterns",
                 )
 
-    def beside(self, uri: str | os.PathLike[str]) -> SourceRequest:
-        """The request for another checkpoint with the same opaque classes."""
+    def for_reference(self, uri: str | os.PathLike[str]) -> SourceRequest:
+        """The request for a checkpoint to compare with, which accepts the same opaque classes."""
         return SourceRequest(os.fspath(uri), allow_opaque=self.allow_opaque)
 
 
@@ -233,8 +233,8 @@ class ConvertRequest:
     Attributes:
         source: the checkpoint to read; never changed.
         targets: the checkpoints to make.
-        ignore: named rules for what the target cannot hold (`values`, `empties`, `companions`), and for weights beside
-            those that are converted (`others`).
+        ignore: named rules for what the target cannot hold (`values`, `empties`, `companions`), and for weights next
+            to those that are converted (`others`).
         memory: budget of what is in flight, for example `128MiB`.
         as_step: the step to write, where the source states none (or another one is wanted).
         if_exists: which existing target is accepted: with `resume` the result of this same conversion, with `skip`

@@ -257,47 +257,56 @@ def convert_layout(
         WherryError: see `bind` and `project`; every error names the parameter and the cure.
     """
     one, other = family.system(source), family.system(target)
-    given, asked = _texts(source_options or {}), _texts(options or {})
-    _require_known(one, other, given, asked)
+    source_choices, target_choices = _texts(source_options or {}), _texts(options or {})
+    _require_known(one, other, source_choices, target_choices)
     alike = source == target
-    told = _facts_of(one, tell(one, config, config_source), facts or {}, stated or {})
-    require_fitting(family, told, {**family.constants, **told.sizes})
+    config_facts = _facts_of(one, tell(one, config, config_source), facts or {}, stated or {})
+    require_fitting(family, config_facts, {**family.constants, **config_facts.sizes})
     if not alike:
-        stated_names = {**told.sizes, **told.facts}
-        require_computed(family, one, told, stated_names)
-        _require_held(family, one, other, told, stated_names)
-    own = _conventions(one, asked)
-    mine, notes = conventions_of(
-        one, given if alike else {**own, **given}, told, told.facts, recorded=recorded,
+        stated_names = {**config_facts.sizes, **config_facts.facts}
+        require_computed(family, one, config_facts, stated_names)
+        _require_held(family, one, other, config_facts, stated_names)
+    own = _conventions(one, target_choices)
+    source_conventions, notes = conventions_of(
+        one, source_choices if alike else {**own, **source_choices}, config_facts, config_facts.facts,
+        recorded=recorded,
         otherwise={**{name: row.usual for name, row in one.conventions.items()}, **own} if alike else None,
     )  # fmt: skip
-    form = check_forms(one, {**stated_forms(one, told), **_forms(one, given)})
+    form = check_forms(one, {**stated_forms(one, config_facts), **_forms(one, source_choices)})
     tree = tree or read_tree(manifest).trees[0]
     outside: dict[KeyPath, LeafKind] = {tree.name(path): kind for path, kind in tree.outside.items()}
 
-    def bind_with(told: ConfigFacts) -> BoundFamily:
+    def bind_with(model_facts: ConfigFacts) -> BoundFamily:
         named = bind(
-            family, one, named_manifest(manifest, tree), told=told, conventions=mine, forms=form, sizes=sizes,
-            outside=outside,
+            family, one, named_manifest(manifest, tree), config_facts=model_facts, conventions=source_conventions,
+            forms=form, sizes=sizes, outside=outside,
         )  # fmt: skip
         return under_stored_names(named, manifest, tree)
 
-    bound = settle_copies(bind_with(told), checkpoint, keep=alike, again=bind_with)
-    require_fitting(family, told, bound.solved.sizes, bound.present["params"])
+    bound = settle_copies(bind_with(config_facts), checkpoint, keep=alike, again=bind_with)
+    require_fitting(family, config_facts, bound.solved.sizes, bound.present["params"])
     bound = bound if alike else replace(bound, notes=(*notes, *bound.notes))
-    of_target = {**(mine if alike else {}), **_conventions(other, asked)}
-    theirs, _ = conventions_of(other, of_target, tell(other, None), told.facts)
-    forms = {**_keep(bound, other), **other.by_format.get(target_format or "", {}), **_forms(other, asked)}
-    projected = project(bound, other, conventions=theirs, forms=forms, only=only, dtype=dtype, pads=pads)
+    of_target = {**(source_conventions if alike else {}), **_conventions(other, target_choices)}
+    target_conventions, _ = conventions_of(other, of_target, tell(other, None), config_facts.facts)
+    forms = {
+        **_keep(bound, other),
+        **other.by_format.get(target_format or "", {}),
+        **_forms(other, target_choices),
+    }
+    projected = project(
+        bound, other, conventions=target_conventions, forms=forms, only=only, dtype=dtype, pads=pads
+    )
     return projected if alike else _complete(projected)
 
 
 def _facts_of(
-    system: System, told: ConfigFacts, facts: Mapping[str, Any], stated: Mapping[str, Any]
+    system: System, config_facts: ConfigFacts, facts: Mapping[str, Any], stated: Mapping[str, Any]
 ) -> ConfigFacts:
-    """What is known of a source: what the user states, its config, its software, and what lies beside it."""
-    always = assumed_facts(system, {**told.sizes, **told.facts})
-    return replace(told, facts={**facts, **always, **told.facts, **stated}, stated=dict(stated))
+    """What is known of a source: what the user states, its config, its software, and the files next to it."""
+    always = assumed_facts(system, {**config_facts.sizes, **config_facts.facts})
+    return replace(
+        config_facts, facts={**facts, **always, **config_facts.facts, **stated}, stated=dict(stated)
+    )
 
 
 def _complete(projected: Projection) -> Projection:
@@ -305,19 +314,21 @@ def _complete(projected: Projection) -> Projection:
     bound, target = projected.source, projected.system
     names = known_names(projected)
     own = {**names, "there": dict.fromkeys(bound.present["params"], True)}
-    told = replace(bound.told, facts={**assumed_facts(bound.system, own), **bound.told.facts})
-    projected = replace(projected, source=replace(bound, told=told))
-    require_computed(bound.family, bound.system, told, {**own, **told.facts})
-    _require_held(bound.family, bound.system, target, told, {**names, **known_names(projected)})
+    config_facts = replace(
+        bound.config_facts, facts={**assumed_facts(bound.system, own), **bound.config_facts.facts}
+    )
+    projected = replace(projected, source=replace(bound, config_facts=config_facts))
+    require_computed(bound.family, bound.system, config_facts, {**own, **config_facts.facts})
+    _require_held(bound.family, bound.system, target, config_facts, {**names, **known_names(projected)})
     return projected
 
 
 def _require_held(
-    family: Family, source: System, target: System, told: ConfigFacts, names: Mapping[str, Any]
+    family: Family, source: System, target: System, config_facts: ConfigFacts, names: Mapping[str, Any]
 ) -> None:
     """The target's software can be the model, as far as these names tell."""
     try:
-        require_assumed(family, source, target, told, names)
+        require_assumed(family, source, target, config_facts, names)
     except UnrepresentableError as error:
         same = _of_the_same_tensors(family, source)
         others = [one.name for one in same if _holds(one, target.name, names)]
@@ -360,11 +371,13 @@ def _keep(bound: BoundFamily, system: System) -> dict[str, str]:
     }
 
 
-def _require_known(one: System, other: System, given: Mapping[str, str], asked: Mapping[str, str]) -> None:
-    for name in given:
+def _require_known(
+    one: System, other: System, source_choices: Mapping[str, str], target_choices: Mapping[str, str]
+) -> None:
+    for name in source_choices:
         if name not in one.forms and name not in one.conventions:
             raise UsageError(f"unknown option {name!r} for system {one.name}", cure=_require(name, one))
-    for name in asked:
+    for name in target_choices:
         if name not in other.forms and name not in other.conventions and name not in one.conventions:
             raise UsageError(f"unknown option {name!r} for system {other.name}", cure=_require(name, other))
 

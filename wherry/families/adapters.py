@@ -96,8 +96,8 @@ def _projections(base: Family) -> Iterator[tuple[str, dict[str, _Sides]]]:
             continue
         if row.key.endswith(_WEIGHT) and other.key.endswith(_KERNEL):
             sides = _Sides((dimensions[1],), (dimensions[0],))
-            theirs = _divide(DIMENSION.findall(other.axes[0]), sides, base.systems[MAXTEXT])
-            yield name, {PEFT: sides, MAXTEXT: theirs}
+            maxtext_sides = _divide(DIMENSION.findall(other.axes[0]), sides, base.systems[MAXTEXT])
+            yield name, {PEFT: sides, MAXTEXT: maxtext_sides}
 
 
 def _own_rows(system: System) -> Mapping[str, Row]:

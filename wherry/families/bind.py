@@ -58,7 +58,7 @@ class BoundFamily:
         chosen: forms and conventions.
         optimizer: the optimizer whose state it holds; None if it holds none.
         solved: the extent of every axis, and its source.
-        told: sizes and facts from the config.
+        config_facts: sizes and facts from the config.
         stored: the tensors that hold parameters or moments.
         present: slot → parameters.
         scalars: name → the key path that it is read from.
@@ -75,7 +75,7 @@ class BoundFamily:
     chosen: Mapping[str, str]
     optimizer: str | None
     solved: SolvedSizes
-    told: ConfigFacts
+    config_facts: ConfigFacts
     stored: Mapping[KeyPath, StoredTensor]
     present: Mapping[str, frozenset[str]]
     scalars: Mapping[str, KeyPath]
@@ -136,7 +136,7 @@ def bind(
     system: System,
     manifest: Manifest,
     *,
-    told: ConfigFacts,
+    config_facts: ConfigFacts,
     conventions: Mapping[str, str],
     forms: Mapping[str, str] | None = None,
     sizes: Mapping[str, int] | None = None,
@@ -148,7 +148,7 @@ def bind(
         family: the model family.
         system: the system that wrote it.
         manifest: its manifest.
-        told: sizes and facts from its config, see `facts`.
+        config_facts: sizes and facts from its config, see `facts`.
         conventions: a choice for each of the system's conventions.
         forms: forms that the user or the config states.
         sizes: extents that the user states.
@@ -163,11 +163,13 @@ def bind(
     fits: list[BoundFamily] = []
     failures: list[WherryError] = []
     for candidate in _candidates(
-        family, system, manifest, dict(conventions), dict(forms or {}), told.known, outside or {}
+        family, system, manifest, dict(conventions), dict(forms or {}), config_facts.known, outside or {}
     ):
         try:
             fits.append(
-                _bind(family, system, candidate, told, dict(conventions), sizes or {}, manifest.tensors)
+                _bind(
+                    family, system, candidate, config_facts, dict(conventions), sizes or {}, manifest.tensors
+                )
             )
         except WherryError as error:
             failures.append(error)
@@ -302,31 +304,31 @@ def _require_implied(
     candidate: _Candidate,
     stored: Mapping[KeyPath, StoredTensor],
     present: frozenset[str],
-    told: ConfigFacts,
+    config_facts: ConfigFacts,
 ) -> None:
     """Compare the optional parameters with those that the config implies; a first missing or extra one is named."""
-    names = {**told.config, "there": dict.fromkeys(present, True)}
-    for name, text in system.config.implied.items() if told.config else ():
+    names = {**config_facts.config, "there": dict.fromkeys(present, True)}
+    for name, text in system.config.implied.items() if config_facts.config else ():
         wanted = evaluate(text, names)
         members = {one for one, row in family.parameters.items() if name in (one, row.part)}
         if wanted is True and not members <= present:
-            raise _lacking(candidate, min(members - present), text, told)
+            raise _lacking(candidate, min(members - present), text, config_facts)
         if wanted is False and members & present:
             path = next(
                 path for path, one in stored.items() if {p.parameter[1] for p in one.pieces} & members
             )
             raise UnrepresentableError(
-                f"{told.source} states a model without {name} ({text}), but the files have it",
+                f"{config_facts.source} states a model without {name} ({text}), but the files have it",
                 path=render(path),
                 cure="correct the config, or remove the tensors that do not belong to the model",
             )
 
 
 def _require_untied(
-    system: System, candidate: _Candidate, present: frozenset[str], told: ConfigFacts
+    system: System, candidate: _Candidate, present: frozenset[str], config_facts: ConfigFacts
 ) -> None:
     """Require the parameters that this system stores even if they are tied."""
-    names = {**told.facts, "there": dict.fromkeys(present, True)}
+    names = {**config_facts.facts, "there": dict.fromkeys(present, True)}
     for name, text in system.untied.items():
         if name not in present and evaluate(text, names) is True:
             raise IncompleteError(
@@ -340,9 +342,9 @@ def _layout_text(candidate: _Candidate, name: str) -> str:
     return next(rows).layouts[0].text
 
 
-def _lacking(candidate: _Candidate, name: str, text: str, told: ConfigFacts) -> IncompleteError:
+def _lacking(candidate: _Candidate, name: str, text: str, config_facts: ConfigFacts) -> IncompleteError:
     return IncompleteError(
-        f"missing parameter {name}: {_layout_text(candidate, name)}, which {told.source} implies ({text})",
+        f"missing parameter {name}: {_layout_text(candidate, name)}, which {config_facts.source} implies ({text})",
         cure="restore the missing tensors, or correct the config",
     )
 
@@ -373,13 +375,13 @@ def _bind(
     family: Family,
     system: System,
     candidate: _Candidate,
-    told: ConfigFacts,
+    config_facts: ConfigFacts,
     conventions: dict[str, str],
     sizes: Mapping[str, int],
     specs: Mapping[KeyPath, TensorSpec],
 ) -> BoundFamily:
-    solved, matches = solved_sizes(family, system, candidate.matching, told, sizes)
-    stored = stored_tensors(system, matches, solved.sizes, told)
+    solved, matches = solved_sizes(family, system, candidate.matching, config_facts, sizes)
+    stored = stored_tensors(system, matches, solved.sizes, config_facts)
     own = system.optimizers.get(candidate.optimizer or "")
     present = require_complete(
         family, candidate.templates, stored, solved.sizes, sparse=bool(own and own.filler)
@@ -390,17 +392,17 @@ def _bind(
             f"no tensor of the checkpoint is a parameter of {family.name} in {system.name}",
             cure="convert the checkpoint that has the model's parameters, or keep the tree with --to orbax",
         )
-    _require_untied(system, candidate, params, told)
+    _require_untied(system, candidate, params, config_facts)
     copies = candidate.sorted.copies
     _require_first_copies(copies, params)
-    _require_implied(family, system, candidate, stored, params, told)
+    _require_implied(family, system, candidate, stored, params, config_facts)
     return BoundFamily(
         family=family,
         system=system,
         chosen={**candidate.forms, **conventions},
         optimizer=candidate.optimizer,
         solved=solved,
-        told=told,
+        config_facts=config_facts,
         stored=stored,
         present=present,
         scalars=candidate.sorted.scalars,

@@ -1,4 +1,4 @@
-"""Outfit: the files beside the tensors that a system needs to load and use a checkpoint.
+"""Companions: the files that a system needs, in addition to the tensors, to load and use a checkpoint.
 
 The config is derived from the source; tokenizer, chat template, generation config and licence are copied from the
 source or from a folder that the user names. Configs of other systems are copied too, so that a conversion back finds
@@ -95,12 +95,12 @@ def companion_files(
     assets: str | None = None,
     token_ids: Mapping[str, Any] | None = None,
 ) -> CompanionFiles:
-    """Create the files that a target needs beside its tensors.
+    """Create the files that a target needs in addition to its tensors.
 
     Args:
         projected: the conversion.
-        config: a config of the target's system, or of the source's if both are the same; None takes the file beside
-            the source that has the target's name for it (`companion_config`).
+        config: a config of the target's system, or of the source's if both are the same; None takes the file next
+            to the source that has the target's name for it (`companion_config`).
         checkpoint: the opened source.
         assets: a folder or URI with tokenizer and similar files; they replace the source's.
         token_ids: numbers of special tokens that the user states.
@@ -113,13 +113,13 @@ def companion_files(
     """
     system, alike = projected.system, projected.system is projected.source.system
     _require_same_model(projected, checkpoint)
-    beside = config is None
-    given, source = companion_config(checkpoint, system) if beside else (config, "the config")
+    from_source = config is None
+    given, source = companion_config(checkpoint, system) if from_source else (config, "the config")
     names = [companion.name for companion in checkpoint.manifest.companions]
     made = model_files(checkpoint, assets)
     files = dict(made.files)
     more = {"tokenizer": _tokenizer(checkpoint, names, files)}
-    whole = given is not None and (beside or alike)
+    whole = given is not None and (from_source or alike)
     written = written_config(projected, given, source, whole=whole, more=more, token_ids=token_ids)
     if system.write.file is not None:
         files[system.write.file] = render_config(system.write.file, written.config)
@@ -152,12 +152,14 @@ def _overridden(token_ids: Mapping[str, Any], names: Sequence[str]) -> Iterator[
 
 
 def _agreeing(projected: Projection, checkpoint: Checkpoint, names: Mapping[str, Any]) -> set[str]:
-    """The configs of the family's systems beside a source that still describe the model, for the way back."""
+    """The configs of the family's systems next to a source that still describe the model, for the way back."""
     found: set[str] = set()
     for system in with_own_config(projected.source.family):
         config, name = companion_config(checkpoint, system)
-        told = tell(system, config, name)
-        if all(names.get(fact, value) == value for fact, value in told.facts.items() if fact != "tied"):
+        config_facts = tell(system, config, name)
+        if all(
+            names.get(fact, value) == value for fact, value in config_facts.facts.items() if fact != "tied"
+        ):
             found.add(str(system.write.file))
     return found
 
@@ -169,12 +171,16 @@ def with_own_config(family: Family) -> list[System]:
 
 def _restated_warnings(projected: Projection) -> Iterator[str]:
     """Warnings of facts for which the user states another value than the source's config or software."""
-    told, system = projected.source.told, projected.source.system
-    always = assumed_facts(system, {**projected.source.solved.sizes, **told.facts})
-    own = {name: evaluate(text, told.config) for name, text in system.config.facts.items() if told.config}
-    for fact, value in told.stated.items():
+    config_facts, system = projected.source.config_facts, projected.source.system
+    always = assumed_facts(system, {**projected.source.solved.sizes, **config_facts.facts})
+    own = {
+        name: evaluate(text, config_facts.config)
+        for name, text in system.config.facts.items()
+        if config_facts.config
+    }
+    for fact, value in config_facts.stated.items():
         if own.get(fact, value) not in (None, value):
-            yield f"{fact} = {value!r} as stated, instead of {own[fact]!r} in {told.source}"
+            yield f"{fact} = {value!r} as stated, instead of {own[fact]!r} in {config_facts.source}"
         elif own.get(fact) is None and fact in always and always[fact] != value:
             yield f"{fact} = {value!r} as stated, instead of {always[fact]!r}, which {system.name} always uses"
 
@@ -192,21 +198,21 @@ def model_folder(checkpoint: Checkpoint) -> Location | None:
 
 
 def companion_config(checkpoint: Checkpoint, system: System) -> tuple[dict[str, Any] | None, str]:
-    """The config of a system beside a checkpoint or in its run, and its name; None and `no config` if there is none.
+    """The config of a system next to a checkpoint or in its run, and its name; None and `no config` if there is none.
 
     Raises:
         UsageError: it cannot be read.
     """
     names = {companion.name for companion in checkpoint.manifest.companions}
-    beside = {
+    companions = {
         name: checkpoint.reader.companion(name) for name in [system.write.file] if name in names and name
     }
     above = {name: checkpoint.location.parent.join(name) for name in system.config.run}
     home = model_folder(checkpoint)
-    if home is not None and system.write.file and system.write.file not in beside:
+    if home is not None and system.write.file and system.write.file not in companions:
         above[system.write.file] = home.join(system.write.file)
     for name, location in {
-        **beside,
+        **companions,
         **{one: place for one, place in above.items() if place.exists()},
     }.items():
         found = complete_config(parse_config(name, location.read_whole(MOST_CONFIG)), name)
@@ -218,7 +224,7 @@ def companion_config(checkpoint: Checkpoint, system: System) -> tuple[dict[str, 
 def companion_facts(
     checkpoint: Checkpoint, family: Family, source: System, path: str | None = None
 ) -> dict[str, Any]:
-    """Facts from configs of the family's other systems: the file that the user names, and those beside a checkpoint.
+    """Facts from configs of the family's other systems: the file that the user names, and those next to a checkpoint.
 
     A source whose system has no config (Penzai), or an incomplete one, is completed by the configs that earlier
     conversions copied.
@@ -251,7 +257,7 @@ def sizes_stated(family: Family, path: str | None) -> dict[str, int]:
 
 
 def _require_same_model(projected: Projection, checkpoint: Checkpoint) -> None:
-    """Refuse a config of another model beside the source, which would complete this one wrongly."""
+    """Refuse a config of another model next to the source, which would complete this one wrongly."""
     sizes = projected.source.solved.sizes
     for system in with_own_config(projected.source.family):
         config, name = companion_config(checkpoint, system)
@@ -305,7 +311,7 @@ def _states(attributes: Mapping[str, Any], size: str) -> bool:
 def source_config(
     checkpoint: Checkpoint, family: Family, source: System, path: str | None
 ) -> tuple[dict[str, Any] | None, str]:
-    """The source's config: the file that the user names if it is of the source's system, else the one beside it.
+    """The source's config: the file that the user names if it is of the source's system, else that next to the source.
 
     Raises:
         NotFoundError, UsageError: the file cannot be read.

@@ -3,7 +3,7 @@
 The declarations that read a config also write it: an axis or a fact that is read from one attribute is written to it. A
 given config of the target (from the user, or copied by an earlier conversion) is kept, and only missing attributes are
 added. Unknown attributes that change no output get the system's documented default, with a warning; a fact that changes
-outputs and that nobody states is asked for. The result is read back: it must state the sizes and facts of the model.
+outputs and that nobody states is an error. The result is read back: it must state the sizes and facts of the model.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ def written_config(
     """
     system, write = projected.system, projected.system.write
     bound = projected.source
-    told = tell(system, given, source)
+    given_facts = tell(system, given, source)
     known = known_names(projected)
-    theirs = {**assumed_facts(system, known), **told.facts} if given is not None else {}
-    names = relevant(bound.family, {**theirs, **(more or {}), **known})
+    of_given = {**assumed_facts(system, known), **given_facts.facts} if given is not None else {}
+    names = relevant(bound.family, {**of_given, **(more or {}), **known})
     alike = system is bound.system
     warnings: list[str] = []
     if not alike:
@@ -88,9 +88,12 @@ def written_config(
     config: dict[str, Any] = copy.deepcopy(dict(given or {}))
     table = _table(system, config)
     _require_table(system, names, has_table=table is not config)
-    stated = {**(bound.told.facts if bound.system.like == system.name else {}), **bound.told.stated}
-    dropped = {*write.replaced, *_restated_attributes(system, told, stated, bound.told.stated)}
-    _require_agreement(system, names, told, stated)
+    stated = {
+        **(bound.config_facts.facts if bound.system.like == system.name else {}),
+        **bound.config_facts.stated,
+    }
+    dropped = {*write.replaced, *_restated_attributes(system, given_facts, stated, bound.config_facts.stated)}
+    _require_agreement(system, names, given_facts, stated)
     doubled = [name for name in dropped if table is not config and config.pop(name, None) is not None]
     for attribute in dropped:
         table.pop(attribute, None)
@@ -123,13 +126,13 @@ def _presumptions(source: System, presumed: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _restated_attributes(
-    system: System, told: ConfigFacts, stated: Mapping[str, Any], by_user: Collection[str]
+    system: System, given_facts: ConfigFacts, stated: Mapping[str, Any], by_user: Collection[str]
 ) -> set[str]:
     """The attributes that state a fact otherwise than the user or a source like the target, or not as the user does."""
     wrong = [
         fact
         for fact, value in stated.items()
-        if told.facts.get(fact, None if fact in by_user else value) != value
+        if given_facts.facts.get(fact, None if fact in by_user else value) != value
     ]
     return {name for fact in wrong for name in names_in(system.config.facts.get(fact) or "None")}
 
@@ -195,7 +198,7 @@ def _state_token_ids(
 
 
 def _put(config: dict[str, Any], table: dict[str, Any], attribute: str, value: object) -> None:
-    """Set an attribute that is not set yet; `/a.b` is `b` in the table `a` beside the model's."""
+    """Set an attribute that is not set yet; `/a.b` is `b` in the table `a` next to the model's table."""
     place = config if attribute[0] == "/" else table
     *outer, name = attribute.removeprefix("/").split(".")
     for part in outer:
@@ -265,14 +268,15 @@ def _notes(system: System, names: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _require_agreement(
-    system: System, names: Mapping[str, Any], told: ConfigFacts, stated: Mapping[str, Any]
+    system: System, names: Mapping[str, Any], given_facts: ConfigFacts, stated: Mapping[str, Any]
 ) -> None:
     """A given config must be of this model; what the user states replaces its facts."""
     open_ = {name: value for name, value in names.items() if name not in stated}
-    wrong = contradictions(told, system, open_)
+    wrong = contradictions(given_facts, system, open_)
     if wrong:
         raise MismatchError(
-            f"{told.source} contradicts the checkpoint: {wrong[0]}", cure="pass the config of this model"
+            f"{given_facts.source} contradicts the checkpoint: {wrong[0]}",
+            cure="pass the config of this model",
         )
 
 
@@ -286,7 +290,7 @@ def _require_same(projected: Projection, config: Mapping[str, Any], names: Mappi
         wrong = [str(error.args[0])]
     else:
         if system is not bound.system:
-            require_carried(bound.family, bound.system, system, bound.told, names, written)
+            require_carried(bound.family, bound.system, system, bound.config_facts, names, written)
         wrong = [*contradictions(written, system, names), *_other_choices(projected, written)]
     if wrong:
         raise UnrepresentableError(
@@ -303,7 +307,7 @@ def _other_choices(projected: Projection, written: ConfigFacts) -> Iterator[str]
             yield f"{name} is {value}, but {projected.chosen[name]} in the tensors"
 
 
-def contradictions(told: ConfigFacts, system: System, names: Mapping[str, Any]) -> list[str]:
+def contradictions(config_facts: ConfigFacts, system: System, names: Mapping[str, Any]) -> list[str]:
     """The sizes and facts in which a config differs from the tensors and the source's config.
 
     A tie is not compared, and what only attributes state that the target decides: the tensors show them.
@@ -312,12 +316,12 @@ def contradictions(told: ConfigFacts, system: System, names: Mapping[str, Any]) 
     decided = {"tied", *(fact for fact, text in system.config.facts.items() if names_in(text) <= replaced)}
     sizes = [
         f"{axis} is {extent} ({system.config.sizes[axis]}), but {names[axis]} in the tensors"
-        for axis, extent in told.sizes.items()
+        for axis, extent in config_facts.sizes.items()
         if axis in names and names[axis] != extent
     ]
     facts = [
         f"{fact} is {value!r} ({system.config.facts[fact]}), but {names[fact]!r} in the source's config"
-        for fact, value in told.facts.items()
+        for fact, value in config_facts.facts.items()
         if fact not in decided and fact not in system.absorbs and fact in names and names[fact] != value
     ]
     return [*sizes, *facts]

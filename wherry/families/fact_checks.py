@@ -1,8 +1,8 @@
-"""fact_checks: every fact that changes outputs reaches the target, or the conversion is refused or asks.
+"""fact_checks: every fact that changes outputs reaches the target, or the conversion is refused.
 
 A config is part of the model. A fact is *carried* if the target's own config states it and reads back equal, *checked*
 if the target's software always uses that value, *absorbed* if the layout's words put it into the weights. Any other
-value is refused by name. A fact that nobody states is asked for: nothing is filled in from another model.
+value is refused by name. The user must state a fact that nobody else states: nothing is filled in from another model.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def known_names(projected: Projection) -> dict[str, Any]:
     copies = tied_copies(bound, projected.system)
     there = {*bound.present["params"], *copies}
     ties = [name for name, one in bound.family.parameters.items() if one.tie]
-    facts = dict(bound.told.facts)
+    facts = dict(bound.config_facts.facts)
     if ties:
         facts["tied"] = not any(name in there for name in ties)
     slots = {piece.parameter[0] for one in projected.targets.values() for piece in one.pieces}
@@ -84,7 +84,7 @@ def relevant(family: Family, names: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_assumed(
-    family: Family, source: System, target: System, told: ConfigFacts, names: Mapping[str, Any]
+    family: Family, source: System, target: System, config_facts: ConfigFacts, names: Mapping[str, Any]
 ) -> None:
     """Check the facts of a model against what the target's software always uses.
 
@@ -92,7 +92,7 @@ def require_assumed(
         family: declares the facts.
         source: the source's system.
         target: the target's system.
-        told: what is known of the source.
+        config_facts: the facts of the source, from its config and from elsewhere.
         names: the known names, as far as they are known; facts that need others are left out.
 
     Raises:
@@ -101,29 +101,32 @@ def require_assumed(
     always = assumed_facts(target, names)
     for fact in different(family, names, always):
         raise UnrepresentableError(
-            f"{family.name}: {told_as(source, told, fact, names[fact], always[fact])}, "
+            f"{family.name}: {fact_text(source, config_facts, fact, names[fact], always[fact])}, "
             f"but {target.name} always uses {_excerpt(always[fact], names[fact])}",
             cure=_accepting(family, fact, always[fact]),
         )
 
 
 def require_fitting(
-    family: Family, told: ConfigFacts, sizes: Mapping[str, int], parameters: Collection[str] | None = None
+    family: Family,
+    config_facts: ConfigFacts,
+    sizes: Mapping[str, int],
+    parameters: Collection[str] | None = None,
 ) -> None:
     """Check what the user states of a source against its sizes and parameters.
 
     Args:
         family: declares which facts sizes show.
-        told: the facts that are stated, and the others.
+        config_facts: the facts of the source, with those that the user states.
         sizes: axis → extent, as far as they are known.
         parameters: those of the source; None if they are not known yet.
 
     Raises:
         MismatchError: a stated fact is not that of the tensors; both are named.
     """
-    names = {**sizes, **told.facts}
+    names = {**sizes, **config_facts.facts}
     ties = {name for name, one in family.parameters.items() if one.tie}
-    for fact, value in told.stated.items():
+    for fact, value in config_facts.stated.items():
         if fact not in family.facts:
             continue  # a number of adapters
         rule = family.facts[fact].fits
@@ -147,13 +150,15 @@ def different(family: Family, names: Mapping[str, Any], always: Mapping[str, Any
             yield fact
 
 
-def require_computed(family: Family, source: System, told: ConfigFacts, names: Mapping[str, Any]) -> None:
+def require_computed(
+    family: Family, source: System, config_facts: ConfigFacts, names: Mapping[str, Any]
+) -> None:
     """Check the config of a source that has another system's config, of which its own software ignores a part.
 
     Args:
         family: declares the facts.
         source: the source's system; nothing is checked of one with a config of its own.
-        told: what is known of the source.
+        config_facts: the facts of the source, from its config and from elsewhere.
         names: the known names, as far as they are known.
 
     Raises:
@@ -162,14 +167,14 @@ def require_computed(family: Family, source: System, told: ConfigFacts, names: M
     always = assumed_facts(source, names) if source.like else {}
     for fact in different(family, names, always):
         raise UnrepresentableError(
-            f"{told.source} states another model than {source.name} computes: "
-            f"{told_as(source, told, fact, names[fact], always[fact])}, "
+            f"{config_facts.source} states another model than {source.name} computes: "
+            f"{fact_text(source, config_facts, fact, names[fact], always[fact])}, "
             f"but it always uses {_excerpt(always[fact], names[fact])}",
             cure="correct the config to the model that was trained, or state it with "
             f"--set {shlex.quote(f'{fact}={_stated_as(family, fact, always[fact])}')}",
         )
     if source.like:
-        require_accepted(source, names, told.source)
+        require_accepted(source, names, config_facts.source)
 
 
 def require_known(family: Family, source: System, target: System, names: Mapping[str, Any]) -> None:
@@ -195,7 +200,7 @@ def require_carried(
     family: Family,
     source: System,
     target: System,
-    told: ConfigFacts,
+    config_facts: ConfigFacts,
     names: Mapping[str, Any],
     written: ConfigFacts,
 ) -> None:
@@ -205,39 +210,39 @@ def require_carried(
         family: declares the facts.
         source: the source's system.
         target: the target's system.
-        told: what is known of the source.
+        config_facts: the facts of the source, from its config and from elsewhere.
         names: the known names.
         written: the target's config, read back.
 
     Raises:
         UnrepresentableError: the target's software would use another value; attribute and both values are named.
     """
-    theirs = {**assumed_facts(target, names), **written.facts}
+    of_target = {**assumed_facts(target, names), **written.facts}
     for fact in applicable(family, names):
         value = names.get(fact)
-        if value is None or fact in target.absorbs or theirs.get(fact) == value:
+        if value is None or fact in target.absorbs or of_target.get(fact) == value:
             continue
-        kept = theirs.get(fact)
-        other = f"would use {_excerpt(kept, value)}" if fact in theirs else "has no attribute for it"
+        kept = of_target.get(fact)
+        other = f"would use {_excerpt(kept, value)}" if fact in of_target else "has no attribute for it"
         raise UnrepresentableError(
-            f"{family.name}: {told_as(source, told, fact, value, kept)}, but {target.name} {other}: "
+            f"{family.name}: {fact_text(source, config_facts, fact, value, kept)}, but {target.name} {other}: "
             f"{target.write.file} cannot state it",
             cure=_accepting(family, fact, kept),
         )
 
 
-def told_as(system: System, told: ConfigFacts, fact: str, value: object, other: object) -> str:
+def fact_text(system: System, config_facts: ConfigFacts, fact: str, value: object, other: object) -> str:
     """A fact in the words of the config that states it, for messages, where it differs from another value."""
     shown = _excerpt(value, other)
-    if fact in told.stated:
+    if fact in config_facts.stated:
         return f"{fact} is {shown} as stated"
     text = system.config.facts.get(fact)
-    if text is not None and told.config:
-        names = sorted(name for name in names_in(text) if told.config.get(name) is not None)
+    if text is not None and config_facts.config:
+        names = sorted(name for name in names_in(text) if config_facts.config.get(name) is not None)
         if len(names) == 1:
-            return f"{names[0]} is {_excerpt(told.config[names[0]], other)} in {told.source}"
+            return f"{names[0]} is {_excerpt(config_facts.config[names[0]], other)} in {config_facts.source}"
         if names:
-            return f"{fact} is {shown} according to {', '.join(names)} in {told.source}"
+            return f"{fact} is {shown} according to {', '.join(names)} in {config_facts.source}"
     return f"{fact} is {shown} in this model"
 
 

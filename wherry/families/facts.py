@@ -74,11 +74,11 @@ def tell(system: System, config: Mapping[str, Any] | None, source: str = "the co
                 cure=f"choose another family or model; these layouts require {rule}",
             )
     for text in rules.implied.values():
-        read.asked |= names_in(text)
+        read.used |= names_in(text)
     for one in (*system.conventions.values(), *system.forms.values()):
         if one.config:
             read(one.config)
-    _require_declared(system, attributes, read.asked, source)
+    _require_declared(system, attributes, read.used, source)
     return ConfigFacts(read.attributes, source, sizes, facts)
 
 
@@ -105,9 +105,9 @@ def _plain(value: Any, names: Mapping[str, Any]) -> Any:
     return evaluate(value, names) if isinstance(value, str) else value
 
 
-def _require_declared(system: System, attributes: Mapping[str, Any], asked: set[str], source: str) -> None:
+def _require_declared(system: System, attributes: Mapping[str, Any], read: set[str], source: str) -> None:
     """Every stated attribute is read, has its only supported value, or cannot change an output."""
-    rest = set(attributes) - asked - set(system.config.ignored)
+    rest = set(attributes) - read - set(system.config.ignored)
     for name in sorted(rest & set(system.config.usual)):
         usual = _plain(system.config.usual[name], attributes)
         if attributes[name] not in (None, usual):
@@ -154,19 +154,19 @@ def _size(read: Read, axis: str, text: str, source: str) -> int | None:
     return value
 
 
-def stated_forms(system: System, told: ConfigFacts) -> dict[str, str]:
+def stated_forms(system: System, config_facts: ConfigFacts) -> dict[str, str]:
     """The forms that the config states."""
     return {
         name: word(value)
         for name, form in system.forms.items()
-        if form.config and (value := evaluate(form.config, told.config)) is not None
+        if form.config and (value := evaluate(form.config, config_facts.config)) is not None
     }
 
 
 def conventions_of(
     system: System,
     stated: Mapping[str, str],
-    told: ConfigFacts,
+    config_facts: ConfigFacts,
     facts: Mapping[str, Any],
     *,
     recorded: Mapping[str, str] | None = None,
@@ -180,7 +180,7 @@ def conventions_of(
     Args:
         system: the system.
         stated: the choices of the user.
-        told: sizes and facts from this system's config.
+        config_facts: sizes and facts from this system's config.
         facts: facts from the other system's config.
         recorded: the choices that wherry recorded when it wrote the checkpoint.
         otherwise: choices that hold if nothing else is known.
@@ -193,15 +193,15 @@ def conventions_of(
     notes: list[str] = []
     missing: list[str] = []
     for name, one in system.conventions.items():
-        value = evaluate(one.config, told.config) if one.config and told.config else None
-        read = _attributes(system, one.config, told) if one.config and value is not None else ""
+        value = evaluate(one.config, config_facts.config) if one.config and config_facts.config else None
+        read = _attributes(system, one.config, config_facts) if one.config and value is not None else ""
         found = _agreed_choice(name, stated.get(name), {
             f"{system.name} always has": one.always,
             "wherry.json, which wherry wrote with this checkpoint, has": (recorded or {}).get(name),
-            f"{told.source} ({read}) means": None if value is None else word(value),
+            f"{config_facts.source} ({read}) means": None if value is None else word(value),
         })  # fmt: skip
         if read and name not in {**stated, **(recorded or {})}:
-            notes.append(f"{name} = {found}: {told.source} states {read}")
+            notes.append(f"{name} = {found}: {config_facts.source} states {read}")
         usual = (
             evaluate(one.facts, facts) if one.facts and not read and name not in (recorded or {}) else None
         )
@@ -249,11 +249,11 @@ def _agreed_choice(name: str, stated: str | None, known: Mapping[str, str | None
     return states[0][1] if states else stated
 
 
-def _attributes(system: System, expression: str, told: ConfigFacts) -> str:
+def _attributes(system: System, expression: str, config_facts: ConfigFacts) -> str:
     """The attributes of a config from which a value follows, for messages; defaults of the system are left out."""
     read, usual = sorted(names_in(expression)), system.config.defaults
-    found = [name for name in read if told.config.get(name) not in (None, usual.get(name))]
-    return ", ".join(f"{name} = {told.config[name]}" for name in found) or f"no {' or '.join(read)}"
+    found = [name for name in read if config_facts.config.get(name) not in (None, usual.get(name))]
+    return ", ".join(f"{name} = {config_facts.config[name]}" for name in found) or f"no {' or '.join(read)}"
 
 
 def _each_choice(name: str, one: Convention) -> str:

@@ -31,7 +31,7 @@ MOMENTS = {"mu": 1, "nu": 2}
 
 
 def stored_tensors(
-    system: System, matches: Sequence[Match], sizes: Mapping[str, int], told: ConfigFacts
+    system: System, matches: Sequence[Match], sizes: Mapping[str, int], config_facts: ConfigFacts
 ) -> dict[KeyPath, StoredTensor]:
     """Every tensor as pieces.
 
@@ -42,7 +42,7 @@ def stored_tensors(
     stored: dict[KeyPath, StoredTensor] = {}
     for match in matches:
         if match.form not in forms:
-            forms[match.form] = _forms(system, match, sizes, told.facts)
+            forms[match.form] = _forms(system, match, sizes, config_facts.facts)
         pieces = tuple([_piece(form, match, sizes) for form in forms[match.form]])
         stored[match.spec.path] = StoredTensor(match.spec, pieces)
     return stored

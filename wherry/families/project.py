@@ -156,11 +156,11 @@ def target_manifest(projected: Projection, source: Manifest) -> Manifest:
     """The target's manifest before its format prepares it: tensors, the run's numbers, lists and empty nodes.
 
     The family, both systems, every form and convention, and the facts that the user stated are recorded in `origin`; of
-    an adapter also the sizes and facts of its base, whose config is not beside it.
+    an adapter also the sizes and facts of its base, whose config is not stored with it.
     """
     bound = projected.source
     of_adapter = is_of_adapters(bound.family)
-    facts = dict(bound.told.facts if of_adapter else bound.told.stated)
+    facts = dict(bound.config_facts.facts if of_adapter else bound.config_facts.stated)
     scalars = {
         path: replace(source.tensors[taken], path=path, chunks=None, axes=None, sharding=None)
         for path, taken in projected.scalars.items()
@@ -272,7 +272,7 @@ def _is_wanted(template: Template, bound: BoundFamily) -> bool:
 def tied_copies(bound: BoundFamily, system: System) -> dict[str, str]:
     """Tied parameters that the target stores nevertheless → the parameters of which they are copies."""
     there = bound.present["params"]
-    names = {**bound.told.facts, "there": dict.fromkeys(there, True)}
+    names = {**bound.config_facts.facts, "there": dict.fromkeys(there, True)}
     ties = {name: bound.family.parameters[name].tie for name in system.untied}
     return {
         name: tie

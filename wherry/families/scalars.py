@@ -115,7 +115,7 @@ def _copy_keys(family: Family, system: System, chosen: Mapping[str, str]) -> dic
 
 
 def _of_tower(path: KeyPath, system: System, start: str, what: str) -> IgnoredEntry:
-    """The entry of a tensor beside the text model: other systems get it only if their own layouts have it."""
+    """The entry of a tensor outside the text model: other systems get it only if their own layouts have it."""
     return IgnoredEntry(path, f"{system.name}: {start}*", _TEXT_ALONE, what, weights=True)
 
 

@@ -6,8 +6,8 @@ and pass the same checks. An unknown field is an error.
     name, about, model_types (of Hugging Face configs); extends: another family, of which this one changes parts
     distinction            an expression over the attributes of a Hugging Face config: of several families with one
                            model type it chooses the one for which it is true
-    yields_to              a family with the same tensors in other systems: a checkpoint of theirs that both fit, and
-                           that names neither, is one of that family
+    yields_to              a family with the same tensors in other systems: if both fit a checkpoint of such a system,
+                           and it names neither, it is one of that family
     [axes]                 axis → meaning
     [constants]            axis → extent that holds for every model of the family whose config does not state another
     [facts]                fact → meaning, or {about, when, outputs, named, fits}: properties of a model other than
@@ -54,9 +54,9 @@ and pass the same checks. An unknown field is an error.
       apart                [[start, mark, reason], …]: modules that only this system has: every tensor whose name begins
                            with `start`, if the name `start` + `mark` exists; a conversion within the system carries
                            them unchanged, another one leaves them out for the reason
-      towers               [[start, what], …]: modules for images or sound beside a text model: every tensor whose name
-                           begins with `start`; a conversion within the system carries them unchanged, another one
-                           leaves them behind only if the user asks for it (`--ignore others`)
+      towers               [[start, what], …]: modules for images or sound in addition to a text model: every tensor
+                           whose name begins with `start`; a conversion within the system carries them unchanged,
+                           another one leaves them out only if the user states `--ignore others`
       accepts              [[expression over the known names, reason, cure], …]: what a target of this system can hold;
                            {F} in the reason stands for fact F of the expression; the cure is the option with which the
                            target can hold the model, if there is one
@@ -273,7 +273,7 @@ class Write:
     that begins with / is outside of `config.table`; a dot in it leads one table deeper.
 
     Attributes:
-        file: its name beside the tensors; None if the system has no such file.
+        file: its name, next to the tensors; None if the system has no such file.
         nested: whether the attributes are written into `config.table`.
         fixed: attribute → value for every model of the family.
         attributes: attribute → expression, if it is not simply an axis or a fact; or [[expression, value], …], of

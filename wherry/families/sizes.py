@@ -23,7 +23,7 @@ _ROWS = "vocab"  # the axis whose entries are parameters of their own: a row for
 
 
 def solved_sizes(
-    family: Family, system: System, matching: FamilyMatch, told: ConfigFacts, given: Mapping[str, int]
+    family: Family, system: System, matching: FamilyMatch, config_facts: ConfigFacts, given: Mapping[str, int]
 ) -> tuple[SolvedSizes, list[Match]]:
     """The size of every axis that this checkpoint needs, and the one template of each tensor.
 
@@ -34,21 +34,21 @@ def solved_sizes(
         *(
             StatedSize(axis, value, "the family")
             for axis, value in family.constants.items()
-            if axis not in told.sizes and axis not in given
+            if axis not in config_facts.sizes and axis not in given
         ),
         *(StatedSize(axis, value, "the user") for axis, value in given.items()),
         *(
-            StatedSize(axis, value, f"{told.source} ({system.config.sizes[axis]})")
-            for axis, value in told.sizes.items()
+            StatedSize(axis, value, f"{config_facts.source} ({system.config.sizes[axis]})")
+            for axis, value in config_facts.sizes.items()
         ),
     ]
     sure = [matches[0] for matches in matching.found.values() if len(matches) == 1]
     cure = _cure(system)
-    _require_rows(system, sure, told)
-    _require_counts(family, system, sure, told)
+    _require_rows(system, sure, config_facts)
+    _require_counts(family, system, sure, config_facts)
     first = solve(stated, list(_equations(system, sure)), wanted=(), cure=cure)
     matches = [_decide(options, first.sizes) for options in matching.found.values()]
-    _require_counts(family, system, matches, told)
+    _require_counts(family, system, matches, config_facts)
     equations = list(_equations(system, matches))
     used = {id(one.template): one.template for one in matches}.values()
     wanted = sorted({name for one in used for layout in one.layouts for name in layout.names})
@@ -157,21 +157,21 @@ def _index_equations(group: list[Match]) -> Iterator[Equation]:
         yield Equation(index.names, len(numbers), "+".join(template.parameters), source)
 
 
-def _require_rows(system: System, matches: Iterable[Match], told: ConfigFacts) -> None:
+def _require_rows(system: System, matches: Iterable[Match], config_facts: ConfigFacts) -> None:
     """Compare the rows of embeddings with the vocabulary that the config states, unless padding is allowed."""
-    wanted = told.sizes.get(_ROWS)
+    wanted = config_facts.sizes.get(_ROWS)
     for match in matches if wanted is not None else ():
         for layout in match.template.layouts:
             for place, one in enumerate(dimensions_of(system, layout, match) or ()):
                 rows = match.spec.shape[place]
                 if one.names == (_ROWS,) and not one.padded and rows != wanted:
-                    raise _other_rows(match, rows, wanted or 0, told, system)
+                    raise _other_rows(match, rows, wanted or 0, config_facts, system)
 
 
 def _other_rows(
-    match: Match, rows: int, wanted: int, told: ConfigFacts, system: System
+    match: Match, rows: int, wanted: int, config_facts: ConfigFacts, system: System
 ) -> IncompleteError | UnrepresentableError:
-    said = f"{told.source} ({system.config.sizes[_ROWS]}) states {wanted}"
+    said = f"{config_facts.source} ({system.config.sizes[_ROWS]}) states {wanted}"
     if rows < wanted:
         return IncompleteError(
             f"missing entries of the vocabulary: {said}, but the files have {rows}", path=match.spec.name,
@@ -183,17 +183,19 @@ def _other_rows(
     )  # fmt: skip
 
 
-def _require_counts(family: Family, system: System, matches: Sequence[Match], told: ConfigFacts) -> None:
+def _require_counts(
+    family: Family, system: System, matches: Sequence[Match], config_facts: ConfigFacts
+) -> None:
     """Compare the numbers of layers and experts in key paths with those that the config states."""
-    sizes = {**family.constants, **told.sizes}
+    sizes = {**family.constants, **config_facts.sizes}
     by_template: defaultdict[int, list[Match]] = defaultdict(list)
     for match in matches:
         by_template[id(match.template)].append(match)
     for group in by_template.values():
         for place, index in enumerate(group[0].template.layouts[0].indices):
-            stated = [system.config.sizes[name] for name in index.names if name in told.sizes]
+            stated = [system.config.sizes[name] for name in index.names if name in config_facts.sizes]
             if stated and index.needed <= set(sizes):
-                _require_numbers(group, place, index, sizes, f"{told.source} ({' × '.join(stated)})")
+                _require_numbers(group, place, index, sizes, f"{config_facts.source} ({' × '.join(stated)})")
 
 
 def _require_numbers(

@@ -38,7 +38,7 @@ def place_tensors(
     sizes = bound.solved.sizes
     for template in kept:
         sizes = {**_absent(bound, template), **sizes}
-        own, words = _dtype(template, pieces, dtype), words_of(template, sizes, bound.told.facts)
+        own, words = _dtype(template, pieces, dtype), words_of(template, sizes, bound.config_facts.facts)
         rows = [layout.present(sizes) for layout in template.layouts]
         forms, total = join_pieces(template, rows, sizes, words)
         shape = [_pad_extent(one, sizes, pads) for one in rows[0]]

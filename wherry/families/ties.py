@@ -61,7 +61,9 @@ def settle_copies(
     if checkpoint is not None:
         _require_copies(bound, checkpoint)
     settled = bound if keep else _settle_ties(bound, checkpoint)
-    return settled if settled.told is bound.told else replace(again(settled.told), notes=settled.notes)
+    if settled.config_facts is bound.config_facts:
+        return settled
+    return replace(again(settled.config_facts), notes=settled.notes)
 
 
 def _require_copies(bound: BoundFamily, source: Checkpoint) -> None:
@@ -96,7 +98,7 @@ def _settle_ties(bound: BoundFamily, source: Checkpoint | None) -> BoundFamily:
     Raises:
         MismatchError: the user states that they are tied, and they differ.
     """
-    if bound.told.facts.get(_TIED) is not True:
+    if bound.config_facts.facts.get(_TIED) is not True:
         return bound
     for name, parameter in bound.family.parameters.items():
         there = bound.present["params"]
@@ -118,16 +120,16 @@ def _settled_tie(bound: BoundFamily, name: str, tie: str, source: Checkpoint | N
             ignored=(*bound.ignored, *(IgnoredEntry(path, f"tied {name}", reason) for path in sorted(paths))),
         )
     first, second = bound.holding(tie).spec.name, bound.holding(name).spec.name
-    if _TIED in bound.told.stated:
+    if _TIED in bound.config_facts.stated:
         raise MismatchError(
             f"{_TIED}=true is stated, but {second} differs from {first}",
             cure=f"leave it out, or state --set {_TIED}=false",
         )
-    note = (
-        f"{bound.told.source} ties {second} to {first}, but the two differ: the target is untied, with both"
+    note = f"{bound.config_facts.source} ties {second} to {first}, but the two differ: the target is untied, with both"
+    config_facts = replace(bound.config_facts, facts={**bound.config_facts.facts, _TIED: False})
+    return replace(
+        bound, config_facts=config_facts, notes=(*bound.notes, *([note] if source is not None else []))
     )
-    told = replace(bound.told, facts={**bound.told.facts, _TIED: False})
-    return replace(bound, told=told, notes=(*bound.notes, *([note] if source is not None else [])))
 
 
 def _as_copies(bound: BoundFamily, name: str, tie: str) -> Iterator[StoredTensor]:

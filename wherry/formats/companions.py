@@ -32,7 +32,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 
 @dataclass(frozen=True, slots=True)
 class MemoryFiles(LocalStore):
-    """Files that exist in memory only, until they are copied beside the target."""
+    """Files that exist in memory only, until they are copied to the target."""
 
     files: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
 
@@ -64,7 +64,7 @@ def _writing(target: Location, size: int) -> Generator[Callable[[int, bytes], ob
 def ignored_companion(name: str, reason: str) -> IgnoredEntry:
     """The entry of a companion that a target does not get."""
     if is_weights(name):
-        return ignored_file(name, OTHERS, "weights of a module beside the model", reason, weights=True)
+        return ignored_file(name, OTHERS, "weights of a module outside the model", reason, weights=True)
     return ignored_file(name, COMPANIONS, "companion", reason)
 
 

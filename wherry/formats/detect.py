@@ -140,7 +140,7 @@ def resolve_source(source: SourceRequest) -> tuple[Location, Detection]:
     glimpse = Glimpse(location)
     found = look(glimpse, rows) or _in_run(glimpse, rows)
     if found is None:
-        raise _beside_its_record(glimpse, source.format) or _nothing(glimpse, source.format)
+        raise _record_without_checkpoint(glimpse, source.format) or _nothing(glimpse, source.format)
     return _root_at(location, found.uri), replace(found, evidence=(*chosen, *found.evidence))
 
 
@@ -308,7 +308,7 @@ def _newest_complete(root: Location, steps: list[StepFolder], rows: Mapping[str,
 
 
 def _empty_step(glimpse: Glimpse, rows: Mapping[str, Format]) -> Detection | None:
-    """An empty step folder beside other steps: Orbax itself lists it as a step."""
+    """An empty step folder next to other steps: Orbax itself lists it as a step."""
     location = glimpse.location
     number = step_number(location.name, any_prefix=True)
     if number is None or glimpse.entries or not glimpse.is_dir:
@@ -404,28 +404,28 @@ def _existing(given: str, location: Location) -> Location:
     return location
 
 
-def _beside_its_record(glimpse: Glimpse, asked: str | None) -> IncompleteError | None:
+def _record_without_checkpoint(glimpse: Glimpse, stated_format: str | None) -> IncompleteError | None:
     """The error for a folder that has the sidecar of a checkpoint, but not the checkpoint."""
     location = glimpse.location
     sidecar = readable_sidecar(location) if glimpse.is_dir else None
-    if sidecar is None or asked not in (None, sidecar.checkpoint.format):
+    if sidecar is None or stated_format not in (None, sidecar.checkpoint.format):
         return None
-    told = sidecar.checkpoint
-    row = formats().get(told.format)  # None for a plug-in's format that is not installed here
+    recorded = sidecar.checkpoint
+    row = formats().get(recorded.format)  # None for a plug-in's format that is not installed here
     members = [name for name in row.commit_members if name != COMMIT_SUCCESS] if row else []
     lacking = next((name for name in reversed(members) if not location.join(name).exists()), None)
     return IncompleteError(
         f"{lacking or 'the file of its tensors'} is missing: {FOLDER_NAME} records a checkpoint of "
-        f"{plural(told.tensors, 'tensor')} in format {told.format} here",
+        f"{plural(recorded.tensors, 'tensor')} in format {recorded.format} here",
         uri=location.uri,
         cure="restore its files; `wherry audit FOLDER` lists where other copies are",
     )
 
 
-def _nothing(glimpse: Glimpse, asked: str | None) -> WherryError:
+def _nothing(glimpse: Glimpse, stated_format: str | None) -> WherryError:
     uri = glimpse.location.uri
-    if asked is not None:
-        what = f"not a checkpoint of format {asked}"
+    if stated_format is not None:
+        what = f"not a checkpoint of format {stated_format}"
         return UnsupportedError(what, uri=uri, cure="remove --format to detect the format")
     form = unsupported_form(glimpse)
     if form is not None:

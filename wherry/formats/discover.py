@@ -128,7 +128,8 @@ class _Walk:
         except AmbiguousError as error:
             yield from self._items(glimpse, error)
             return
-        except HostileError as error:  # what a link in a folder reaches says nothing about the runs beside it
+        except HostileError as error:
+            # What a link in a folder reaches says nothing about the runs next to it.
             self._skip(glimpse.location, error.what, error)
             yield from self._among(
                 glimpse, {name: one for name, one in glimpse.entries.items() if one.is_dir}
@@ -177,7 +178,7 @@ class _Walk:
                     self._skip_unusable(run.join(name), verdict)
 
     def _steps_within(self, glimpse: Glimpse) -> Iterator[Detection]:
-        """Steps inside a checkpoint: the Hugging Face trainer saves the last model beside its `checkpoint-<n>`."""
+        """Steps inside a checkpoint: the Hugging Face trainer saves the last model next to its `checkpoint-<n>`."""
         children = glimpse.entries.values() if glimpse.is_dir else ()
         named = [entry for entry in children if entry.is_dir and not entry.name.isdecimal()]
         steps = [

@@ -1,4 +1,4 @@
-"""What the name of a file or folder beside a checkpoint says: weights in some form, or the state of a trainer.
+"""What the name of a file or folder next to a checkpoint says: weights in some form, or the state of a trainer.
 
 Nothing is opened for it. Whoever reads a folder uses it to tell companions from files that are not converted.
 Sources: transformers 5 (trainer.py, trainer_callback.py, training_args.py); accelerate 1.12 (utils/constants.py,
@@ -31,7 +31,7 @@ _FSDP_ITEM = re.compile(r"(?P<model>pytorch_model_fsdp)_\d+|optimizer_\d+")
 
 
 class TrainerFile(NamedTuple):
-    """A file that a trainer writes beside the weights.
+    """A file that a trainer writes next to the weights.
 
     Attributes:
         pattern: of its name.

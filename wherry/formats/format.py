@@ -64,8 +64,8 @@ class Holds:
         values: non-tensor leaves.
         empties: empty nodes.
         companions: companion files.
-        stated: names of companion files that are not kept beside, since its own files state what they say: its layout
-            reads them.
+        stated: names of companion files that are not kept as files, since the format's own files state what they
+            say: its layout reads them.
         rank: largest number of dimensions; None for any.
         types: classes of values and keys that are not text, as in pickles; otherwise they become plain values.
         needs: required companion files, those that its own files state included, each with the minimal content that is
@@ -103,7 +103,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What `open` returns: the refined detection, the contents, the reader, and what lies beside the contents.
+    """What `open` returns: the refined detection, the contents, the reader, and what is not read.
 
     What is not read of a source is evidence of its detection, so that `detect` names the same files as the plan of a
     conversion.
@@ -138,7 +138,8 @@ class Format:
         title: its display name.
         detect: returns a detection if a location is of this format, else None; looks at names and first bytes only,
             since `discover` calls it on every folder.
-        signs: without which it is not asked; see Signs. None of a plug-in's format, which is always asked.
+        signs: without which `detect` is not called; see Signs. None for a plug-in's format: its `detect` is always
+            called.
         open: reads metadata and returns manifest and reader.
         readable: whether `open` reads it; some formats are only recognised, so that they can be refused by name.
         holds: what it can hold.

@@ -1,4 +1,4 @@
-"""Glimpse: a cheap look at a location; Signs: what it must show before a format is asked whether it is its checkpoint.
+"""Glimpse: a cheap look at a location; Signs: what it must show before a format's `detect` is called.
 
 Signs decide nothing. They leave out the formats that cannot be meant, so that their code is not loaded. A format that
 would recognise a location, or refuse it by name, has one of its signs there (`tests/formats/test_signs.py`).

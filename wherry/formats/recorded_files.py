@@ -5,8 +5,8 @@ what it runs, such as the code of a model. So the record names every file in the
 checkpoint with its record names each further file. `KNOWN` has what readers and tools are known to leave in such a
 folder: these files are named too, and allowed. Files of the checkpoint itself are recorded with their sizes.
 
-Nothing beside a checkpoint that is one file counts; the record has its size under the name `.`. The list of files is in
-the sidecar, but not in the digest of the checkpoint, which covers the tensors and the companion files.
+If a checkpoint is one file, nothing next to it counts; the record has its size under the name `.`. The list of files is
+in the sidecar, but not in the digest of the checkpoint, which covers the tensors and the companion files.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def shortage(manifest: Manifest) -> Shortage | None:
         manifest: of the checkpoint as it is stored, not of a view of it.
     """
     weights = {path: spec for path, spec in manifest.tensors.items() if _is_weight(spec)}
-    parts = {**_beside_equal_layers(manifest.tensors, weights), **_by_name(weights)}
+    parts = {**_by_equal_layers(manifest.tensors, weights), **_by_name(weights)}
     if parts:
         first = min(parts)
         example = f"{render(first)} has shape {list(weights[first].shape)}"
@@ -133,7 +133,7 @@ def _module(names: Names) -> str | None:
     return before[-1] if before and not before[-1].isdecimal() else None
 
 
-def _beside_equal_layers(
+def _by_equal_layers(
     tensors: Mapping[KeyPath, TensorSpec], weights: Mapping[KeyPath, TensorSpec]
 ) -> dict[KeyPath, str]:
     """Weights that are parts of those of an equal layer → what is left of them (rules 1 and 2)."""

@@ -47,7 +47,7 @@ _OF_MAXTEXT = frozenset({"decoder", "token_embedder"})  # whose own trees lie be
 
 
 def is_flax(manifest: Manifest) -> bool:
-    """Whether this is a Flax tree of no system: nested parameters below `params`, other collections beside them."""
+    """Whether this is a Flax tree of no system: nested parameters below `params`, other collections next to them."""
     below = [path[1:] for path in manifest.tensors if path[:1] == (_PARAMS,)]
     wrapped = [path[1] for path in below if path[:1] == (_PARAMS,) and len(path) > 1]
     modules = any(part.endswith(_OF_TORCH) for path in below for part in path)

@@ -124,7 +124,7 @@ def is_part(glimpse: Glimpse) -> bool:
 
 _MERGE = (
     "ZeRO's partitions and universal checkpoints are read, tensor-parallel ranks, experts and pipeline stages are not: "
-    "merge its shards with the script that DeepSpeed put beside them, `python zero_to_fp32.py . OUT`; convert OUT"
+    "merge its shards with the script that DeepSpeed put next to them, `python zero_to_fp32.py . OUT`; convert OUT"
 )
 _MERGE_ABOVE = (
     "pass the folder of the step: its ZeRO partitions are read as whole tensors. Only without ZeRO a rank has whole "
@@ -144,7 +144,7 @@ FORMS = (
         "a DeepSpeed checkpoint of pipeline layers, such as GPT-NeoX saves",
         _pipeline_layers,
         "convert it with GPT-NeoX's tools/ckpts/convert_neox_to_hf.py, and pass the folder that this writes; DeepSpeed "
-        "puts no script beside such a checkpoint",
+        "puts no script next to such a checkpoint",
     ),
     UnsupportedForm(
         "a DeepSpeed checkpoint",

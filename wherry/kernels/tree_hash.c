@@ -707,8 +707,8 @@ EXPORT int64_t wherry_leaves_add(Leaves *all, const uint8_t *data, int64_t data_
  *
  * - chunk (2 bytes, low byte first), level (1), value (32): all bytes of the chunks [chunk, chunk + 2^level) have come,
  *   and no larger subtree of which that is true has them.
- * - chunk (2), EDGE (1), start (2), stop (2), bytes: of the chunk, these bytes have come, and neither all nor those beside
- *   them.
+ * - chunk (2), EDGE (1), start (2), stop (2), bytes: of the chunk, these bytes have come, but not the bytes next to
+ *   them, so not all of it.
  *
  * So the same bytes give the same entries, in whatever pieces they came. */
 enum { HEAD = 3, BOUNDS = 4, EDGE = 255 };

@@ -150,12 +150,12 @@ def _divide(node: ast.BinOp, left: Any, right: Any) -> Any:
 
 @dataclass(slots=True)
 class Read:
-    """A config that records which of its attributes were read."""
+    """A config that records which of its attributes are used."""
 
     attributes: Mapping[str, Any]
-    asked: set[str] = field(default_factory=set[str])
+    used: set[str] = field(default_factory=set[str])
 
     def __call__(self, text: str) -> Any:
         """The value of an expression."""
-        self.asked |= names_in(text)
+        self.used |= names_in(text)
         return evaluate(text, self.attributes)

@@ -197,45 +197,45 @@ class BareStatement(NamedTuple):
     time: str
 
 
-def rows_of(told: BareStatement) -> Iterator[Row]:
+def rows_of(statement: BareStatement) -> Iterator[Row]:
     """The rows of a statement; checkpoints before rows that refer to them."""
-    body = told.body
-    if told.kind == "conversion":
+    body = statement.body
+    if statement.kind == "conversion":
         for source in _sources(body):
-            yield from _seen_rows(source, told)
-        yield from _seen_rows(body["target"], told)
-        yield from _conversion_rows(told)
+            yield from _seen_rows(source, statement)
+        yield from _seen_rows(body["target"], statement)
+        yield from _conversion_rows(statement)
         return
     if body.get("subject") is not None:
-        yield from _seen_rows(body["subject"], told)
-    if told.kind == "verification":
-        yield tables.verification, _verification_record(told)
-    elif told.kind in _STATES:
-        yield tables.registration, _registration_record(body, _STATES[told.kind], told)
-    elif told.kind == "deletion" and body.get("checkpoint_digest") and body.get("uri"):
+        yield from _seen_rows(body["subject"], statement)
+    if statement.kind == "verification":
+        yield tables.verification, _verification_record(statement)
+    elif statement.kind in _STATES:
+        yield tables.registration, _registration_record(body, _STATES[statement.kind], statement)
+    elif statement.kind == "deletion" and body.get("checkpoint_digest") and body.get("uri"):
         gone = {"checkpoint_digest": body["checkpoint_digest"], "uri": body["uri"]}
-        yield tables.tombstone, {**gone, "time": told.time, "statement": told.seq}
+        yield tables.tombstone, {**gone, "time": statement.time, "statement": statement.seq}
 
 
-def _seen_rows(subject: Mapping[str, Any], told: BareStatement) -> Iterator[Row]:
+def _seen_rows(subject: Mapping[str, Any], statement: BareStatement) -> Iterator[Row]:
     """The rows of a checkpoint and of its place."""
     yield tables.checkpoint, {name: subject[name] for name in tables.checkpoint.columns}
-    yield tables.location, _place(subject, told)
+    yield tables.location, _place(subject, statement)
 
 
-def _place(subject: Mapping[str, Any], told: BareStatement) -> dict[str, Any]:
+def _place(subject: Mapping[str, Any], statement: BareStatement) -> dict[str, Any]:
     names = ("checkpoint_digest", "uri", "fingerprint")
-    return {**{name: subject[name] for name in names}, "seen": told.time, "statement": told.seq}
+    return {**{name: subject[name] for name in names}, "seen": statement.time, "statement": statement.seq}
 
 
-def _conversion_rows(told: BareStatement) -> Iterator[Row]:
-    body = told.body
+def _conversion_rows(statement: BareStatement) -> Iterator[Row]:
+    body = statement.body
     source, target = body["source"], body["target"]
     ends = {"source": source["checkpoint_digest"], "target": target["checkpoint_digest"]}
     yield (
         tables.conversion,
         {
-            "statement": told.seq,
+            "statement": statement.seq,
             **ends,
             "source_uri": source["uri"],
             "source_fingerprint": source["fingerprint"],
@@ -245,14 +245,14 @@ def _conversion_rows(told: BareStatement) -> Iterator[Row]:
             "options": canonical_json(body["options"]).decode(),
             "software": str(body["software"].get("wherry", "")),
             "lossless": body["lossless"],
-            "time": body["finished"] or told.time,
+            "time": body["finished"] or statement.time,
         },
     )
     parents = dict.fromkeys(one["checkpoint_digest"] for one in _sources(body))
     for parent in parents:
         if parent != ends["target"]:  # a copy that keeps the digest is a second place of one node
             way = {"source": parent, "target": ends["target"], "plan_digest": body["plan_digest"]}
-            yield tables.edge, {**way, "statement": told.seq}
+            yield tables.edge, {**way, "statement": statement.seq}
 
 
 def _sources(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -260,22 +260,22 @@ def _sources(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [row["checkpoint"] for row in body.get("parents", ())] or [body["source"]]
 
 
-def _verification_record(told: BareStatement) -> dict[str, Any]:
-    outcome = told.body["verification"]
+def _verification_record(statement: BareStatement) -> dict[str, Any]:
+    outcome = statement.body["verification"]
     return {
-        "checkpoint_digest": told.body["checkpoint_digest"],
+        "checkpoint_digest": statement.body["checkpoint_digest"],
         "level": str(outcome.get("level", "")),
         "verdict": str(outcome.get("verdict") or ("ok" if outcome.get("ok") else "failed")),
-        "time": told.time,
-        "statement": told.seq,
+        "time": statement.time,
+        "statement": statement.seq,
     }
 
 
-def _registration_record(body: Mapping[str, Any], state: str, told: BareStatement) -> dict[str, Any]:
+def _registration_record(body: Mapping[str, Any], state: str, statement: BareStatement) -> dict[str, Any]:
     return {
         **{name: body[name] for name in ("checkpoint_digest", "registry", "name")},
         "state": state,
         "version": body.get("version"),
-        "seen": told.time,
-        "statement": told.seq,
+        "seen": statement.time,
+        "statement": statement.seq,
     }

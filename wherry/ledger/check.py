@@ -189,12 +189,12 @@ class _ExpectedRows:
     def take(self, statement: StatementRow) -> str | None:
         """Add the rows of a statement; the reason if its body is invalid."""
         try:
-            told = _rows(statement)
+            rows = _rows(statement)
         except CorruptError as error:
             return f"invalid body: {error.what}"
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             return f"invalid body: {describe_exception(error)}"
-        for table, row in told:
+        for table, row in rows:
             held, key = self._rows[table.name], _mark(_KEY[table](row))
             if not table.first or key not in held:
                 held[key] = _mark(_CONTENTS[table](row))
@@ -235,10 +235,10 @@ def _row_fault(connection: LedgerConnection, expected: _ExpectedRows) -> str | N
 
 
 def _first_missing(connection: LedgerConnection, table: LedgerTable, missing: frozenset[int]) -> str:
-    for row in _statements(connection):
-        for other, told in _rows(row):
-            if other is table and _mark(_KEY[table](told)) in missing:
-                return _row_text(table, told)
+    for statement in _statements(connection):
+        for row_table, row in _rows(statement):
+            if row_table is table and _mark(_KEY[table](row)) in missing:
+                return _row_text(table, row)
     raise AssertionError("every missing row belongs to a statement")
 
 

@@ -240,11 +240,9 @@ def current_conversions(
         row for row in last.values() if row.gone is None and (digests is None or row.target_digest in digests)
     )
     rows = sorted(chosen, key=lambda row: row.statement)
-    asked, shared = (
-        recorded_requests(ledger, [row.statement for row in rows]),
-        dict[str, "Mapping[str, Any]"](),
-    )
-    return tuple(_conversion(row, asked[row.statement], shared) for row in rows)
+    requests = recorded_requests(ledger, [row.statement for row in rows])
+    shared = dict[str, "Mapping[str, Any]"]()
+    return tuple(_conversion(row, requests[row.statement], shared) for row in rows)
 
 
 def recorded_requests(ledger: Ledger, numbers: Iterable[int]) -> dict[int, dict[str, Any]]:
@@ -403,7 +401,7 @@ def _conversion_rows(
 
 
 def _conversion(
-    row: _ConversionRow, asked: Mapping[str, Any], shared: dict[str, Mapping[str, Any]]
+    row: _ConversionRow, request: Mapping[str, Any], shared: dict[str, Mapping[str, Any]]
 ) -> ConversionRecord:
     """A record; strings and options that occur again are one object."""
     if row.options not in shared:
@@ -412,4 +410,4 @@ def _conversion(
         name: intern(value) if type(value) is str else value for name, value in row._asdict().items()
     }
     values["options"] = shared[row.options]
-    return ConversionRecord(**values, asked=asked)
+    return ConversionRecord(**values, request=request)

@@ -125,13 +125,13 @@ def rebuild(
         chosen = registry_uri or (tracking if tracking_uri else mlflow_registry_uri())
         if registry:
             _ask_registry(tracking, chosen, found)
-        asked = {
+        arguments = {
             "roots": [str(root) for root in roots],
             "registry": without_secrets(chosen) if registry else None,
         }
         with opened.write() as connection:
             _require_empty(connection, opened.uri)  # no other process wrote meanwhile
-            _write(connection, asked, found)
+            _write(connection, arguments, found)
             return _outcome(connection, opened.uri, found)
 
 
@@ -212,12 +212,12 @@ def _from_tags(tags: Mapping[str, str]) -> CheckpointRef:
     )
 
 
-def _write(connection: LedgerConnection, asked: Mapping[str, Any], found: _RebuildSources) -> None:
+def _write(connection: LedgerConnection, arguments: Mapping[str, Any], found: _RebuildSources) -> None:
     """Write the statement of the rebuild, then the recovered statements, in their original order."""
     from wherry.ledger.append import append
     from wherry.ledger.record import add_conversion, add_registration, add_sighting
 
-    append(connection, "rebuild", {**asked, **_counts(found), "tool": __version__})
+    append(connection, "rebuild", {**arguments, **_counts(found), "tool": __version__})
     for _uri, sidecar in sorted(found.sidecars, key=_when):
         if sidecar.receipt is not None:
             add_conversion(connection, sidecar.receipt)
@@ -228,7 +228,7 @@ def _write(connection: LedgerConnection, asked: Mapping[str, Any], found: _Rebui
     for subject, name, version in sorted(
         found.registered, key=lambda row: (row[1], decimal_number(row[2]) or 0)
     ):
-        add_registration(connection, subject, str(asked["registry"]), name, version)
+        add_registration(connection, subject, str(arguments["registry"]), name, version)
     _bury(connection, found)
 
 

@@ -27,7 +27,7 @@ _PRODUCT_FIELDS = ("route", "target", "request", "committed", "run", "step", "sc
 _NEEDED = {"route", "target", "request"}
 _FAILURE_FIELDS = {"source", "fingerprint", "wherry", "requests", "error", "kind"}
 READ_ONLY = "read"  # the verdict on what was read, but never recorded: it proves nothing
-ADDED = "added"  # the verdict on intact data with files beside it that its record does not have
+ADDED = "added"  # the verdict on intact data next to files that its record does not list
 SOUND = ("ok", READ_ONLY, ADDED)  # verdicts of verifications that found the data intact
 _PROVING = ("digest", "roundtrip")  # levels that prove that the bytes match the recorded digests
 
@@ -137,7 +137,7 @@ class ConversionRecord:
         lossless: whether every move was exact.
         software: the version of wherry that did it; empty if unknown.
         gone: when the result was deleted there (UTC); None if no deletion is recorded.
-        asked: the stated request, as in receipts; empty if no statement was read.
+        request: the stated request, `asked` in receipts; empty if no statement was read.
         seconds: wall time; 0 in the same case.
         bytes_read: tensor bytes that were read; 0 in the same case.
     """
@@ -155,7 +155,7 @@ class ConversionRecord:
     lossless: bool
     software: str
     gone: str | None = None
-    asked: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    request: Mapping[str, Any] = field(default_factory=dict[str, Any])
     seconds: float = 0.0
     bytes_read: int = 0
 
@@ -394,12 +394,12 @@ class _Draft:
 
         fields = intern_row(row)
         fields["options"] = self._options.setdefault(row["options"], body["options"])
-        asked: Mapping[str, Any] = body.get("asked") or {}
+        request: Mapping[str, Any] = body.get("asked") or {}
         return ConversionRecord(
             source_digest=fields.pop("source"),
             target_digest=fields.pop("target"),
             **fields,
-            asked=self._options.setdefault(repr(asked), asked),
+            request=self._options.setdefault(repr(request), request),
             seconds=stored_number(body["seconds"]),
             bytes_read=stored_number(body["bytes_read"]),
         )

@@ -119,14 +119,14 @@ def resolve_model(
     stores = stores_of(tracking_uri, registry_uri)
     named, digest = _MODEL.fullmatch(text), digest_in(text)
     if named is not None:
-        asked = _by_name(text, named.groupdict(), stores)
+        query = _by_name(text, named.groupdict(), stores)
     elif digest is not None:
-        asked = _ModelQuery(text, digest)
+        query = _ModelQuery(text, digest)
     elif (known := known_digest(text)) is not None:
-        asked = _ModelQuery(text, known)
+        query = _ModelQuery(text, known)
     else:
         raise _unknown(text)
-    return _place(asked, stores)
+    return _place(query, stores)
 
 
 def checkpoint_uri(uri: str | os.PathLike[str]) -> str | os.PathLike[str]:
@@ -274,11 +274,11 @@ def _by_name(text: str, parts: Mapping[str, str | None], stores: Mapping[str, st
     return _ModelQuery(text, digest, row, alias)
 
 
-def _place(asked: _ModelQuery, stores: Mapping[str, str]) -> ResolvedModel:
+def _place(query: _ModelQuery, stores: Mapping[str, str]) -> ResolvedModel:
     """The first place that holds the checkpoint; places from the registry come before those from the ledger."""
     tried: list[str] = []
     failed: list[WherryError] = []
-    for place in _places(asked, stores):
+    for place in _places(query, stores):
         if place in tried:
             continue
         tried.append(place)
@@ -287,13 +287,13 @@ def _place(asked: _ModelQuery, stores: Mapping[str, str]) -> ResolvedModel:
         except WherryError as error:  # another place may hold it
             failed.append(error)
             continue
-        if found is not None and proved_digest(found[1]) == asked.digest:
-            return _resolve(asked, found[0].uri, found[1])
+        if found is not None and proved_digest(found[1]) == query.digest:
+            return _resolve(query, found[0].uri, found[1])
         if found is not None:
-            failed.append(_another(asked, place))
+            failed.append(_another(query, place))
     if failed:
         raise next((error for error in failed if error.retryable), failed[0])
-    raise _nowhere(asked.uri, asked.digest, tried)
+    raise _nowhere(query.uri, query.digest, tried)
 
 
 def proved_digest(sidecar: Sidecar) -> str:
@@ -333,28 +333,28 @@ def proved_sidecar(location: Location, stage: str) -> Sidecar:
     return sidecar
 
 
-def _another(asked: _ModelQuery, place: str) -> MismatchError:
+def _another(query: _ModelQuery, place: str) -> MismatchError:
     return MismatchError(
-        f"the checkpoint at this location is not the registered {short(asked.digest)}",
+        f"the checkpoint at this location is not the registered {short(query.digest)}",
         uri=place,
         cure="restore the registered checkpoint, or register the present one",
         stage="resolve",
     )
 
 
-def _places(asked: _ModelQuery, stores: Mapping[str, str]) -> Iterator[str]:
-    if asked.row is not None and URI_TAG in asked.row.tags:
-        yield asked.row.tags[URI_TAG]
+def _places(query: _ModelQuery, stores: Mapping[str, str]) -> Iterator[str]:
+    if query.row is not None and URI_TAG in query.row.tags:
+        yield query.row.tags[URI_TAG]
     # The database library is only loaded if the first place does not do.
     from wherry.ledger.nodes import nodes
     from wherry.ledger.record import open_ledger
 
     with open_ledger() as ledger:
-        known = nodes(ledger, {asked.digest})
-    if asked.digest in known:
-        yield from (place.uri for place in known[asked.digest].places)
-    if asked.row is None:
-        row = service("mlflow").find_digest(asked.digest, **stores)
+        known = nodes(ledger, {query.digest})
+    if query.digest in known:
+        yield from (place.uri for place in known[query.digest].places)
+    if query.row is None:
+        row = service("mlflow").find_digest(query.digest, **stores)
         yield from [row.tags[URI_TAG]] if row is not None and URI_TAG in row.tags else []
 
 
@@ -367,14 +367,14 @@ def _at(uri: str) -> tuple[Location, Sidecar] | None:
     return None if sidecar is None else (location, sidecar)
 
 
-def _resolve(asked: _ModelQuery, uri: str, sidecar: Sidecar) -> ResolvedModel:
-    row = asked.row
+def _resolve(query: _ModelQuery, uri: str, sidecar: Sidecar) -> ResolvedModel:
+    row = query.row
     return ResolvedModel(
         uri=uri,
         name=row.name if row else None,
         version=row.version if row else None,
-        alias=asked.alias,
-        checkpoint_digest=asked.digest,
+        alias=query.alias,
+        checkpoint_digest=query.digest,
         weights_digest=sidecar.checkpoint.weights_digest,
         tags=dict(row.tags) if row else {},
     )

@@ -105,7 +105,7 @@ class Impact:
         steps: the conversions, the nearest first.
         versions: model versions of anything derived, as `name version N in registry`, including its own.
         places: known URIs of derived checkpoints that still exist.
-        rest: further conversions, which are not among the steps; empty unless only the nearest were asked for.
+        rest: further conversions, which are not among the steps; empty unless only the nearest were requested.
     """
 
     root: str
@@ -131,8 +131,8 @@ def why(about: str | os.PathLike[str]) -> Why:
     Raises:
         NotFoundError, AmbiguousError, StorageError: as `lineage.show`.
     """
-    tree, told = _ask(about, up=True)
-    steps = _steps(tree, told, up=True)
+    tree, recorded = _ask(about, up=True)
+    steps = _steps(tree, recorded, up=True)
     met = {tree.root, *(step.edge.source for step in steps)}
     made = {step.edge.target for step in steps}
     return Why(tree.root, _choose_nodes(tree, met), steps, tuple(sorted(met - made)))
@@ -151,8 +151,8 @@ def impact(about: str | os.PathLike[str], *, receipts: bool = True, brief: bool 
     Raises:
         NotFoundError, AmbiguousError, StorageError: as `lineage.show`.
     """
-    tree, told = _ask(about, up=False, receipts=receipts, brief=brief)
-    steps = _steps(tree, told, up=False)
+    tree, recorded = _ask(about, up=False, receipts=receipts, brief=brief)
+    steps = _steps(tree, recorded, up=False)
     derived = {step.edge.target for step in steps} - {tree.root}
     nodes = _choose_nodes(tree, {tree.root, *derived})
     places, rows = _standing({edge.target for edge in tree.rest} - nodes.keys())
@@ -179,7 +179,7 @@ def render_why(found: Why) -> str:
     lines = [title(found.nodes[found.root]), *(f"  {line}" for line in facts(found.nodes[found.root]))]
     for step in found.steps:
         about = found.nodes[step.edge.source]
-        lines += _describe_step(step, f"converted from {title(about)}", (*_told_of(step), *facts(about)))
+        lines += _describe_step(step, f"converted from {title(about)}", (*_details(step), *facts(about)))
     origins = ", ".join(short(digest) for digest in found.origins)
     lines.append(f"no known source: {origins}" if origins else "no origin: the conversions form a cycle")
     return join_lines(lines)
@@ -220,10 +220,10 @@ def _ask(
         if not receipts:
             return tree, {}
         bodies = by_number(ledger, {edge.statement for edge in tree.edges if edge.statement is not None})
-    told = {
+    recorded = {
         _mark(edge): _conversion(bodies, edge.statement) for edge in tree.edges if edge.statement is not None
     }
-    return tree, {**_from_sidecar(sidecar), **told}
+    return tree, {**_from_sidecar(sidecar), **recorded}
 
 
 def _conversion(bodies: Mapping[int, Statement], number: int) -> Mapping[str, Any]:
@@ -252,7 +252,7 @@ def _mark(edge: Edge) -> tuple[str, str, str]:
 
 
 def _steps(
-    tree: LineageTree, told: Mapping[tuple[str, str, str], Mapping[str, Any]], *, up: bool
+    tree: LineageTree, recorded: Mapping[tuple[str, str, str], Mapping[str, Any]], *, up: bool
 ) -> tuple[LineageStep, ...]:
     """The conversions breadth first, each once; those at the same distance in the order of the ledger."""
     edges = defaultdict[str, "list[Edge]"](list)
@@ -263,7 +263,7 @@ def _steps(
     while level:
         here = [edge for digest in level for edge in edges.get(digest, ())]
         for edge in sorted(here, key=lambda edge: (edge.statement or math.inf, edge.time, _mark(edge))):
-            body = told.get(_mark(edge), {})
+            body = recorded.get(_mark(edge), {})
             found.append(LineageStep(edge, distance, {name: body[name] for name in _HOW if name in body}))
         level = {edge.source if up else edge.target for edge in here} - seen
         seen |= level
@@ -292,17 +292,17 @@ def _describe_step(step: LineageStep, headline: str, lines: Iterable[str]) -> It
     yield from (f"{indent}  {line}" for line in lines)
 
 
-def _told_of(step: LineageStep) -> Iterator[str]:
+def _details(step: LineageStep) -> Iterator[str]:
     yield how(step.edge)
-    told = step.how
-    if options := {name: value for name, value in told.get("options", {}).items() if value is not None}:
+    recorded = step.how
+    if options := {name: value for name, value in recorded.get("options", {}).items() if value is not None}:
         yield "options: " + ", ".join(f"{name}={value}" for name, value in sorted(options.items()))
-    if software := told.get("software"):
+    if software := recorded.get("software"):
         yield "software: " + ", ".join(f"{name} {version}" for name, version in software.items())
-    checked = told.get("verification")
+    checked = recorded.get("verification")
     yield (
         f"read back: {plural(checked['tensors'], 'tensor')}"
         if checked and "tensors" in checked
         else "not read back"
     )
-    yield from (f"warning: {warning}" for warning in told.get("warnings", ()))
+    yield from (f"warning: {warning}" for warning in recorded.get("warnings", ()))

@@ -1,6 +1,6 @@
 """excerpt: what one HTML page shows of a lineage, so that the page stays small however large the lineage is.
 
-A checkpoint may have ten thousand results. The page then has the checkpoints nearest to the one that was asked for, at
+A checkpoint may have ten thousand results. The page then has the checkpoints nearest to the requested one, at
 most `NEIGHBOURS` on each side of a checkpoint: first those that are registered or failed a verification, then those
 that were converted last. It states how many more each of them has, and lists all others by name and digest in a compact
 form, which its search reads. What does not fit in that list either is counted.

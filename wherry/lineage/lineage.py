@@ -37,7 +37,7 @@ class LineageTree:
         root: its checkpoint digest.
         nodes: checkpoint digest → node, for every end of an edge and the root.
         edges: the conversions, in the order in which they were recorded.
-        rest: further conversions, whose ends may not be among the nodes; empty unless only the nearest were asked for.
+        rest: further conversions, whose ends may not be among the nodes; empty unless only the nearest were requested.
     """
 
     root: str
@@ -169,9 +169,9 @@ def tree_of(
     from wherry.ledger.nodes import nodes, notable, referenced_nodes
     from wherry.ledger.record import ancestors, descendants
 
-    told, ends = _recorded_edges(sidecar)
+    recorded, ends = _recorded_edges(sidecar)
     edges = [*(ancestors(ledger, root) if up else ()), *(descendants(ledger, root) if down else ())]
-    for one in told:
+    for one in recorded:
         edges += ancestors(ledger, one.source) if up else []
         known = {(edge.source, edge.target, edge.plan_digest) for edge in edges}
         edges += [one] if (one.source, one.target, one.plan_digest) not in known else []

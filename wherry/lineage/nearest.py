@@ -2,7 +2,7 @@
 
 A checkpoint may have ten thousand results. Of one checkpoint, the text then has at most `NEIGHBOURS` sources and as
 many results: first those that are registered or failed a verification, then those that were converted last. It has at
-most `MOST` conversions on each side of the checkpoint that was asked for, the nearest ones. The others are counted.
+most `MOST` conversions on each side of the requested checkpoint, the nearest ones. The others are counted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     _Notable = Callable[[set[str]], set[str]]
 
 NEIGHBOURS = 50  # sources and results of one checkpoint
-MOST = 1000  # conversions above, and below, the checkpoint that was asked for
+MOST = 1000  # conversions above, and below, the requested checkpoint
 
 
 def nearest(edges: Sequence[Edge], root: str, notable: _Notable) -> tuple[tuple[Edge, ...], tuple[Edge, ...]]:
@@ -27,7 +27,7 @@ def nearest(edges: Sequence[Edge], root: str, notable: _Notable) -> tuple[tuple[
 
     Args:
         edges: the conversions, in the order in which they were recorded.
-        root: digest of the checkpoint that was asked for.
+        root: digest of the requested checkpoint.
         notable: gives those of some digests that come first. It is only called for the neighbours of a checkpoint that
             has too many of them.
     """

@@ -187,8 +187,9 @@ def _by_source(
     """The conversions that have the same source, read in the same way."""
     groups = defaultdict[tuple[Any, ...], "list[ConversionRecord]"](list)
     for row in rows:
-        said = _recorded_request(row)
-        how = said.get("format", nodes[row.source_digest].format), *said.get("allow_opaque", ()), "as" in said
+        recorded = _recorded_request(row)
+        read_as = recorded.get("format", nodes[row.source_digest].format)
+        how = read_as, *recorded.get("allow_opaque", ()), "as" in recorded
         groups[row.source_digest, row.source_uri, how].append(row)
     return list(groups.values())
 
@@ -208,10 +209,10 @@ def _look(
 
 
 def _present_source(row: ConversionRecord, format: str, routes: Sequence[Route]) -> PresentSource:
-    said, rules = _recorded_request(row), ()
+    recorded, rules = _recorded_request(row), ()
     try:
-        with open_source(_source(row, said.get("format", format))) as checkpoint:
-            rules = () if "as" in said else rules_at(checkpoint.detection, routes)
+        with open_source(_source(row, recorded.get("format", format))) as checkpoint:
+            rules = () if "as" in recorded else rules_at(checkpoint.detection, routes)
             return PresentSource(rules, present_fingerprint(checkpoint))
     except WherryError as error:
         return PresentSource(rules, error=error)
@@ -247,7 +248,7 @@ def _reasons(
 
 def _other_sources(row: ConversionRecord) -> Iterator[Reason]:
     """The reasons of the further sources of a merge."""
-    for one in row.asked.get("merge", {}).get("sources", ())[1:]:
+    for one in row.request.get("merge", {}).get("sources", ())[1:]:
         try:
             with open_source(_stated_source(one["uri"], one["format"])) as checkpoint:
                 same = present_fingerprint(checkpoint) == one["fingerprint"]
@@ -278,7 +279,7 @@ def _is_same(place: PlaceRecord, format: str) -> bool:
 
 def _recorded_request(row: ConversionRecord) -> Mapping[str, Any]:
     """The recorded request; where a receipt states none, as a program may make it, what its options state."""
-    return row.asked or restore_request(row.format, row.options)
+    return row.request or restore_request(row.format, row.options)
 
 
 def _source(row: ConversionRecord, format: str) -> SourceRequest:
@@ -291,32 +292,32 @@ def _by_route(
     row: ConversionRecord, source_format: str, rules: Sequence[RouteRule], plans: _Plans
 ) -> Iterator[Reason]:
     """The reasons, if none of the routes that may have requested it would produce the same now."""
-    told, said = list[Reason](), _recorded_request(row)
+    reasons, recorded = list[Reason](), _recorded_request(row)
     for route, rule in rules:
         name = f"route {route.name}"
         try:
-            asked = as_routed(row, route, rule)
-            now = _planned_once(row, route.format or source_format, asked, plans)
+            request = as_routed(row, route, rule)
+            now = _planned_once(row, route.format or source_format, request, plans)
         except WherryError as error:  # a file that the route names
-            now, asked = error, {}
+            now, request = error, {}
         if isinstance(now, WherryError):
-            told.append(Reason(ROUTE_CHANGED, f"{name} fails now: {now.what}"))
+            reasons.append(Reason(ROUTE_CHANGED, f"{name} fails now: {now.what}"))
             continue
-        if now == row.plan_digest and not any(differences(said, asked, UNPLANNED)):
+        if now == row.plan_digest and not any(differences(recorded, request, UNPLANNED)):
             return
-        how = ", ".join(differences(said, asked))
+        how = ", ".join(differences(recorded, request))
         what = f"{name} has changed since the conversion"
-        told.append(Reason(ROUTE_CHANGED, f"{what}: {how}" if how else what))
-    yield told[0]
+        reasons.append(Reason(ROUTE_CHANGED, f"{what}: {how}" if how else what))
+    yield reasons[0]
 
 
 def _by_record(row: ConversionRecord, source_format: str, plans: _Plans) -> Iterator[Reason]:
     """The reason, if the recorded request would not produce the same now."""
-    said = _recorded_request(row)
+    recorded = _recorded_request(row)
     try:
-        asked = present(said)
-        now: str | WherryError = _planned_once(row, source_format, asked, plans)
-        changed = ", ".join(differences(said, asked, UNPLANNED))
+        request = present(recorded)
+        now: str | WherryError = _planned_once(row, source_format, request, plans)
+        changed = ", ".join(differences(recorded, request, UNPLANNED))
     except WherryError as error:  # a file that it names
         now, changed = error, ""
     if isinstance(now, WherryError):
@@ -327,46 +328,48 @@ def _by_record(row: ConversionRecord, source_format: str, plans: _Plans) -> Iter
 
 
 def _planned_once(
-    row: ConversionRecord, source_format: str, asked: Mapping[str, Any], plans: _Plans
+    row: ConversionRecord, source_format: str, request: Mapping[str, Any], plans: _Plans
 ) -> str | WherryError:
     """As `_plan_now`, from earlier plans for the same source: no plan depends on where its target is."""
     protocol = row.target_uri.partition("://")[0] if "://" in row.target_uri else ""
-    target = row.target_uri if "as" in asked else protocol  # a rewrite looks at its target
-    key = canonical_json([source_format, row.format, target, asked])
+    target = row.target_uri if "as" in request else protocol  # a rewrite looks at its target
+    key = canonical_json([source_format, row.format, target, request])
     if key not in plans:
-        plans[key] = _plan_now(row, source_format, asked)
+        plans[key] = _plan_now(row, source_format, request)
     return plans[key]
 
 
-def _plan_now(row: ConversionRecord, source_format: str, asked: Mapping[str, Any]) -> str | WherryError:
+def _plan_now(row: ConversionRecord, source_format: str, request: Mapping[str, Any]) -> str | WherryError:
     """Digest of the plan that the request gives now, or the error."""
     from wherry.converter.plan import plan_request
     from wherry.converter.rewrite import plan_rewrite
 
     source = _source(row, source_format)
     try:
-        if "merge" in asked:  # the files of its sources alone are compared
+        if "merge" in request:  # the files of its sources alone are compared
             return row.plan_digest
-        if "as" in asked:
-            return plan_rewrite(RewriteRequest(source=source, target=row.target_uri, as_=asked["as"])).digest
-        return plan_request(planned_again(asked, source, TargetRequest(row.target_uri, row.format))).digest
+        if "as" in request:
+            return plan_rewrite(
+                RewriteRequest(source=source, target=row.target_uri, as_=request["as"])
+            ).digest
+        return plan_request(planned_again(request, source, TargetRequest(row.target_uri, row.format))).digest
     except WherryError as error:
         return error
 
 
 def _cure(row: ConversionRecord, source: str, rules: Sequence[RouteRule]) -> str:
     """The command line that converts again, as the route states it or as it was recorded."""
-    asked = _recorded_request(row)
+    request = _recorded_request(row)
     if rules:
         route, rule = rules[0]
         try:
-            asked = {
+            request = {
                 **as_routed(row, route, rule),
-                **{n: v for n, v in asked.items() if n in ("into", "as_step")},
+                **{n: v for n, v in request.items() if n in ("into", "as_step")},
             }
         except WherryError as error:
             _log.debug("the cure uses the recorded request: %s", error)
-    return command_line(asked, source, row.target_uri, moved=source != row.source_uri)
+    return command_line(request, source, row.target_uri, moved=source != row.source_uri)
 
 
 def _with_upstream(rows: Sequence[ConversionRecord], looked: Sequence[Stale]) -> Iterator[Stale]:

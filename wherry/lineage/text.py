@@ -61,20 +61,20 @@ def _branches(tree: LineageTree, *, up: bool) -> Iterator[str]:
         here = [*edges.get(digest, ()), *([more[digest]] if digest in more else [])]
         return [_Row(one, bar, depth, one is here[-1]) for one in reversed(here)]
 
-    told, waiting = {tree.root}, rows(tree.root, "", 1)
+    printed, waiting = {tree.root}, rows(tree.root, "", 1)
     while waiting:  # no recursion: a chain of nightly conversions may be thousands long
         edge, bar, depth, last = waiting.pop()
         if isinstance(edge, int):
             yield f"{bar}└─ and {edge:,} more"
             continue
         other = edge.source if up else edge.target
-        again = other in told and (other in edges or other in more)
+        again = other in printed and (other in edges or other in more)
         far = f" ({plural(depth, 'conversion')} away)" if depth > DEEPEST else ""
         seen = " (see above)" if again else ""
         yield f"{bar}{'└─' if last else '├─'} {title(tree.nodes[other])}{far}{seen}"
         inner = bar + ("   " if last else "│  ")
         yield from (f"{inner}  {line}" for line in (how(edge), *facts(tree.nodes[other])))
-        told.add(other)
+        printed.add(other)
         waiting += [] if again else rows(other, bar if depth > DEEPEST else inner, depth + 1)
 
 

@@ -60,7 +60,7 @@ def export(
             (DTensors included).
         uri: the target; with `into` the run folder.
         to: target format, a name or alias.
-        snapshot: `host` copies the state into memory, `disk` into a file beside the target.
+        snapshot: `host` copies the state into memory, `disk` into a file next to the target.
         step: of training; by default the state's own `step` if it has one.
         on_done: called in the background with the handle when the export has ended, successfully or not.
         emit: whether the end is posted as an event (see `wherry.emit`); by default if `PREFECT_API_URL` is set.

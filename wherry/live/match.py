@@ -154,18 +154,23 @@ def _find_leaves(
     found = _lookup(leaves, manifest, names, bare, 0, 0)
     if len(found) == len(leaves) or not names:
         return found, []
-    for theirs, ours in _cuts(list(bare.values()), [leaf.path for leaf in leaves]):
-        cut = _lookup(leaves, manifest, names, bare, len(theirs), len(ours))
+    for checkpoint_root, template_root in _roots(list(bare.values()), [leaf.path for leaf in leaves]):
+        cut = _lookup(leaves, manifest, names, bare, len(checkpoint_root), len(template_root))
         if len(cut) in (len(leaves), len(names)) and len(cut) > len(found):
-            side = "checkpoint" if theirs else "template"
-            return cut, [f"{render(theirs or ours)}/ of the {side} is used as its root"]
+            side = "checkpoint" if checkpoint_root else "template"
+            return cut, [f"{render(checkpoint_root or template_root)}/ of the {side} is used as its root"]
     return found, []
 
 
-def _cuts(theirs: list[KeyPath], ours: list[KeyPath]) -> Iterable[tuple[KeyPath, KeyPath]]:
-    """Nodes that hold everything on one side, outermost first."""
-    yield from ((node, ()) for node in _holders(theirs))
-    yield from (((), node) for node in _holders(ours))
+def _roots(
+    checkpoint_paths: list[KeyPath], template_paths: list[KeyPath]
+) -> Iterable[tuple[KeyPath, KeyPath]]:
+    """Node of the checkpoint, node of the template: one contains all paths of its side, the other is the root.
+
+    Outer nodes come first.
+    """
+    yield from ((node, ()) for node in _holders(checkpoint_paths))
+    yield from (((), node) for node in _holders(template_paths))
 
 
 def _holders(paths: list[KeyPath]) -> Iterable[KeyPath]:
@@ -181,20 +186,20 @@ def _holders(paths: list[KeyPath]) -> Iterable[KeyPath]:
 
 def _lookup(
     leaves: Sequence[Leaf], manifest: Manifest, names: Mapping[KeyPath, KeyPath],
-    bare: Mapping[KeyPath, KeyPath], theirs: int, ours: int,
+    bare: Mapping[KeyPath, KeyPath], checkpoint_depth: int, template_depth: int,
 ) -> dict[KeyPath, KeyPath]:  # fmt: skip
-    exact = {name[theirs:]: path for path, name in names.items()}
+    exact = {name[checkpoint_depth:]: path for path, name in names.items()}
     spelled: dict[str, set[KeyPath]] = {}
     for path, name in names.items():
         spec = manifest.tensors.get(path)
         label = (spec.tags or {}).get(LABEL) if spec else None
-        for text in {".".join(bare[name][theirs:]), *([label] if label else [])}:
+        for text in {".".join(bare[name][checkpoint_depth:]), *([label] if label else [])}:
             spelled.setdefault(text, set()).add(path)
     found: dict[KeyPath, KeyPath] = {}
     for leaf in leaves:
-        stored = exact.get(leaf.stored[ours:]) or exact.get(leaf.path[ours:])
+        stored = exact.get(leaf.stored[template_depth:]) or exact.get(leaf.path[template_depth:])
         claims = {stored} if stored else set[KeyPath]()
-        for text in (".".join(leaf.path[ours:]), leaf.label):
+        for text in (".".join(leaf.path[template_depth:]), leaf.label):
             claims = claims or (spelled.get(text, set()) if text else set())
         if len(claims) > 1:
             raise AmbiguousError(
@@ -231,10 +236,10 @@ def _order(leaf: Leaf, spec: TensorSpec) -> tuple[tuple[int, ...] | None, list[s
     penzai = leaf.stored[-1:] == (_NAMED_ARRAY,)
     if spec.axes is None or leaf.axes is None or spec.axes == leaf.axes or not (penzai or leaf.box):
         return None, []
-    known = [name for name in leaf.axes if name is not None]
-    theirs = [name for name in spec.axes if name is not None]
+    expected = [name for name in leaf.axes if name is not None]
+    found = [name for name in spec.axes if name is not None]
     placed = [axis for axis, name in enumerate(spec.axes) if name is None]
-    if not penzai or set(known) != set(theirs) or len(leaf.axes) != len(spec.axes):
+    if not penzai or set(expected) != set(found) or len(leaf.axes) != len(spec.axes):
         return None, [f"axes mismatch: expected {_words(leaf.axes)}, got {_words(spec.axes)}"]
     order = [placed.pop(0) if name is None else spec.axes.index(name) for name in leaf.axes]
     return tuple(order), []

@@ -56,17 +56,17 @@ class ExportRequest:
 _OWN = tuple(one.name for one in fields(ExportRequest) if one.name != "convert")
 
 
-def export_request(*, uri: str, to: str, **asked: Any) -> ExportRequest:
+def export_request(*, uri: str, to: str, **keywords: Any) -> ExportRequest:
     """Create a request; see `wherry.export`.
 
     Raises:
         UsageError: a keyword argument has an invalid value.
         TypeError: a keyword argument is unknown.
     """
-    own = {name: asked.pop(name) for name in _OWN if name in asked}
+    own = {name: keywords.pop(name) for name in _OWN if name in keywords}
     if own.get("system") is not None:
         own["system"] = find_system_format(own["system"]).name
-    convert = convert_request(f"{LiveStore.protocol}://", [TargetRequest(uri, to)], **asked)
+    convert = convert_request(f"{LiveStore.protocol}://", [TargetRequest(uri, to)], **keywords)
     request = ExportRequest(convert=convert, **own)
     if request.snapshot not in SNAPSHOTS:
         raise UsageError(f"invalid value for snapshot: {request.snapshot!r}", cure="choose host or disk")

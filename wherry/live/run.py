@@ -135,7 +135,7 @@ def _require_whole(found: Any) -> None:
 def _plan_export(
     ready: tuple[ExportRequest, Manifest] | Exception, ticket: Ticket, *, shared: bool
 ) -> tuple[Ticket, Receipt | Exception | None]:
-    """Plan the export from shapes alone; an error is raised only after all processes have been told."""
+    """Plan the export from shapes alone; an error is raised only after all processes know of it."""
     if isinstance(ready, Exception):
         return replace(ticket, stop=_in_short(ready)), ready
     request, manifest = ready

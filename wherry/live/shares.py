@@ -114,7 +114,7 @@ def put_failure(folder: Path, rank: int, error: BaseException) -> None:
 
 def gather_shares(
     folder: Path,
-    mine: Mapping[KeyPath, tuple[PlacedBox, ...]],
+    own_boxes: Mapping[KeyPath, tuple[PlacedBox, ...]],
     specs: Mapping[KeyPath, TensorSpec],
     ranks: Iterable[int],
     *,
@@ -124,7 +124,7 @@ def gather_shares(
 
     Args:
         folder: the shared folder.
-        mine: the boxes of this process.
+        own_boxes: the boxes of this process.
         specs: the tensors of this process.
         ranks: the other processes.
         patience: seconds to wait for each.
@@ -133,7 +133,7 @@ def gather_shares(
         IncompleteError: a process failed, or did not answer in time.
         MismatchError: a process has different tensors.
     """
-    merged = {path: list(boxes) for path, boxes in mine.items()}
+    merged = {path: list(boxes) for path, boxes in own_boxes.items()}
     for rank in ranks:
         with waiting(str(folder), what=f"the share of process {rank}"):
             share, ended = _share_of(folder, rank, patience)
@@ -304,9 +304,9 @@ def _place_box(row: list[Any]) -> PlacedBox:
 
 
 def _require_same(specs: Mapping[KeyPath, TensorSpec], found: Mapping[str, Any], rank: int) -> None:
-    ours = {render(path): (list(spec.shape), spec.dtype) for path, spec in specs.items()}
-    theirs = {name: (row["shape"], row["dtype"]) for name, row in found.items()}
-    odd = min((name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name)), default=None)
+    expected = {render(path): (list(spec.shape), spec.dtype) for path, spec in specs.items()}
+    sent = {name: (row["shape"], row["dtype"]) for name, row in found.items()}
+    odd = min((name for name in {*expected, *sent} if expected.get(name) != sent.get(name)), default=None)
     if odd is not None:
         raise MismatchError(
             f"tensors of process {rank} differ from those of process 0",

@@ -98,10 +98,10 @@ class RunStore:
             WherryError: no save of this state can succeed; see `wherry.export`.
         """
         self.wait()
-        asked: dict[str, Any] = {**self.common, **more}
+        arguments: dict[str, Any] = {**self.common, **more}
         kept = {f"{_METRIC}{name}": repr(float(value)) for name, value in (metrics or {}).items()}
-        asked["meta"] = {**(asked.get("meta") or {}), **kept}
-        self._last = export(state, self._target(step), to=self.to, step=step, into=self._into, **asked)
+        arguments["meta"] = {**(arguments.get("meta") or {}), **kept}
+        self._last = export(state, self._target(step), to=self.to, step=step, into=self._into, **arguments)
         return self._last
 
     def wait(self, timeout: float | None = None) -> bool:

@@ -83,18 +83,18 @@ def _require_alike(one: Checkpoint, other: Checkpoint, paths: Mapping[KeyPath, K
         one, other: the sources.
         paths: key path in the first → key path in the other.
     """
-    mine = one.manifest.tensors
-    theirs = {path: other.manifest.tensors[stored] for path, stored in paths.items()}
-    odd = sorted(set(mine) ^ set(theirs))
+    tensors = one.manifest.tensors
+    other_tensors = {path: other.manifest.tensors[stored] for path, stored in paths.items()}
+    odd = sorted(set(tensors) ^ set(other_tensors))
     if odd:
         raise UnrepresentableError(
             f"{plural(len(odd), 'tensor')} of only one of {one.uri} and {other.uri}: {_name_paths(odd)}",
             uri=other.uri, cure=_CURE,
         )  # fmt: skip
-    for path, spec in mine.items():
+    for path, spec in tensors.items():
         for what, here, there in (
-            ("shape", spec.shape, theirs[path].shape),
-            ("type", spec.dtype, theirs[path].dtype),
+            ("shape", spec.shape, other_tensors[path].shape),
+            ("type", spec.dtype, other_tensors[path].dtype),
         ):
             if here != there:
                 raise UnrepresentableError(

@@ -171,4 +171,4 @@ def _name_sources(job: Job) -> Job:
         }
         for row, part in zip(merge["sources"], job.checkpoint.original.parts, strict=True)
     ]
-    return replace(job, asked={**job.asked, "merge": {**merge, "sources": rows}})
+    return replace(job, stated={**job.stated, "merge": {**merge, "sources": rows}})

@@ -1,6 +1,6 @@
 """fetch: copy a checkpoint and verify the copy by the recorded digests.
 
-The files are copied unchanged, with sidecar and signature, into a staging area beside the target. There every tensor
+The files are copied unchanged, with sidecar and signature, into a staging area next to the target. There every tensor
 and companion is read and compared with the manifest, whose digest must be the registered or recorded one; then the copy
 is committed in one step. A run resumes the copy of a killed one. Bytes pass through a few buffers of 8 MiB; memory does
 not grow with the model. A store gets parts as they are read, and copies the objects of its own bucket itself.
@@ -102,7 +102,7 @@ class _Subject:
 
     @property
     def is_file(self) -> bool:
-        """Whether it is one file; then the target is a file too, with sidecar and signature beside it."""
+        """Whether it is one file; then the target is a file too, with sidecar and signature next to it."""
         return self.location.path != self.base.path and len(self.members) == 1
 
     @property
@@ -169,9 +169,9 @@ def _subject(uri: str | os.PathLike[str]) -> _Subject:
         mark = present_fingerprint(opened)
     entry = location.entry
     base = location if entry is not None and entry.is_dir else location.parent
-    beside = [place.stat() for place in (sidecar_location(location), signature_location(location))]
+    extra = [place.stat() for place in (sidecar_location(location), signature_location(location))]
     names = {member.name for member in members}
-    files = (*members, *(one for one in beside if one is not None and one.name not in names))
+    files = (*members, *(one for one in extra if one is not None and one.name not in names))
     return _Subject(location, detection, sidecar, base, files, mark)
 
 
@@ -200,10 +200,10 @@ def _copy(subject: _Subject, place: Location, memory: str | int, progress: OnPro
         )
         resumed = staging.copy_files(pairs, budget, progress)
         _prove(subject, area.join(subject.name) if subject.name else area, memory, progress)
-        beside = sidecar_location(subject.location).read_whole(MOST_SIDECAR) if subject.is_file else None
+        sidecar = sidecar_location(subject.location).read_whole(MOST_SIDECAR) if subject.is_file else None
         staging.prove_small()
         with committing(place.uri):
-            staging.commit(beside)
+            staging.commit(sidecar)
     return resumed
 
 

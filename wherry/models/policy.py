@@ -215,26 +215,26 @@ def _recorded_gate(level: str, facts: PolicyFacts) -> GateResult:
 
 def _error(limit: float, facts: PolicyFacts) -> GateResult:
     """Lossless conversions have no error; otherwise a roundtrip verification must have measured it."""
-    asked = "lossless" if limit == 0 else f"at most {limit:g}"
+    required = "lossless" if limit == 0 else f"at most {limit:g}"
     if facts.lossless:
-        return GateResult("max_error", asked, "lossless", passed=True)
+        return GateResult("max_error", required, "lossless", passed=True)
     roundtrip = facts.verifications.get("roundtrip", {})
     measured = roundtrip.get("lossy") if roundtrip.get("against") in facts.sources else None
     if facts.lossless is None:
-        return GateResult("max_error", asked, "its conversion is not recorded", passed=False)
+        return GateResult("max_error", required, "its conversion is not recorded", passed=False)
     if not facts.earlier:
-        return GateResult("max_error", asked, "an earlier conversion was lossy too", passed=False)
+        return GateResult("max_error", required, "an earlier conversion was lossy too", passed=False)
     if measured is None:
         return GateResult(
-            "max_error", asked, "lossy, and no roundtrip verification has measured the error", passed=False
+            "max_error", required, "lossy, and no roundtrip verification has measured the error", passed=False
         )
-    return GateResult("max_error", asked, f"{measured['error']:g}", passed=measured["error"] <= limit)
+    return GateResult("max_error", required, f"{measured['error']:g}", passed=measured["error"] <= limit)
 
 
-def _optimizer(asked: str, facts: PolicyFacts) -> GateResult:
+def _optimizer(required: str, facts: PolicyFacts) -> GateResult:
     unknown = f"unknown for a checkpoint of kind {facts.kind}" if facts.kind else "not recorded in the ledger"
     found = {"train-state": "present", "params": "absent"}.get(facts.kind, unknown)
-    return GateResult("optimizer", asked, found, found == asked)
+    return GateResult("optimizer", required, found, found == required)
 
 
 def _companion(pattern: str, facts: PolicyFacts) -> GateResult:
@@ -244,13 +244,13 @@ def _companion(pattern: str, facts: PolicyFacts) -> GateResult:
 
 
 def _age(limit: float, facts: PolicyFacts) -> GateResult:
-    asked = f"at most {limit:g} days"
+    required = f"at most {limit:g} days"
     if not facts.finished:
-        return GateResult("max_age_days", asked, "not recorded", passed=False)
+        return GateResult("max_age_days", required, "not recorded", passed=False)
     age = (datetime.now(UTC) - datetime.fromisoformat(facts.finished)).total_seconds() / _SECONDS_A_DAY
     if age < 0:
-        return GateResult("max_age_days", asked, f"a time in the future, {facts.finished}", passed=False)
-    return GateResult("max_age_days", asked, f"{age:.1f} days", age <= limit)
+        return GateResult("max_age_days", required, f"a time in the future, {facts.finished}", passed=False)
+    return GateResult("max_age_days", required, f"{age:.1f} days", age <= limit)
 
 
 def _signature(key: str, facts: PolicyFacts) -> GateResult:

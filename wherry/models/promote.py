@@ -1,9 +1,9 @@
 """promote: verify a registered checkpoint, check the policy, and move an alias to it.
 
-candidate → champion → previous. A promotion verifies first: the manifest beside the checkpoint must hash to the digest
-in the registry, the bytes of tensors and companion files must match the manifest, and every gate of the policy must
-pass. Then the alias moves, and the promotion is recorded in the ledger; where the ledger cannot be written, the alias
-moves back. `rollback` restores the previous version of the alias.
+candidate → champion → previous. A promotion verifies first: the manifest in the checkpoint's sidecar must hash to the
+digest in the registry, the bytes of tensors and companion files must match the manifest, and every gate of the policy
+must pass. Then the alias moves, and the promotion is recorded in the ledger; where the ledger cannot be written, the
+alias moves back. `rollback` restores the previous version of the alias.
 
 A sidecar can be replaced together with the bytes, so the proof begins at the registry. Companion files are verified
 like tensors, and an added file fails too: an unrecorded tokenizer can change the model's behaviour like a replaced one.
@@ -179,20 +179,18 @@ def rollback(
     return _promotion(found, alias, moved, stores, by, level, passed, seq)
 
 
-def _find_version(
-    asked: str | os.PathLike[str], name: str | None, stores: Mapping[str, str]
-) -> ResolvedModel:
+def _find_version(uri: str | os.PathLike[str], name: str | None, stores: Mapping[str, str]) -> ResolvedModel:
     """The version of a model URI; a plain URI is registered first, which does nothing if it is registered already."""
     below = None
-    if is_model_uri(asked):
-        found = resolve_model(asked, **stores)
+    if is_model_uri(uri):
+        found = resolve_model(uri, **stores)
         if found.version is not None:
             return found
-        asked, below = found.uri, root_of(found.uri)
+        uri, below = found.uri, root_of(found.uri)
     if name is None:
         raise UsageError(
             "missing name of the registered model",
-            uri=str(asked),
+            uri=str(uri),
             cure="add --model NAME, or promote models:/NAME@ALIAS",
             stage="promote",
         )
@@ -200,7 +198,7 @@ def _find_version(
 
     tracking, registry = stores["tracking_uri"], stores["registry_uri"]
     done = register(
-        SourceRequest(os.fspath(asked), below=below), name, tracking_uri=tracking, registry_uri=registry
+        SourceRequest(os.fspath(uri), below=below), name, tracking_uri=tracking, registry_uri=registry
     )
     return resolve_model(f"models:/{quote(name, safe='')}/{done.version}", **stores)
 

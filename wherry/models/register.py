@@ -115,9 +115,9 @@ def enter(
     with open_ledger() as ledger:
         claim_registration(ledger, sidecar.checkpoint, registry, name)
         try:
-            told = {"facts": facts_of(ledger, sidecar, run_page), "alias": alias, "tags": tags}
+            details = {"facts": facts_of(ledger, sidecar, run_page), "alias": alias, "tags": tags}
             # the context removes what it has created where the ledger fails
-            with mlflow.registering(sidecar, uri, name, **told, **stores) as done:
+            with mlflow.registering(sidecar, uri, name, **details, **stores) as done:
                 record_registration(ledger, sidecar.checkpoint, registry, name, done.version)
         except WherryError:
             drop_claim(ledger, sidecar.checkpoint, registry, name)

@@ -142,7 +142,7 @@ class PieceCrc:
         Args:
             size: its length.
             kind: of the CRC.
-            ends: of its parts whose CRC can be asked for, in order.
+            ends: of its parts whose CRC can be requested, in order.
         """
         self.size = self.left = size
         self._kind = kind

@@ -60,7 +60,7 @@ class MeasuredError:
 
 
 class DigestsWhenNeeded(Mapping["KeyPath", str]):
-    """The digests of tensors whose leaves are known, all of which are computed when the first one is asked for."""
+    """The digests of tensors whose leaves are known; all are computed when the first one is read."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class Hashes:
         leaves: LeafTable,
         algorithm: str,
     ) -> Hashes:
-        """As `of`; but the digests are computed when the first of them is asked for, and take memory from then on.
+        """As `of`; but the digests are computed when the first of them is read, and take memory from then on.
 
         Args:
             paths: tensors of the pass.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _LeafColumn(Mapping["KeyPath", "tuple[bytes, ...]"]):
-    """The hashes of leaves by tensor; those of tensors of one leaf are no tuples before they are asked for."""
+    """The hashes of leaves by tensor; those of tensors of one leaf become tuples only when they are read."""
 
     __slots__ = ("_only", "_paths", "_rest")
 

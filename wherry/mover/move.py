@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     _Form: TypeAlias = tuple[tuple[int, ...], str, _Grid, tuple[_Grid, ...]]
     _Cut: TypeAlias = tuple[Span, Region | None, bool]
 
-SMALL = 64 << 10  # bytes of a move; calls cost little beside the bytes of a larger one
+SMALL = 64 << 10  # bytes of a move; calls cost little compared with the bytes of a larger one
 RAW_BYTES = 2 * LEAF
 DECODED_BYTES = 4 * LEAF
 LARGEST_COMMON_BAND = 16 * LEAF  # rather than to decode chunks of the source twice
@@ -54,7 +54,7 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How one tensor is read within a memory budget. It outlives the contents that were asked.
+    """How one tensor is read within a memory budget. It outlives the contents from which it was determined.
 
     Attributes:
         extents: where its bytes are, if files hold them as they are; else None.

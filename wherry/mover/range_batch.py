@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 WINDOW = 4 * LARGEST  # bytes of moves that are put in the order of their files
 _MOST_MOVES = 4096
-_BESIDE = 2  # times the bytes of a request that a storage library holds beside the buffer, where it does
+# Where a storage library does not fill the buffer itself, it holds this many times the bytes of a request besides.
+_COPIES = 2
 
 
 class _Piece(NamedTuple):
@@ -148,13 +149,13 @@ def range_parts(source: Source, batch: RangeBatch) -> Generator[list[tuple[Move,
     """
     requests, wanted = _requests(batch)
     sizes = [request.stop - request.start for _place, request in requests]
-    beside = sum(
-        _BESIDE * size
+    library_bytes = sum(
+        _COPIES * size
         for (place, _request), size in zip(requests, sizes, strict=True)
         if not place.store.capabilities.fills
     )
     scattered = sum(row.move.span.nbytes for row in batch.rows if len(row.pieces) > 1)
-    with source.pool.buffer(sum(sizes), beside + scattered) as buffer:
+    with source.pool.buffer(sum(sizes), library_bytes + scattered) as buffer:
         ends = list(accumulate(sizes))
         views = [buffer[end - size : end] for end, size in zip(ends, sizes, strict=True)]
         fill_together([(*request, view) for request, view in zip(requests, views, strict=True)])

@@ -110,14 +110,14 @@ class StoredPart:
         return self.extents[0].offset if self.extents else 0
 
     @property
-    def beside(self) -> int:
+    def chunk_memory(self) -> int:
         """Bytes of memory for a stored chunk, in whole blocks."""
         return max((-(-chunk.extent.length // BLOCK) * BLOCK for chunk in self.chunks), default=0)
 
     @property
     def memory(self) -> int:
         """Bytes of memory for its stored chunk and its canonical bytes."""
-        return self.beside + self.move.span.nbytes
+        return self.chunk_memory + self.move.span.nbytes
 
     @property
     def extra(self) -> int:
@@ -293,7 +293,7 @@ class ReadBack:
             raise self._differs(part, error.what) from error
 
     def _read_part(self, part: StoredPart, memory: memoryview) -> memoryview:
-        stored, data = memory[: part.beside], memory[part.beside :]
+        stored, data = memory[: part.chunk_memory], memory[part.chunk_memory :]
         if not part.chunks:
             read_span(part.extents, Span(0, len(data)), data, part.target, straight=True)
             self._share(part, part.extents, data)

@@ -106,7 +106,7 @@ class Source:
             return_freed_memory()
 
     def access(self, spec: TensorSpec) -> Access:
-        """How a tensor's bytes are read; its reader is asked once, but for tensors that others came between."""
+        """How a tensor's bytes are read; its reader is called once, or again after many other tensors."""
         extent = self._extents.get(spec.path)
         if extent is not None:
             return Stored((extent,))

@@ -147,7 +147,7 @@ def as_quantised(source: Checkpoint, origin: Mapping[str, Any]) -> CodedView:
 
 
 def _require_near(scales: str, source: str) -> None:
-    """Whoever wrote a record must not choose the server that is asked."""
+    """Refuse scales in another bucket or on another server: a record must not choose what is contacted."""
     is_remote = "://" in scales and not scales.startswith("file://")
     if is_remote and scales.split("/")[:3] != source.split("/")[:3]:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""ComputedReader: tensors that are computed from those of another reader, beside tensors that stay as they are."""
+"""ComputedReader: some tensors are computed from those of another reader, the others stay as they are."""
 
 from __future__ import annotations
 

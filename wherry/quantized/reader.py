@@ -205,7 +205,7 @@ class DequantizedReader(ComputedReader):
         return unpack_rows(packed, tensor.code, slice(rows.start - first, rows.stop - first))
 
     def _require_shape(self, tensor: QuantizedTensor) -> None:
-        """The shape that the checkpoint states for packed codes is theirs."""
+        """Compare the shape that the checkpoint states for packed codes with the shape of the codes."""
         stated = tensor.shape_tensor
         if stated is None or tensor.plain.path in self._checked:
             return

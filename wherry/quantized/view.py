@@ -139,7 +139,7 @@ def as_recorded(source: Checkpoint, converted: Manifest | None) -> Checkpoint:
 
 
 def companion_config(source: Checkpoint) -> dict[str, Any]:
-    """The config beside a checkpoint; empty if there is none."""
+    """The config next to a checkpoint; empty if there is none."""
     if _CONFIG not in {one.name for one in source.manifest.companions}:
         return {}
     data = source.reader.companion(_CONFIG).read_whole(MOST_CONFIG)

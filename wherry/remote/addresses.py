@@ -144,7 +144,7 @@ def guard(session: Any, *, configured: bool) -> Any:
         configured: as for `require_address`.
     """
     connector = session.connector
-    resolve = connector._resolve_host  # noqa: SLF001  its resolver is not asked for addresses, which must be checked too
+    resolve = connector._resolve_host  # noqa: SLF001  its resolver does not get IP addresses, which must be checked too
 
     async def resolve_checked(host: str, port: int, traces: Any = None) -> Any:
         rows = await resolve(host, port, traces)

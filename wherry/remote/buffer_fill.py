@@ -35,7 +35,7 @@ class BufferFill:
             stop = self.count + len(data)
             if stop > self.size:
                 raise StorageError(
-                    f"the store sent more than the {self.size} bytes that were asked for",
+                    f"the store sent more than the {self.size} requested bytes",
                     cure=RANGE_CURE,
                 )
             self._buffer[self.count : stop] = data

@@ -225,7 +225,7 @@ def is_plain_failure(error: BaseException) -> bool:
 
 
 def retry_after_of(error: BaseException) -> float | None:
-    """Seconds that the store asked to wait before the next request; None if it did not ask."""
+    """Seconds to wait before the next request, as the answer of the store states them; None if it states none."""
     texts = (_header(one, "retry-after") for one in _chain(error))
     return next((seconds for text in texts if (seconds := _seconds(text)) is not None), None)
 

@@ -71,7 +71,7 @@ def silence_of(uri: str, shown: str) -> str | None:
     """Why a server or database does not answer within 5 seconds; None if it does.
 
     Args:
-        uri: the URL of a server, whose page `health` is asked for, or of a database; others are not checked.
+        uri: the URL of a server, whose page `health` is requested, or of a database; others are not checked.
         shown: the same without secrets.
     """
     try:

@@ -1,7 +1,7 @@
 """retries: the one policy by which calls of remote stores are repeated, and the deadline of each attempt.
 
 The retries of the libraries are switched off (`wherry.remote.filesystems`), so that attempts do not multiply, and
-every attempt is counted, bounded and told to the user.
+every attempt is counted, bounded and reported to the user.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class RetryPolicy:
         """Seconds that an attempt to transfer so many bytes may take."""
         return self.timeout + nbytes / _SLOWEST
 
-    def pause_after(self, attempt: int, asked: float | None) -> float:
-        """Seconds to wait after a failed attempt: exponential, with jitter, and never less than the store asked for."""
+    def pause_after(self, attempt: int, retry_after: float | None) -> float:
+        """Seconds to wait after a failed attempt: exponential, with jitter, and never less than the store requires."""
         longest = min(self.pause * 2 ** (attempt - 1), self.longest_pause)
-        return max(longest * random.uniform(0.5, 1.0), asked or 0.0)  # noqa: S311  no secret
+        return max(longest * random.uniform(0.5, 1.0), retry_after or 0.0)  # noqa: S311  no secret
 
 
 def answer_policy() -> RetryPolicy:

@@ -64,7 +64,7 @@ class HttpAnswer:
 
     @property
     def is_success(self) -> bool:
-        """Whether the server did what it was asked for."""
+        """Whether the server did what was requested."""
         return self.status < _FIRST_FAILURE
 
 

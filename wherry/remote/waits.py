@@ -4,7 +4,7 @@
     models:/small: waiting for another process that moves its aliases, 12 s so far
 
 The line is logged as a warning, which the command line prints on the standard error; a flow passes it to the log of
-its run with `told_to`. One thread looks at all waits; it exists only while something is waited for.
+its run with `reporting_waits_to`. One thread looks at all waits; it exists only while something is waited for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from wherry.core.progress import logger
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-NOTICE_SECONDS = 2.0  # a longer wait is told
+NOTICE_SECONDS = 2.0  # a longer wait is reported
 REPEAT_SECONDS = 30.0  # between two lines about one bucket
 _LOOK_SECONDS = 0.5
 _log = logger(__name__)
@@ -51,7 +51,7 @@ class Wait:
         """Protocol and bucket, or server, and what is waited for there."""
         return "/".join([*self.uri.split("/", 3)[:3], self.what])
 
-    def told(self, now: float) -> str:
+    def line(self, now: float) -> str:
         """The line about this wait."""
         if self.what:
             return f"{self.uri}: waiting for {self.what}, {now - self.since:.0f} s so far"
@@ -66,7 +66,7 @@ class _Watch:
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._waits: dict[int, Wait] = {}
-        self._told: dict[str, float] = {}
+        self._reported_at: dict[str, float] = {}
         self._running = False
 
     def add(self, wait: Wait) -> int:
@@ -78,7 +78,7 @@ class _Watch:
         if starts:
             try:
                 threading.Thread(target=self._look_on, name="wherry-waits", daemon=True).start()
-            except RuntimeError:  # there are no more threads: nobody is told, but the work goes on
+            except RuntimeError:  # there are no more threads: no wait is reported, but the work goes on
                 with self._lock:
                     self._running = False
         return number
@@ -94,11 +94,11 @@ class _Watch:
             for wait in self._waits.values():  # in the order of their beginning
                 oldest.setdefault(wait.bucket, wait)
             due = [wait for wait in oldest.values() if self._is_due(wait, now)]
-            self._told |= {wait.bucket: now for wait in due}
-        return [wait.told(now) for wait in due]
+            self._reported_at |= {wait.bucket: now for wait in due}
+        return [wait.line(now) for wait in due]
 
     def _is_due(self, wait: Wait, now: float) -> bool:
-        last = self._told.get(wait.bucket)
+        last = self._reported_at.get(wait.bucket)
         return now - wait.since >= NOTICE_SECONDS and (last is None or now - last >= REPEAT_SECONDS)
 
     def _look_on(self) -> None:

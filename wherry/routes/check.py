@@ -236,10 +236,10 @@ def _require_options(rule: TargetRule) -> None:
     row = find_format(rule.format)
     own = {name: value for name, value in rule.options.items() if name in row.options}
     checked_options(row, own)
-    asked = rule.at(rule.uri)
-    further = set(asked.settings) - {*row.options, *TREE_OPTIONS}
+    request = rule.at(rule.uri)
+    further = set(request.settings) - {*row.options, *TREE_OPTIONS}
     unknown = sorted(further - layout_options_among(further))
-    if unknown and asked.layout.family_file is None:
+    if unknown and request.layout.family_file is None:
         raise UsageError(
             f"unknown option {', '.join(map(repr, unknown))} for format {row.name}",
             cure=f"run `wherry formats {row.name}` to list its options",

@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     class Attempt(Protocol):
         """The conversion of one checkpoint to some targets, started."""
 
-        def add_done_callback(self, told: Callable[[Any], None], /) -> None:
-            """Call `told` in any thread once the attempt has ended."""
+        def add_done_callback(self, callback: Callable[[Any], None], /) -> None:
+            """Call `callback` in any thread once the attempt has ended."""
 
         def result(self) -> int:
             """The bytes written; raises the exception of a failed attempt."""
@@ -100,18 +100,18 @@ def run_night(
     Raises:
         StorageError: the ledger cannot be read or written.
     """
-    asked, chosen = tuple(routes), runner or partial(_on_threads, config)
+    all_routes, chosen = tuple(routes), runner or partial(_on_threads, config)
     if not dry_run:
         tidy_left_behind()
         end_runs()
     with ExitStack() as stack:
-        free = [route for route in asked if dry_run or stack.enter_context(holding(route))]
+        free = [route for route in all_routes if dry_run or stack.enter_context(holding(route))]
         plans = plan_night(free, retry_failed=retry_failed, go=go)
         for plan in plans:
             on_plan(plan)
         works = () if dry_run else plans
         outcomes = [one for plan in works for one in _carried_out(plan, chosen, on_outcome)]
-    return NightReport(plans, tuple(outcomes), tuple(route.name for route in asked if route not in free))
+    return NightReport(plans, tuple(outcomes), tuple(route.name for route in all_routes if route not in free))
 
 
 def plan_night(

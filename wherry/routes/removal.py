@@ -68,10 +68,10 @@ def strangers(uri: str, checkpoint: str, format: str) -> list[str]:
         return _foreign(inner, format)
     if inner.parent.path != place.path or step_number(place.name, any_prefix=True) is None:
         return [f"{uri}, which is not the step folder of {checkpoint},"]
-    # Orbax itself writes `_CHECKPOINT_METADATA` and its commit member beside the items of a step.
+    # Orbax itself writes `_CHECKPOINT_METADATA` and its commit member next to the items of a step.
     own = (inner.name, *find_format(format).commit_members)
-    beside = [one.name for one in place.entries() if one.name not in own and not one.name.startswith("_")]
-    return [name for name in beside if not is_staging(name)] + _foreign(inner, format)
+    siblings = [one.name for one in place.entries() if one.name not in own and not one.name.startswith("_")]
+    return [name for name in siblings if not is_staging(name)] + _foreign(inner, format)
 
 
 def _foreign(place: Location, format: str) -> list[str]:
@@ -89,8 +89,8 @@ def _hide(path: Path, checkpoint: str) -> Generator[None]:
     """Rename a local checkpoint to a staging name; delete it after the block, or restore it where the block fails."""
     with storage_errors(str(path)), lease_of(locate(path)) as held:
         hidden = path.with_name(f"{staging_stem(path.name)}.{secrets.token_hex(4)}")
-        beside = {} if path.is_dir() else _beside(path, hidden)
-        moved = {path: hidden, **beside}
+        sidecar_moves = {} if path.is_dir() else _sidecar_moves(path, hidden)
+        moved = {path: hidden, **sidecar_moves}
         try:
             with held.exclusive():
                 for source, target in moved.items():
@@ -124,13 +124,13 @@ def _put_back(moved: Mapping[Path, Path]) -> None:
 
 
 def _moved_to(checkpoint: str, path: Path, hidden: Path) -> str:
-    """Where the marks of readers are: beside the checkpoint, so they moved with a step folder around it."""
+    """Where the marks of readers are: next to the checkpoint, so they moved with a step folder around it."""
     inner = Path(locate(checkpoint).path)
     return checkpoint if inner == path else str(hidden / inner.relative_to(path))
 
 
-def _beside(path: Path, hidden: Path) -> dict[Path, Path]:
-    """The sidecar and signature beside a single file, with their staging names."""
+def _sidecar_moves(path: Path, hidden: Path) -> dict[Path, Path]:
+    """The sidecar and signature of a single file, with their staging names."""
     names = {
         path.with_name(sidecar_name(path.name)): Path(f"{hidden}.sidecar"),
         path.with_name(signature_name(path.name)): Path(f"{hidden}.sidecar.sig"),
@@ -155,11 +155,11 @@ def _objects(uri: str, format: str) -> Generator[None]:
             marker = place.join(name)
             if marker.exists():
                 store.remove(marker.path)
-        beside = [place.parent.join(name(place.name)) for name in (sidecar_name, signature_name)]
+        sidecar_files = [place.parent.join(name(place.name)) for name in (sidecar_name, signature_name)]
         store.remove(place.path, recursive=True)
-        for one in beside:
-            if one.exists():
-                store.remove(one.path)
+        for file in sidecar_files:
+            if file.exists():
+                store.remove(file.path)
     except OSError as error:
         raise storage_error(error, uri) from error
 

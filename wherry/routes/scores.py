@@ -1,11 +1,11 @@
-"""Scores: metrics that training recorded beside a step, by which the best step is selected.
+"""Scores: metrics that training recorded in the folder of a step, by which the best step is selected.
 
     metrics/metrics                 Orbax's CheckpointManager: a JSON object
     _CHECKPOINT_METADATA            Orbax ≥ 0.11: the same under `metrics`
     trainer_state.json              the Hugging Face trainer: `log_history`, of which the last entry counts
     metrics.json, eval_results.json a JSON object, as many loops write it
 
-The files are in the step folder: in the checkpoint itself, or beside the item in it. A file in the folder of a run
+The files are in the step folder: in the checkpoint itself, or next to the item in it. A file in the folder of a run
 describes the run and none of its steps. Only numbers count, and a name that two files state is taken from the first
 file of this list.
 """
@@ -35,7 +35,7 @@ _LARGEST = 64 << 20  # bytes; the history of a long run takes a few MB
 
 
 def score(place: Location, metric: str) -> float | None:
-    """A metric of a checkpoint; None where no file beside it states it.
+    """A metric of a checkpoint; None if no file with metrics states it.
 
     Args:
         place: the checkpoint, below the root of its route.

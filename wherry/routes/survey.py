@@ -199,8 +199,8 @@ def _best(
         try:
             value = score(route.place(found.uri), chosen.metric)
         except WherryError as error:
-            told = _unusable(found.uri, error)
-            tell(told if told.error else Omission(found.uri, "no score", error.what))
+            omission = _unusable(found.uri, error)
+            tell(omission if omission.error else Omission(found.uri, "no score", error.what))
             continue
         if value is None:
             tell(Omission(found.uri, "no score", f"no file next to it states {chosen.metric}"))

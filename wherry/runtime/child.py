@@ -1,7 +1,7 @@
 """child: start child processes that files in a checkpoint or working folder cannot influence.
 
-`run` starts a module in a child process of this interpreter and waits for it; `child_process` has one run beside the
-caller. The child process
+`run` starts a module in a child process of this interpreter and waits for it; `child_process` runs one in parallel with
+the caller. The child process
 
 - imports nothing from the working folder: it starts with `-P`, in an empty private folder that is removed afterwards,
   and imports wherry from the same folder as this process;

@@ -1,4 +1,4 @@
-"""Turns: threads that wait for memory get it in the order in which they asked.
+"""Turns: threads that wait for memory get it in the order in which they began to wait.
 
 `Condition.wait_for` alone lets whoever wakes first go on. Of six threads that shared four buffers, two waited for three
 seconds, until the pass had ended for the others: their bytes were the first of parts that all the rest waited for.
@@ -29,13 +29,13 @@ class Turns:
 
     @contextmanager
     def turn(self) -> Generator[Callable[[], bool]]:
-        """A place at the end of the line; yields whether all who asked before have gone on."""
-        mine = object()
+        """A place at the end of the line; yields whether all who came before have gone on."""
+        ticket = object()
         with self._changed:
-            self._waiting.append(mine)
+            self._waiting.append(ticket)
         try:
-            yield lambda: self._waiting[0] is mine
+            yield lambda: self._waiting[0] is ticket
         finally:
             with self._changed:
-                self._waiting.remove(mine)
+                self._waiting.remove(ticket)
                 self._changed.notify_all()

@@ -43,7 +43,7 @@ def _mark(entry: CatalogEntry, first: int, last: int) -> str:
 
 
 def bar(share: float) -> str:
-    """A bar that is filled to a share of its width, from 0 to 1; its number is in the text beside it."""
+    """A bar that is filled to a share of its width, from 0 to 1; its number is in the text next to it."""
     return (
         f'<svg viewBox="0 0 {_WIDTH} 12" preserveAspectRatio="none" height="8" aria-hidden="true">'
         f'<rect class="track" width="{_WIDTH}" height="12"/>'

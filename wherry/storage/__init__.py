@@ -2,6 +2,6 @@
 
 - Location: one file or folder in one store (`location`).
 - Store: a local disk or an object store, with declared capabilities (`stores`).
-- Sidecar: the manifest stored beside a checkpoint that wherry wrote (`sidecar`).
+- Sidecar: the manifest stored next to a checkpoint that wherry wrote (`sidecar`).
 - Home: the folder of the user's ledger, keys and settings (`home`).
 """

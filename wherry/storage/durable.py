@@ -1,6 +1,6 @@
 """Atomic, durable writes of small files: a file appears complete, under its final name, in one step.
 
-A draft beside the file is synced and renamed over it, then the folder is synced. A concurrent reader sees either the
+A draft next to the file is synced and renamed over it, then the folder is synced. A concurrent reader sees either the
 old or the new contents. A killed process leaves a draft with a staging name, which `wherry clean` removes.
 """
 

@@ -39,7 +39,7 @@ def short_name(name: str) -> str:
 
 
 def staging_stem(name: str) -> str:
-    """The beginning of the names of what runs make beside a local target until it is committed."""
+    """The beginning of the names of what runs create next to a local target until it is committed."""
     return f"{PREFIX}{short_name(name)}"
 
 

@@ -88,7 +88,7 @@ class Root:
         return _is_within(path, self.path)
 
     def admits(self, path: str, real: str) -> bool:
-        """Whether a path below this root, or beside it, may point to a real path.
+        """Whether a path below this root, or next to it, may point to a real path.
 
         Args:
             path: the path that is opened.

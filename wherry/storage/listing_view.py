@@ -26,7 +26,7 @@ class ListingView(ObjectView):
     """A remote store whose folders are visited in the order of their names; for one thread."""
 
     def __init__(self, inner: Store) -> None:
-        """A view of a store; nothing is asked yet."""
+        """A view of a store; nothing is requested yet."""
         super().__init__(inner)
         self._ahead: dict[str, dict[str, Entry]] = {}
         self._misses = self._skipped = 0
@@ -94,7 +94,7 @@ def view_for_walk(location: Location) -> Location:
 
 
 def objects_below(folder: Location) -> Iterator[Entry]:
-    """Every object below a folder, with its path relative to it; a page of keys is listed when it is asked for.
+    """Every object below a folder, with its path relative to it; a page of keys is listed when it is needed.
 
     Raises:
         StorageError: the storage failed.

@@ -1,11 +1,11 @@
-"""ObjectView: a remote store as one command sees it: nothing is asked twice, and no object changes between two reads.
+"""ObjectView: a remote store as one command sees it. Nothing is requested twice; no object changes between two reads.
 
 Detecting and opening a checkpoint looks at the same few names and headers again and again. On local files that costs
 nothing; on a store each look is a request. Here each folder is listed once, each object is looked up once, and small
 reads are served from blocks that were read before. A read names the state of the object in which it was first seen, its
 generation or its ETag, so that a replaced object is an error and never a mixture of two states.
 
-A view lives as long as one command needs its source. What must be current is asked of the store itself.
+A view lives as long as one command needs its source. What must be current is requested from the store itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ObjectView(StoreOver):
     """A remote store whose answers are kept; used from several threads."""
 
     def __init__(self, inner: Store) -> None:
-        """A view of a store; nothing is asked yet."""
+        """A view of a store; nothing is requested yet."""
         super().__init__(inner)
         self._pins = inner.capabilities.version in NAMED_STATES
         self._lock = threading.Lock()

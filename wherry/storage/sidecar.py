@@ -1,12 +1,12 @@
-"""The sidecar: the record that wherry writes beside a checkpoint.
+"""The sidecar: the record that wherry writes next to a checkpoint.
 
-`wherry.json` in a folder, `<file>.wherry.json` beside a file: the manifest with a digest per tensor, the leaf
+`wherry.json` in a folder, `<file>.wherry.json` next to a file: the manifest with a digest per tensor, the leaf
 digests (so that a mismatch can name the damaged 4 MiB), its node of the lineage, and the receipt of the conversion
 that made it. Sidecars alone are enough to rebuild conversions and edges when every database is lost. A sidecar whose
 checkpoint file no longer exists has no meaning. A file name of more than 207 bytes is cut in the sidecar's name, which
 ends with digits of its hash then.
 
-Beside a file with a step's name it is `.<file>.wherry.json`: flax treats every file whose name begins like a
+Next to a file with a step's name it is `.<file>.wherry.json`: flax treats every file whose name begins like a
 step's as a step, so it would restore from the sidecar, or delete it as the oldest step.
 """
 
@@ -77,8 +77,8 @@ class Sidecar:
 
 
 def sidecar_location(location: Location) -> Location:
-    """The location of the sidecar of a checkpoint: in its folder, or beside its file."""
-    return _beside(location, FOLDER_NAME)
+    """The location of the sidecar of a checkpoint: in its folder, or next to its file."""
+    return _location_of(location, FOLDER_NAME)
 
 
 def is_marked(location: Location, members: tuple[str, ...]) -> bool:
@@ -97,26 +97,28 @@ def is_marked(location: Location, members: tuple[str, ...]) -> bool:
 
 
 def sidecar_name(file: str) -> str:
-    """The name of the sidecar beside a file."""
-    return _name_beside(file, FOLDER_NAME)
+    """The name of the sidecar next to a file."""
+    return _name_next_to(file, FOLDER_NAME)
 
 
 def signature_location(location: Location) -> Location:
-    """The location of the signature of a checkpoint: beside its sidecar."""
-    return _beside(location, SIGNATURE_NAME)
+    """The location of the signature of a checkpoint: next to its sidecar."""
+    return _location_of(location, SIGNATURE_NAME)
 
 
 def signature_name(file: str) -> str:
-    """The name of the signature beside a file."""
-    return _name_beside(file, SIGNATURE_NAME)
+    """The name of the signature next to a file."""
+    return _name_next_to(file, SIGNATURE_NAME)
 
 
-def _beside(location: Location, name: str) -> Location:
-    in_folder = location.entry is not None and location.entry.is_dir
-    return location.join(name) if in_folder else location.parent.join(_name_beside(location.name, name))
+def _location_of(checkpoint: Location, name: str) -> Location:
+    in_folder = checkpoint.entry is not None and checkpoint.entry.is_dir
+    if in_folder:
+        return checkpoint.join(name)
+    return checkpoint.parent.join(_name_next_to(checkpoint.name, name))
 
 
-def _name_beside(file: str, name: str) -> str:
+def _name_next_to(file: str, name: str) -> str:
     return f"{'.' if step_number(file) is not None else ''}{short_name(file)}.{name}"
 
 

@@ -173,8 +173,8 @@ class AmazonStore(RangedStore, ObjectStore):
             if error.__cause__ is not None and status_of(error.__cause__) == _PRECONDITION_FAILED:
                 raise FileNotFoundError(path) from error
             raise
-        told = answer["ResponseMetadata"]
-        require_range(told["HTTPStatusCode"], told["HTTPHeaders"], start)
+        response = answer["ResponseMetadata"]
+        require_range(response["HTTPStatusCode"], response["HTTPHeaders"], start)
         async with answer["Body"] as body:
             while block := await body.read(_BLOCK):
                 into.add(block)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _SECONDS = 3600  # that a signature is valid
 _METHODS = {"get_object": "GET", "upload_part": "PUT"}  # method of the client → method of HTTP
 _REPEATED = 64 << 10  # bytes of a body that can be sent twice
-# Method of the client → what it is told of a checksum.
+# Method of the client → its arguments for a checksum.
 _CHECKSUMS: Mapping[str, Callable[[str], dict[str, str]]] = {
     "create_multipart_upload": lambda _none: {"ChecksumAlgorithm": "CRC32C", "ChecksumType": "FULL_OBJECT"},
     "put_object": lambda text: {"ChecksumAlgorithm": "CRC32C", "ChecksumCRC32C": to_base64(text)},
@@ -137,7 +137,7 @@ def refusal(answer: HttpAnswer, path: str, method: str) -> Exception | None:
 
 
 def _certificates(fs: Any) -> str | None:
-    """The file with the certificates that botocore trusts; None if it is told to trust in another way."""
+    """The file with the certificates that botocore trusts; None if it uses no such file."""
     from botocore.httpsession import get_cert_path
 
     stated = fs.client_kwargs.get("verify")

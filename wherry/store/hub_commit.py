@@ -47,7 +47,7 @@ class HubCommit:
     """Files on their way into a repository; use it in a `with` statement, which removes the branch of step 1."""
 
     def __init__(self, store: FsspecStore, target: HubPath, files: Mapping[str, Path], run: str) -> None:
-        """Nothing is asked yet.
+        """Nothing is requested yet.
 
         Args:
             store: of hf://.

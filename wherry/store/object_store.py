@@ -152,7 +152,7 @@ def for_each(call: Callable[..., Any], *items: Iterable[Any], at_once: int = _AT
 
 
 def heads(store: Store, paths: Iterable[str]) -> Iterator[tuple[str, StoredObject | None]]:
-    """The object at each path, None if there is none; some are asked for at the same time.
+    """The object at each path, None if there is none; some are requested at the same time.
 
     Raises:
         StorageError: the storage failed.

@@ -87,7 +87,7 @@ def range_header(start: int, nbytes: int) -> str:
 
 
 def require_range(status: int, headers: Mapping[str, str], start: int) -> None:
-    """Require that an answer begins at the byte from which a range was asked for.
+    """Require that an answer begins at the first byte of the requested range.
 
     Args:
         status: of HTTP.

@@ -267,7 +267,7 @@ class Store:
     def remove_object(self, path: str, mark: str, guard: Callable[[], None] = lambda: None) -> bool:
         """Remove an object in one state; False if it is in another state or does not exist.
 
-        Of two runs that remove the same state at the same time, both may be told True, because an answer that was lost
+        Of two runs that remove the same state at the same time, both may get True, because an answer that was lost
         looks the same: what follows is decided by a put that creates.
 
         Args:

@@ -53,7 +53,7 @@ class WebStore(RangedStore):
 
 
 def _next(status: int, into: BufferFill) -> int:
-    """How many bytes to read: of a whole file no more than was asked; a range that is too long is refused."""
+    """How many bytes to read: of a whole file no more than was requested; a range that is too long is refused."""
     left = into.size - into.count
     return min(_BLOCK, left if status == _WHOLE else left + 1)
 

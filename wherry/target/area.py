@@ -1,6 +1,6 @@
 """Staging areas on disk: their names, their owners, and the takeover: how a run resumes the area of an earlier run.
 
-An area is a folder `.wherry-<name>.<id>-<token>` beside the target, created exclusively and accessible to its user
+An area is a folder `.wherry-<name>.<id>-<token>` next to the target, created exclusively and accessible to its user
 alone. It holds the staged target under its own name, the journal, and other files of the run. The token is that of the
 owner's lease: all files of one run are under one name, a takeover is one rename, and after it the paths that the former
 owner knows no longer exist. A run that ends normally, and can be resumed, removes the token from the name.
@@ -287,7 +287,7 @@ def complete(opening: AreaHistory, area: Path) -> None:
 def _progress(left: FormerArea, name: str, lease: Lease) -> tuple[int, bool]:
     """The order in which areas are resumed: most recorded moves first, then those that need no copy.
 
-    A journal counts only beside the staged target: a power failure while an area was removed can leave it alone.
+    A journal counts only together with the staged target: a power failure while an area was removed can leave it alone.
     """
     try:
         usable = is_there(left.path / name) and not distrust_reason(left.path)

@@ -34,8 +34,8 @@ def clean(
     Args:
         root: a local folder, one in a store of objects, or a repository of the Hub.
         dry_run: only list them.
-        min_age: seconds since anything changed in what names no owner that can be asked: a job that waits for workers,
-            a branch of the Hub, a temporary folder; younger ones are left, as they may be in use.
+        min_age: seconds since anything changed in what names no owner that can be checked: a job that waits for
+            workers, a branch of the Hub, a temporary folder; younger ones are left, as they may be in use.
 
     Raises:
         NotFoundError: the root does not exist.

@@ -81,7 +81,7 @@ def _owners_of(path: Path, register: LeaseFile | None) -> Owners:
 
 
 def _remove(path: Path, state: _SeenState, lease: Lease | None, *, is_lease: bool) -> int | str | None:
-    """Remove an area if it is as it was: another run may have used it since its owners were asked.
+    """Remove an area if it is as it was: another run may have used it since its owners were checked.
 
     It is renamed first, so that no run resumes what is left of it if the removal ends halfway.
     """

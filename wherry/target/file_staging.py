@@ -1,4 +1,4 @@
-"""Staging on a file system: an area beside the target, and a rename that replaces nothing.
+"""Staging on a file system: an area next to the target, and a rename that replaces nothing.
 
 The area (see `wherry.target.area`) has a name that begins with a dot and a letter, so that neither Lingua (which
 treats any folder that begins with ten digits as a checkpoint) nor Orbax (which lists digits and `<prefix>_<digits>`,
@@ -223,7 +223,7 @@ class FileStaging(Staging):
 
     @contextmanager
     def _sidecar_put(self, target: Path) -> Generator[None]:
-        """Put the sidecar beside the target; if the block fails, restore the previous sidecar."""
+        """Put the sidecar next to the target; if the block fails, restore the previous sidecar."""
         if is_there(target):
             raise FileExistsError(target)
         sidecar, before = target.parent / sidecar_name(target.name), self.area / REPLACED

@@ -1,10 +1,10 @@
 """in_use: marks checkpoints that are being read, so that nothing removes the input of a running job.
 
 wherry removes only checkpoints that it wrote itself, and these have a sidecar. So a conversion that reads such a
-checkpoint marks it while it runs; other sources are read without any mark. The mark is a lease beside the checkpoint,
+checkpoint marks it while it runs; other sources are read without any mark. The mark is a lease next to the checkpoint,
 `.wherry-<name>.<8 hex>.reading`, so every process that could remove the checkpoint sees it, on any machine and with any
 home. A mark is void when its process has ended, or has not renewed it for half a minute of watching (see
-`lease_watch`). Several processes may read one source. If no file can be written beside the source, and on object
+`lease_watch`). Several processes may read one source. If no file can be written next to the source, and on object
 stores, which have no leases, the mark is in `WHERRY_HOME/in-use` and is seen by processes that share the home; if that
 cannot be written either, the conversion continues without a mark.
 """
@@ -72,7 +72,7 @@ def uris_in_use(uris: Iterable[str]) -> set[str]:
 def _hold_mark(location: Location, stack: ExitStack) -> None:
     """Hold a mark in a stack, if one can be created."""
     error: BaseException | None = None
-    for made in (_beside, _at_home):
+    for made in (_at_source, _at_home):
         try:
             place = made(location)
             if place is not None:
@@ -87,7 +87,7 @@ def _hold_mark(location: Location, stack: ExitStack) -> None:
     _log.warning("%s could not be marked as in use: %s", location.uri, error)
 
 
-def _beside(location: Location) -> Path | None:
+def _at_source(location: Location) -> Path | None:
     local = location.store.capabilities.local
     return Path(location.path).parent / staging_stem(location.name) if local else None
 
@@ -99,7 +99,7 @@ def _at_home(location: Location) -> Path:
 
 
 def _marks(location: Location) -> Iterator[Path]:
-    for place in (_beside(location), home() / _FOLDER / _key(location)):
+    for place in (_at_source(location), home() / _FOLDER / _key(location)):
         if place is not None:
             yield from place.parent.glob(f"{escape(place.name)}.{_HEX}{_SUFFIX}")
 

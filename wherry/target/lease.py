@@ -1,6 +1,6 @@
 """The lease: two runs on one target exclude each other, and an owner that has ended or hangs does not block forever.
 
-`.wherry-<name>.lease` beside the target names its owner, who renews it with a counter every few seconds. It is changed
+`.wherry-<name>.lease` next to the target names its owner, who renews it with a counter every few seconds. It is changed
 by compare-and-set only:
 
 1. A run looks at the lease, and judges its owner if there is one (see `lease_watch`); clocks are never compared.
@@ -186,7 +186,7 @@ class Lease:
             raise self.lost()
 
     def require_fresh(self) -> None:
-        """The same for acts that are many: the storage is asked only if the lease was not renewed for a while.
+        """The same for frequent acts: the storage is queried only if the lease was not renewed for a while.
 
         A run that was stopped finds out before its next act, and not only with its next group of the journal.
 

@@ -1,9 +1,9 @@
 """leftovers: what runs have left, on a disk and in stores of objects, and the rule by which it is removed.
 
-Owners are asked whether they still use it (`wherry.target.owners`), all of them at the same time; what belongs to none
-that is at work is removed, whatever its age. It is removed while holding the lease of its target, as a conversion
-would: a run that resumes or starts meanwhile finds that it does not hold the target. On a full disk, where no lease can
-be created, what is left is removed without it if the lease is as it was.
+`wherry.target.owners` checks which owners are still at work, all of them at the same time; what belongs to none of
+these is removed, whatever its age. It is removed while holding the lease of its target, as a conversion would: a run
+that resumes or starts meanwhile finds that it does not hold the target. On a full disk, where no lease can be created,
+what is left is removed without it if the lease is as it was.
 """
 
 from __future__ import annotations

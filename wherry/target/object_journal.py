@@ -1,7 +1,7 @@
 """The journal of a conversion to a store of objects: how it is begun, continued and removed, and what it proves.
 
-It is a row of small objects, `journal-<number>`, in the folder of staging objects beside the target. Each is created on
-the condition that it does not exist: of two runs that believe to own the target, one cannot go on.
+It is a row of small objects, `journal-<number>`, in the folder of staging objects next to the target. Each is created
+on the condition that it does not exist: of two runs that believe to own the target, one cannot go on.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def _leftover(left: _OfTarget, min_age: float) -> Leftover:
     if jobs:
         owners = reduce(Owners.joined, map(owners_of_job, jobs), owners)
         refusal = YOUNG if _age(jobs) < min_age else ""
-    if not (left.areas or left.has_lease):  # beside what else a run has left, all uploads are its own
+    if not (left.areas or left.has_lease):  # if the run has left anything else, all uploads are its own
         begun, left.uploads = left.uploads, [one for one in left.uploads if _is_own(one, min_age)]
         if begun and not left.uploads:
             owners = replace(owners, unnamed=True)
@@ -196,8 +196,8 @@ def _orphans(left: _OfTarget, store: Store) -> Iterator[tuple[str, StoredObject]
         if members is None or is_committed(left.target, members):
             continue
         below = (left.target.join(entry.name) for entry in without_parts(objects_below(left.target)))
-        beside = left.target.parent.join(sidecar_name(left.target.name))
-        for path in (place.path for place in chain(below, [beside])):
+        sidecar = left.target.parent.join(sidecar_name(left.target.name))
+        for path in (place.path for place in chain(below, [sidecar])):
             found = store.head(path)
             if found is not None and found.run in runs:
                 yield path, found

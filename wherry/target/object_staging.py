@@ -1,8 +1,8 @@
 """Staging in a store of objects: nothing is renamed, and no byte lies on a local disk.
 
-Beside the target are the lease, `.wherry-<name>.lease`, and the folder of staging objects, `.wherry-<name>.<id>/`, with
-the journal and with commit members that are held back. All other objects have their final names as soon as they are
-complete. They are created on the condition that nothing is there, and carry the id of the run that made them: a run
+Next to the target are the lease, `.wherry-<name>.lease`, and the folder of staging objects, `.wherry-<name>.<id>/`,
+with the journal and with commit members that are held back. All other objects have their final names as soon as they
+are complete. They are created on the condition that nothing is there, and carry the id of the run that made them: a run
 removes and replaces only its own objects and those of runs of the same conversion that have ended.
 
 A target without its commit member is not there for any reader. The commit creates that member, last, on the condition
@@ -80,7 +80,7 @@ class ObjectStaging(Staging):
         memory: int | None = None,
         by_checksum: bool = False,
     ) -> None:
-        """Choose the names; nothing is asked of the store.
+        """Choose the names, without a call to the store.
 
         Args:
             target: what will be committed.

@@ -4,7 +4,7 @@ What belongs to a target is used by whoever holds the lease of the target. A job
 units: each renews a claim (`wherry.workers.claims`). The folder of an export is shared by processes that are named in
 it (`wherry.live.shares`). A lease that is not renewed has no owner any more. A claim or a name that shows no life
 proves nothing, unless its process was one of this machine and has ended: the worker may be one of many, and the next
-one not named yet. Only where no owner can be asked, the age of what is left decides.
+one not named yet. Only where no owner can be checked, the age of what is left decides.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A conversion holds the lease of its target while it writes into a place that no reader takes for a checkpoint. The rule
 is the same wherever the target is; what differs is the sink, which has a class of its own:
 
-- `FileStaging`, a file system: an area beside the target, and a rename that replaces nothing (`file_staging`).
+- `FileStaging`, a file system: an area next to the target, and a rename that replaces nothing (`file_staging`).
 - `ObjectStaging`, a store that takes parts: objects, and a create-only put of the commit members (`object_staging`).
 - `CopiedStaging`, a store of whole files: a local area, whose files are copied at the commit; and `HubStaging`, where
   they become one commit of a repository (`copied_staging`).
@@ -156,7 +156,7 @@ class Staging(ABC):
         """Make the target appear.
 
         Args:
-            sidecar: contents of the sidecar of a single file, which is written beside it just before.
+            sidecar: contents of the sidecar of a single file, which is written next to it just before.
 
         Raises:
             TargetExistsError: the target exists; it was not touched.

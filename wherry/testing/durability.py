@@ -6,7 +6,7 @@ call that changes the file system these rules are checked:
 
 1. contents: a visible file (one whose path has no staging name) holds only contents that are durable;
 2. commit: when a target becomes visible, everything in it is durable, names included;
-3. sidecar: when a single file becomes visible, its sidecar is durable beside it;
+3. sidecar: when a single file becomes visible, its sidecar is durable next to it;
 4. names: when success is reported, every visible name is durable, from the watched folder downwards;
 5. change: nothing in a target changes once it is visible.
 
@@ -220,10 +220,10 @@ class Disk:
     def _check_commit(self, target: Path, call: str) -> None:
         status = target.stat()
         if stat.S_ISREG(status.st_mode):
-            beside = target.with_name(sidecar_name(target.name))
-            durable = self._node(target.parent.stat()).names.get(beside.name)
-            if durable is None or durable is not self._node(beside.stat()):
-                self._break("sidecar", beside, call)
+            sidecar = target.with_name(sidecar_name(target.name))
+            durable = self._node(target.parent.stat()).names.get(sidecar.name)
+            if durable is None or durable is not self._node(sidecar.stat()):
+                self._break("sidecar", sidecar, call)
         for path, found in self._all(target, status):
             node = self._node(found)
             if stat.S_ISDIR(found.st_mode):

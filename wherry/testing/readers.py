@@ -56,7 +56,7 @@ def check_reader(
 
 
 def check_complete(opened: Opened) -> None:
-    """No chunk is missing, and every member is a file of the stated size, in the folder or beside the single file."""
+    """No chunk is missing, and every member is a file of the stated size, in the folder or next to the single file."""
     absent = list(opened.reader.absent())
     assert not absent, f"missing chunks: {absent[:3]}"
     members = list(opened.reader.members())

@@ -46,7 +46,7 @@ def staging_place(folder: Path, name: str = "out") -> Location:
 
 
 def start(sample: Sample, place: Location) -> MapWriter:
-    """A writer on a staging place as the engine creates it: companions beside it already exist."""
+    """A writer on a staging place as the engine creates it: its companions already exist."""
     for name, data in sample.companions.items() if sample.row.holds.companions else ():
         member = place.join(f"{sample.row.companion_folder}{name}")
         make_folder(member.parent)

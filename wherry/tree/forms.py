@@ -80,9 +80,9 @@ def respell(leaves: Leaves, options: Mapping[str, Any]) -> dict[KeyPath, KeyPath
             idle.pop(option, None)
         names = {path: change.get(name, name) for path, name in names.items()}
         _require_apart(names)
-    for option, asked in idle.items():
+    for option, value in idle.items():
         raise UsageError(
-            f"{option}={asked} changes nothing: the tree is already in that form",
+            f"{option}={value} changes nothing: the tree is already in that form",
             cure=f"remove the option {option}",
         )
     return names
@@ -113,41 +113,41 @@ def _wrapped_tensors(leaves: Leaves, word: str) -> set[KeyPath]:
     return wrapped_leaves(leaves.every, word) & leaves.tensors
 
 
-def _unbox(leaves: Leaves, asked: Any) -> dict[KeyPath, KeyPath]:
-    return {path: path[:-1] for path in _wrapped_tensors(leaves, BOX)} if _word(asked) == "false" else {}
+def _unbox(leaves: Leaves, value: Any) -> dict[KeyPath, KeyPath]:
+    return {path: path[:-1] for path in _wrapped_tensors(leaves, BOX)} if _word(value) == "false" else {}
 
 
-def _plain(leaves: Leaves, asked: Any) -> dict[KeyPath, KeyPath]:
+def _plain(leaves: Leaves, value: Any) -> dict[KeyPath, KeyPath]:
     """Remove every wrapper except the requested one."""
-    if asked not in ("none", BOX, OLD_VARIABLE):
+    if value not in ("none", BOX, OLD_VARIABLE):
         raise UsageError(
-            f"invalid value for option nnx: {asked!r}", cure=f"choose {BOX}, {OLD_VARIABLE} or none"
+            f"invalid value for option nnx: {value!r}", cure=f"choose {BOX}, {OLD_VARIABLE} or none"
         )
-    words = [word for word in (BOX, OLD_VARIABLE) if word != asked]
+    words = [word for word in (BOX, OLD_VARIABLE) if word != value]
     return {path: path[:-1] for word in words for path in _wrapped_tensors(leaves, word)}
 
 
-def _unnest(leaves: Leaves, asked: Any) -> dict[KeyPath, KeyPath]:
-    collections = [part.strip() for part in str(asked).split(",") if part.strip()]
+def _unnest(leaves: Leaves, value: Any) -> dict[KeyPath, KeyPath]:
+    collections = [part.strip() for part in str(value).split(",") if part.strip()]
     roots = {path[0] for path in leaves.every if path}
     absent = sorted(set(collections) - roots)
     if absent or not collections:
         raise UsageError(
-            f"unnest={asked}: collection not found: {', '.join(absent) or '(none named)'}",
+            f"unnest={value}: collection not found: {', '.join(absent) or '(none named)'}",
             cure=f"choose one of: {', '.join(sorted(roots))}",
         )
     outside = [path for path in leaves.every if path[:1] == path or path[0] not in collections]
     if outside:
         raise UnrepresentableError(
-            f"unnest={asked}: {render(outside[0])} is not in any of these collections",
+            f"unnest={value}: {render(outside[0])} is not in any of these collections",
             path=render(outside[0]),
             cure="add its collection, or carry only the parameters with --only params",
         )
     return {path: path[1:] for path in leaves.every}
 
 
-def _nest(leaves: Leaves, asked: Any) -> dict[KeyPath, KeyPath]:
-    rows = _patterns(str(asked))
+def _nest(leaves: Leaves, value: Any) -> dict[KeyPath, KeyPath]:
+    rows = _patterns(str(value))
     names: dict[KeyPath, KeyPath] = {}
     used: set[str] = set()
     for path in leaves.every:
@@ -155,7 +155,7 @@ def _nest(leaves: Leaves, asked: Any) -> dict[KeyPath, KeyPath]:
         found = next(((name, one) for name, one in rows if fnmatchcase(text, one)), None)
         if found is None:
             raise UnrepresentableError(
-                f"nest={asked}: no pattern matches {text}",
+                f"nest={value}: no pattern matches {text}",
                 path=text,
                 cure="add a pattern that matches it",
             )
@@ -184,29 +184,29 @@ def _patterns(text: str) -> list[tuple[str, str]]:
     return rows
 
 
-def _apply_rules(leaves: Leaves, asked: Any) -> dict[KeyPath, KeyPath]:
-    return rename_paths(leaves.every, parse_rules(rule_texts(asked)))
+def _apply_rules(leaves: Leaves, value: Any) -> dict[KeyPath, KeyPath]:
+    return rename_paths(leaves.every, parse_rules(rule_texts(value)))
 
 
-def rule_texts(asked: Any) -> tuple[str, ...]:
+def rule_texts(value: Any) -> tuple[str, ...]:
     """The rules of the option `rename`: one text with `;` between them, or a sequence of texts."""
-    texts = asked.split(";") if isinstance(asked, str) else asked
+    texts = value.split(";") if isinstance(value, str) else value
     return tuple(text.strip() for text in texts if text.strip())
 
 
-def _wrapped_again(leaves: Leaves, asked: Any) -> dict[KeyPath, KeyPath]:
-    left = leaves.tensors - _wrapped_tensors(leaves, asked)
-    return {path: (*path, asked) for path in left} if asked != "none" else {}
+def _wrapped_again(leaves: Leaves, value: Any) -> dict[KeyPath, KeyPath]:
+    left = leaves.tensors - _wrapped_tensors(leaves, value)
+    return {path: (*path, value) for path in left} if value != "none" else {}
 
 
-def _box(leaves: Leaves, asked: Any) -> dict[KeyPath, KeyPath]:
-    word = _word(asked)
+def _box(leaves: Leaves, value: Any) -> dict[KeyPath, KeyPath]:
+    word = _word(value)
     if word == "false":
         return {}
     chosen = leaves.named if word == "true" else _matching(leaves.tensors, word)
     if not chosen:
         raise UsageError(
-            f"boxed={asked}: cannot determine which arrays are partitioned: the checkpoint stores no axis names",
+            f"boxed={value}: cannot determine which arrays are partitioned: the checkpoint stores no axis names",
             cure="state them with --set axes=FILE, or name the key paths: --set 'boxed=params/*/kernel'",
         )
     return {path: (*path, BOX) for path in chosen - _wrapped_tensors(leaves, BOX)}
@@ -225,8 +225,8 @@ def _matching(paths: frozenset[KeyPath], patterns: str) -> frozenset[KeyPath]:
     return frozenset(found)
 
 
-def _word(asked: Any) -> str:
-    return str(asked).lower() if str(asked).lower() in ("true", "false") else str(asked)
+def _word(value: Any) -> str:
+    return str(value).lower() if str(value).lower() in ("true", "false") else str(value)
 
 
 def _require_apart(names: Mapping[KeyPath, KeyPath]) -> None:

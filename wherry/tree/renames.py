@@ -146,8 +146,8 @@ def _rule(text: str) -> Rule:
     if not arrow or ARROW in after or not before.strip() or not after.strip():
         raise UsageError(f"invalid rename rule {text!r}", cure=_CURE)
     pattern, template = _pieces(before.strip(), text), _pieces(after.strip(), text)
-    ours, theirs = sorted(_holes(pattern)), sorted(_holes(template))
-    if ours != theirs or len(set(ours)) < len(ours):
+    pattern_holes, template_holes = sorted(_holes(pattern)), sorted(_holes(template))
+    if pattern_holes != template_holes or len(set(pattern_holes)) < len(pattern_holes):
         raise UsageError(
             f"rename rule {text!r} has no inverse: both sides must have the same names, each once",
             cure=_CURE,

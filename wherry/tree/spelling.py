@@ -150,13 +150,13 @@ def carried_lists(
 
 def record(tree: Mapping[str, Any], changed: Mapping[KeyPath, KeyPath]) -> dict[str, Any]:
     """The requested forms and the resulting renaming, so that it can be undone and verified; see `renaming_of`."""
-    asked = {option: tree[option] for option in FORM_OPTIONS if tree.get(option) is not None}
+    requested = {option: tree[option] for option in FORM_OPTIONS if tree.get(option) is not None}
     noted: dict[str, Any] = {
-        "asked": {**asked, **({"rename": list(asked["rename"])} if "rename" in asked else {})},
+        "asked": {**requested, **({"rename": list(requested["rename"])} if "rename" in requested else {})},
         RENAMED: {render(old): render(new) for old, new in sorted(changed.items()) if old != new},
     }
-    if list(asked) == ["rename"]:
-        back = inverse_rules(dict(changed), parse_rules(asked["rename"]))
+    if list(requested) == ["rename"]:
+        back = inverse_rules(dict(changed), parse_rules(requested["rename"]))
         noted |= {"inverse": list(back)} if back else {}
     return noted
 

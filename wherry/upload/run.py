@@ -218,10 +218,10 @@ class UploadRun:
         return f"{self.area}/{self._name(path) or self.target.name}" if self._is_held_back(path) else path
 
     def note_with(self, new: Callable[[], list[list[Any]]]) -> None:
-        """Let a writer note things about bytes that are sent, for a later run; it is asked for those that are new.
+        """Let a writer note things about bytes that are sent, for a later run.
 
         Args:
-            new: returns rows of JSON, each once; the store has all bytes that they are about.
+            new: returns the new rows of JSON, each once; the store has all bytes that they are about.
         """
         self._noting.append(new)
 

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
 HELD_BYTES = 56 << 20  # of parts, for one run
-_BLOCKS_BYTES = (
-    40 << 20
-)  # of blocks of the connections, in both directions, and of what encoders hold beside parts
+# Of blocks of the connections, in both directions, and of what encoders hold in addition to parts.
+_BLOCKS_BYTES = 40 << 20
 SENDERS = 4
 
 

@@ -152,7 +152,7 @@ class UploadedFiles:
 def run_of(folder: Location) -> UploadRun:
     """The run whose staged objects a location lies in."""
     found = _staged_in(folder.store)
-    assert found is not None, "the caller has asked `is_staged`"
+    assert found is not None, "the caller has checked `is_staged`"
     return found.run
 
 

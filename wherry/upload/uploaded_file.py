@@ -84,8 +84,8 @@ class UploadContext:
         """Remove an object where this run creates its own, if a former run put it there after it had lost the target.
 
         1. A run stops for longer than its lease lasts. 2. This run takes the target over. 3. The other one goes on, and
-        its next object appears. The object is seen before the lease is asked for, and removed in the state in which
-        it was seen.
+        its next object appears. The object is looked at before the lease is queried, and removed in the state in
+        which it was found.
 
         Returns:
             Whether it was removed.
@@ -232,8 +232,8 @@ class UploadedFile:
         if not parts:
             return self._algorithm
         algorithms = {part.checksum.partition(":")[0] for part in parts}
-        theirs = self.stored.checksums.get(CRC32C) if self.stored else None
-        same = theirs is None or joined_checksum(parts) == f"{CRC32C}:{theirs}"
+        stored_crc = self.stored.checksums.get(CRC32C) if self.stored else None
+        same = stored_crc is None or joined_checksum(parts) == f"{CRC32C}:{stored_crc}"
         complete = len(parts) == self._count and len(algorithms) == 1
         return algorithms.pop() if complete and same else ""
 

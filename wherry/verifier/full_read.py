@@ -241,16 +241,16 @@ def _against(
     rename = renaming_of(sidecar.manifest if sidecar else None, options)
     with open_source(resolve_named(against)) as other:
         seen = _as_scanned(as_recorded(other, sidecar.manifest if sidecar else None), sidecar)
-        theirs = hash_checkpoint(
+        source_hashes = hash_checkpoint(
             seen,
             found.algorithm,
             memory=how.memory,
             progress=how.progress,
             paths=_expected_paths(seen, sidecar),
         )
-    renamed = {rename(path): path for path in theirs.digests}
-    expected = {path: theirs.digests[origin] for path, origin in renamed.items()}
-    leaves = {path: theirs.leaves[origin] for path, origin in renamed.items()}
+    renamed = {rename(path): path for path in source_hashes.digests}
+    expected = {path: source_hashes.digests[origin] for path, origin in renamed.items()}
+    leaves = {path: source_hashes.leaves[origin] for path, origin in renamed.items()}
     yield from _differences(found, expected, leaves)
 
 
@@ -325,8 +325,8 @@ def _quantised_again(found: Hashes, sidecar: Sidecar, against: Other, how: ReadO
         else:
             row = find_format(sidecar.checkpoint.format)
             coded = row.values(seen, checked_options(row, origin[VALUES]))
-        theirs = hash_checkpoint(coded, found.algorithm, memory=how.memory, progress=how.progress)
-    yield from _differences(found, theirs.digests, theirs.leaves)
+        expected = hash_checkpoint(coded, found.algorithm, memory=how.memory, progress=how.progress)
+    yield from _differences(found, expected.digests, expected.leaves)
     if not isinstance(coded, CodedView | TypedView):
         return  # no value of this source changes
     error = coded.measured

@@ -98,7 +98,7 @@ def inspect(
         uri: a checkpoint, step or run.
         sha256: also hash each tensor's canonical bytes as a whole.
         digest: also compute the tensor digests.
-        write: also write them to a sidecar beside it, so that it can be registered; implies `digest`.
+        write: also write them to a sidecar next to it, so that it can be registered; implies `digest`.
         stats: also compute minimum, maximum, mean and the number of NaNs, infinities and zeros of each tensor.
         filter: list only tensors whose printed key path matches this shell pattern.
         memory: budget for the hashing.

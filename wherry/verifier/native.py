@@ -217,7 +217,7 @@ def _local_files(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 def _sandbox(reads: tuple[str, ...], *, network: bool) -> dict[str, Any] | None:
-    """What the child is told of its sandbox; None where the user has switched it off."""
+    """The settings of the child's sandbox; None if the user has switched it off."""
     return {"reads": reads, "network": network} if sandbox.is_wanted() else None
 
 

@@ -1,6 +1,6 @@
 """records: what is known about a checkpoint before it is read: its sidecar, and the ledger's entry for its place.
 
-A sidecar lies beside the bytes, so it can be rewritten together with them. Therefore it is compared with itself (its
+A sidecar is next to the bytes, so it can be rewritten together with them. Therefore it is compared with itself (its
 manifest must have the digests that it states) and with the checkpoint that the ledger last recorded at the same place.
 A ledger that cannot be read does not stop a verification, but its outcome is then never `ok`.
 """
@@ -56,7 +56,7 @@ _PLACE = f"""
 
 _CONVERSIONS = ("conversion", "statement")
 _MADE = """
-    SELECT told.body FROM conversion AS done JOIN statement AS told ON told.seq = done.statement
+    SELECT entry.body FROM conversion AS done JOIN statement AS entry ON entry.seq = done.statement
     WHERE done.target = :digest AND done.target_uri = :uri ORDER BY done.statement
 """
 _PASSING = ("already", "lineage", "schema")  # fields of a receipt that do not describe the conversion

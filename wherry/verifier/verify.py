@@ -81,7 +81,7 @@ _READING = ("digest", "roundtrip")
 _OTHERS_SAY = ("native", "logits")
 # verdict → exit code of the command line.
 UNCOMPARED = (
-    "uncompared"  # the verdict on sound bytes where the ledger, which may say otherwise, could not be asked
+    "uncompared"  # the verdict on sound bytes if the ledger, which may say otherwise, could not be queried
 )
 _EXIT_CODES = {
     "ok": 0, READ_ONLY: 0, "incomplete": 5, "corrupt": 5, "malicious": 6, "altered": 9, ADDED: 9, "refused": 9,
@@ -257,8 +257,8 @@ def verify_source(
         time.monotonic(),
         ReadOptions(parse_budget(memory), progress, on, parse_size(unit), source),
     )
-    beside = None if against is None else replace(source.beside(against), below=against_below)
-    other = None if beside is None else Other(beside, family_file)
+    other_source = None if against is None else replace(source.for_reference(against), below=against_below)
+    other = None if other_source is None else Other(other_source, family_file)
     try:
         found = (
             _verify_pinned(source, level, other, how) if record else _verify_opened(source, level, other, how)

@@ -102,7 +102,7 @@ def _require_number(alpha: Any) -> float:
 
 def _projected_alpha(projected: Projection) -> float | None:
     """The alpha that the user, a file or a record of wherry's states; None if nothing does."""
-    alpha = projected.source.told.facts.get(ALPHA)
+    alpha = projected.source.config_facts.facts.get(ALPHA)
     return None if alpha is None else _require_number(alpha)
 
 
@@ -126,7 +126,7 @@ def _alpha(config: Mapping[str, Any] | None) -> float | None:
 
 
 def _notes(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What MaxText recorded of the adapter beside its step."""
+    """What MaxText recorded about the adapter in the metadata of the step."""
     around = checkpoint.manifest.custom.get(_NOTES)
     table = around.get(_TABLE) if isinstance(around, dict) else None
     return table if isinstance(table, dict) else {}
@@ -152,10 +152,10 @@ def require_rank(checkpoint: Checkpoint, projected: Projection) -> None:
 
 
 def with_config(made: CompanionFiles, projected: Projection, checkpoint: Checkpoint) -> CompanionFiles:
-    """The files of a target with PEFT's config, if PEFT needs one and none lies beside the source."""
-    beside = {one.name for one in checkpoint.manifest.companions}
+    """The files of a target with PEFT's config, if PEFT is the target and there is none next to the source."""
+    companions = {one.name for one in checkpoint.manifest.companions}
     alpha = _projected_alpha(projected)
-    if projected.system.name != PEFT or ADAPTER in beside or alpha is None:
+    if projected.system.name != PEFT or ADAPTER in companions or alpha is None:
         return made
     data = json.dumps(_peft_config(projected, alpha), indent=2) + "\n"
     return replace(made, files={**made.files, ADAPTER: data.encode()})

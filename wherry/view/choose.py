@@ -82,17 +82,17 @@ def plan_view(
         scanned.uses |= {SCAN}
         return scanned, rest, only
     own = {name: value for name, value in options.items() if name in row.options or name in TREE_OPTIONS}
-    asked = {name: _word(value) for name, value in options.items() if name not in own}
+    requested = {name: _word(value) for name, value in options.items() if name not in own}
     if layout.dtype and (dtypes.opaque(layout.dtype) or not dtypes.is_known(layout.dtype)):
         raise UsageError(
             f"invalid value for --dtype: {layout.dtype!r}", cure=choose(layout.dtype, sorted(dtypes.NUMPY))
         )
-    if not asked and _same_tree(checkpoint, row, layout, own):
+    if not requested and _same_tree(checkpoint, row, layout, own):
         return _keep_names(checkpoint, row, layout, files=files), own, only
     from wherry.view.system import layout_view, refusal_of_config
 
     renames = rule_texts(own.get(RENAME) or ())
-    seen = layout_view(checkpoint, row, asked, layout, only, renames=renames, files=files)
+    seen = layout_view(checkpoint, row, requested, layout, only, renames=renames, files=files)
     if seen is not None:
         return seen, {name: value for name, value in own.items() if name != RENAME}, None
     try:
@@ -100,7 +100,7 @@ def plan_view(
     except UnrepresentableError as error:
         raise refusal_of_config(checkpoint, row, layout) or error from None
     require_unwrapped(checkpoint, row, own, layout)
-    return _keep_names(checkpoint, row, layout, files=files), {**own, **asked}, only
+    return _keep_names(checkpoint, row, layout, files=files), {**own, **requested}, only
 
 
 def _keep_names(checkpoint: Checkpoint, row: Format, layout: LayoutRequest, *, files: bool) -> Checkpoint:

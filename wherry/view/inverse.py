@@ -74,7 +74,7 @@ def roundtrip(
     """
     try:
         forward = _forward(source, layout)
-    except AmbiguousError:  # the conversion was given a config that does not lie beside the source
+    except AmbiguousError:  # the config of the conversion is not next to the source
         forward = _forward(source, layout, _target_sizes(converted, layout))
     back = _inverse(forward, converted)
     with LayoutView(converted, back) as view:
@@ -119,11 +119,11 @@ def there_and_back(
     same = {**way_there, "to": layout["to"]}
     forward, itself = _forward(start, way_there), _forward(start, same)
     bound, overflow = _bound(forward), layout.get("overflow", False)
-    theirs, found = (
+    expected, found = (
         hash_checkpoint(one, algorithm, memory=memory, progress=progress, stage="roundtrip")
         for one in (start, converted)
     )
-    for failure in compare(found, theirs.digests, theirs.leaves):
+    for failure in compare(found, expected.digests, expected.leaves):
         yield from _measure(failure, converted, start, itself, bound, measured or MeasuredError(), overflow)
 
 
@@ -152,11 +152,11 @@ def differences(
         progress: called a few times a second.
     """
     del written, known
-    theirs = hash_checkpoint(
+    hashes = hash_checkpoint(
         source, found.algorithm, memory=memory, progress=progress, paths=list(pairs.values())
     )
-    expected = {path: theirs.digests[taken] for path, taken in pairs.items()}
-    return compare(found, expected, {path: theirs.leaves[taken] for path, taken in pairs.items()})
+    expected = {path: hashes.digests[taken] for path, taken in pairs.items()}
+    return compare(found, expected, {path: hashes.leaves[taken] for path, taken in pairs.items()})
 
 
 @differences.register(LayoutView)
@@ -173,9 +173,9 @@ def _(
     """For a view: read the target back through the inverse layout."""
     forward = source.projected
     with inverse_view(source, written, pairs) as inverse:
-        # of the stored tensors, not of a view of them
-        mine = known if source.source is source.original else None
-        own = mine if mine is None else Hashes(found.algorithm, mine)
+        # `known` has the digests of the stored tensors, not of a view of them
+        stored = known if source.source is source.original else None
+        own = None if stored is None else Hashes(found.algorithm, stored)
         back, algorithm = inverse.projected, found.algorithm
         compared = _compare(
             inverse, source.source, forward, back, algorithm, memory, progress, own,
@@ -218,14 +218,14 @@ def _compare(
 ) -> Iterator[Failure]:
     wanted = [path for path in source.manifest.tensors if path in back.targets or path in back.scalars]
     if known is None:
-        theirs = hash_checkpoint(
+        expected = hash_checkpoint(
             source, algorithm, memory=memory, progress=progress, stage="roundtrip", paths=wanted
         )
     else:
-        theirs = Hashes(algorithm, {path: known.digests[path] for path in wanted})
+        expected = Hashes(algorithm, {path: known.digests[path] for path in wanted})
     found = hash_checkpoint(view, algorithm, memory=memory, progress=progress, stage="roundtrip")
     bound = _bound(forward)
-    for failure in compare(found, theirs.digests, theirs.leaves):
+    for failure in compare(found, expected.digests, expected.leaves):
         yield from _measure(failure, view, source, back, bound, measured or MeasuredError(), overflow)
 
 
@@ -253,22 +253,24 @@ def _forward(
     source: Checkpoint, layout: Mapping[str, Any], sizes: Mapping[str, int] | None = None
 ) -> Projection:
     """The projection that made a target, reconstructed from its manifest."""
-    family, one, other = _family(layout), dict(layout["from"]), dict(layout["to"])
-    mine, theirs = family.system(one.pop("system")), family.system(other.pop("system"))
-    config, config_source_name = companion_config(source, mine)
+    family, source_options, options = _family(layout), dict(layout["from"]), dict(layout["to"])
+    source_system = family.system(source_options.pop("system"))
+    target_system = family.system(options.pop("system"))
+    config, config_source_name = companion_config(source, source_system)
     reading = read_renamed(source.manifest, layout.get("rename", ()))
-    found = source_tree(family, source.detection.format, source.manifest, reading, system=mine.name)
+    found = source_tree(family, source.detection.format, source.manifest, reading, system=source_system.name)
     return convert_layout(
-        source.manifest, family, mine.name, theirs.name, config=config, config_source=config_source_name,
-        source_options=one, options=other, sizes=sizes or layout.get("sizes"), only=layout.get("only"),
-        dtype=layout.get("dtype"), facts=companion_facts(source, family, mine), stated=layout.get("facts"),
+        source.manifest, family, source_system.name, target_system.name,
+        config=config, config_source=config_source_name,
+        source_options=source_options, options=options, sizes=sizes or layout.get("sizes"), only=layout.get("only"),
+        dtype=layout.get("dtype"), facts=companion_facts(source, family, source_system), stated=layout.get("facts"),
         tree=found.tree if found else None,
         checkpoint=source,
     )  # fmt: skip
 
 
 def _target_sizes(converted: Checkpoint, layout: Mapping[str, Any]) -> Mapping[str, int]:
-    """The extents of the axes as the target and the config beside it state them."""
+    """The extents of the axes as the target and the config next to it state them."""
     family, forms = _family(layout), dict(layout["to"])
     system = family.system(forms.pop("system"))
     config, config_source_name = companion_config(converted, system)
@@ -285,7 +287,7 @@ def _inverse(forward: Projection, converted: Checkpoint) -> Projection:
     conventions = {name: text for name, text in forward.chosen.items() if name in system.conventions}
     held = convert_layout(
         converted.manifest, forward.source.family, system.name, system.name,
-        source_options=conventions, sizes=forward.source.solved.sizes, facts=forward.source.told.facts,
+        source_options=conventions, sizes=forward.source.solved.sizes, facts=forward.source.config_facts.facts,
     )  # fmt: skip
     return replace(held, targets=_own_tensors(forward), scalars=_numbers(forward), ignored=(), bounds={})
 
@@ -345,13 +347,13 @@ def _error(
     """The largest difference in a region, and the largest difference as a fraction of its bound."""
     import numpy as np
 
-    mine, theirs = _wide(source.read(path, region)), _wide(view.read(path, region))
-    same = (mine == theirs) | (np.isnan(mine) & np.isnan(theirs))  # equal infinities have no difference
+    expected, found = _wide(source.read(path, region)), _wide(view.read(path, region))
+    same = (expected == found) | (np.isnan(expected) & np.isnan(found))  # equal infinities have no difference
     if overflow:
-        same |= np.isfinite(mine) & ~np.isfinite(theirs)
+        same |= np.isfinite(expected) & ~np.isfinite(found)
     with np.errstate(invalid="ignore"):
-        error = np.where(same, 0.0, np.abs(mine - theirs))
-    allowed = bound.relative * np.abs(mine) + bound.absolute
+        error = np.where(same, 0.0, np.abs(expected - found))
+    allowed = bound.relative * np.abs(expected) + bound.absolute
     with np.errstate(divide="ignore", invalid="ignore"):
         share = np.where(error == 0, 0.0, error / allowed)
     if not np.isfinite(share).all():

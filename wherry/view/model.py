@@ -1,6 +1,6 @@
 """model: the model of a checkpoint as a config names it: its family, and its name in messages.
 
-A Hugging Face config beside the source, or one that the user names, states `model_type` and `architectures`. They
+A Hugging Face config next to the source, or one that the user names, states `model_type` and `architectures`. They
 decide the family: a model that no family declares may resemble one in every name and shape, and is still another model.
 """
 
@@ -25,7 +25,7 @@ _CLASS = "_class_name"  # diffusers writes this instead of a model type
 
 
 def config_of(checkpoint: Checkpoint, given: str | None = None) -> dict[str, Any] | None:
-    """The config that names the model: the user's file, or the one beside the source of any system.
+    """The config that names the model: the user's file, or the one next to the source of any system.
 
     Raises:
         NotFoundError, UsageError: it cannot be read.

@@ -80,16 +80,16 @@ def compared_config(
     config = without_quantization(require_model(path, family))
     system = config_system(config, [source, *family.systems.values()])
     assert system is not None
-    told = tell(system, config, path)
-    for what, value, other in _recorded_otherwise(source, told, recorded) if system is source else ():
+    config_facts = tell(system, config, path)
+    for what, value, other in _recorded_otherwise(source, config_facts, recorded) if system is source else ():
         raise _mismatch(checkpoint, path, what, value, other, "the record of the source (wherry.json)")
     warnings: list[str] = []
     for one in with_own_config(family):
         found, name = companion_config(checkpoint, one)
-        beside = tell(one, without_quantization(found), name) if found is not None else None
-        if beside is None:
+        other_facts = tell(one, without_quantization(found), name) if found is not None else None
+        if other_facts is None:
             continue
-        pairs = [row for row in _different(system, told, one, beside) if row[0] not in stated]
+        pairs = [row for row in _different(system, config_facts, one, other_facts) if row[0] not in stated]
         if pairs and _config_of(source) == one.name != _config_of(system):
             raise _mismatch(checkpoint, path, *pairs[0], f"{name} next to the source")
         warnings += [_replacement(fact, value, path, other, name) for fact, value, other in pairs]
@@ -108,7 +108,7 @@ def _replacement(name: str, value: Any, source: str, other: Any, place: str) -> 
 
 
 def _different(
-    system: System, told: ConfigFacts, other: System, beside: ConfigFacts
+    system: System, config_facts: ConfigFacts, other: System, other_facts: ConfigFacts
 ) -> Iterator[tuple[str, Any, Any]]:
     """The facts that two configs state differently, with both values.
 
@@ -116,26 +116,26 @@ def _different(
     two systems, a tie is not compared, which the tensors show, nor what one of them folds into its tensors.
     """
     if _config_of(system) == other.name:
-        names = [*told.facts, *(name for name in beside.facts if name not in told.facts)]
+        names = [*config_facts.facts, *(name for name in other_facts.facts if name not in config_facts.facts)]
     else:
         apart = {"tied", *system.absorbs, *other.absorbs}
-        names = [name for name in told.facts if name in beside.facts and name not in apart]
+        names = [name for name in config_facts.facts if name in other_facts.facts and name not in apart]
     for name in names:
-        if told.facts.get(name) != beside.facts.get(name):
-            yield name, told.facts.get(name), beside.facts.get(name)
+        if config_facts.facts.get(name) != other_facts.facts.get(name):
+            yield name, config_facts.facts.get(name), other_facts.facts.get(name)
 
 
 def _recorded_otherwise(
-    source: System, told: ConfigFacts, recorded: Mapping[str, Any]
+    source: System, config_facts: ConfigFacts, recorded: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any, Any]]:
     """What the record of a source states otherwise than its config: facts and conventions, with both values."""
     for name, value in recorded.get("facts", {}).items():
-        if told.facts.get(name, value) != value:
-            yield name, told.facts[name], value
+        if config_facts.facts.get(name, value) != value:
+            yield name, config_facts.facts[name], value
     layout = recorded.get("to", {})
     for name, text in layout.items() if layout.get("system") == source.name else ():
         one = source.conventions.get(name)
-        value = evaluate(one.config, told.config) if one and one.config else None
+        value = evaluate(one.config, config_facts.config) if one and one.config else None
         if value is not None and word(value) != text:
             yield name, word(value), text
 

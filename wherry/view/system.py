@@ -100,7 +100,7 @@ def table(family: str | None = None, family_file: str | None = None) -> dict[str
 def layout_view(
     checkpoint: Checkpoint,
     row: Format,
-    asked: Mapping[str, str],
+    requested: Mapping[str, str],
     layout: LayoutRequest,
     only: str | None,
     *,
@@ -119,7 +119,7 @@ def layout_view(
 
     whole = not checkpoint.is_view and not is_adapter(checkpoint)
     config = config_of(checkpoint, layout.config) if whole else None
-    seen = partial(view, row=row, asked=asked, layout=layout, only=only, renames=renames, files=files)
+    seen = partial(view, row=row, requested=requested, layout=layout, only=only, renames=renames, files=files)
     try:
         kind = layout.dtype if layout.dtype in CHOICES else None
         plain = dequantized_view(checkpoint, config, kind)
@@ -144,7 +144,7 @@ def _keeps_tree(seen: Callable[[Checkpoint], LayoutView | None], checkpoint: Che
 def view(
     checkpoint: Checkpoint,
     row: Format,
-    asked: Mapping[str, str],
+    requested: Mapping[str, str],
     layout: LayoutRequest,
     only: str | None,
     *,
@@ -156,7 +156,7 @@ def view(
     Args:
         checkpoint: the opened source.
         row: the target format.
-        asked: forms and conventions.
+        requested: options of `--set` for the layout: forms, conventions, facts and token ids.
         layout: the other layout options.
         only: `params` or None.
         files: whether the target gets a config and other files.
@@ -170,7 +170,7 @@ def view(
     recorded = _recorded_layout(checkpoint)
     written = {"family": recorded["family"], **recorded["to"]} if recorded else {}
     named = NamedSource(checkpoint, renames)
-    family = _family(named, row, layout, config, written, asked)
+    family = _family(named, row, layout, config, written, requested)
     if family is None and layout.dtype:
         raise no_layout(checkpoint, row, layout)
     pair = _systems(family, named, row, layout) if family else None
@@ -178,29 +178,33 @@ def view(
         return None
     found, target = pair
     source = found.system
-    needed = _is_needed(found, target, row, checkpoint, layout, asked=bool(asked))
+    needed = _is_needed(found, target, row, checkpoint, layout, requested=bool(requested))
     if not needed and not _is_compared(named, found, family, target, row, layout):
         return None
-    theirs = {*target.forms, *target.conventions}
-    _require_options(asked, family, source, target, row)
+    of_target = {*target.forms, *target.conventions}
+    _require_options(requested, family, source, target, row)
     token_ids = {
-        name: _token_id(name, text) for name, text in asked.items() if name in target.write.token_ids
+        name: _token_id(name, text) for name, text in requested.items() if name in target.write.token_ids
     }
-    stated = {name: family.facts[name].stated(text) for name, text in asked.items() if name in family.facts}
+    stated = {
+        name: family.facts[name].stated(text) for name, text in requested.items() if name in family.facts
+    }
     known = {name: text for name, text in written.items() if name in source.conventions}
-    mine = {name: text for name, text in asked.items() if name not in {*theirs, *stated, *token_ids}}
+    source_options = {
+        name: text for name, text in requested.items() if name not in {*of_target, *stated, *token_ids}
+    }
     differences = (
         compared_config(checkpoint, family, source, layout.config, recorded, stated) if layout.config else ()
     )
     config, config_source_name = source_config(checkpoint, family, source, layout.config)
     config = _of_plain_weights(config)
     of_adapter = is_of_adapters(family)
-    noted = recorded if of_adapter else {}  # of the base, whose config is not beside an adapter
+    noted = recorded if of_adapter else {}  # of the base, whose config is not in the folder of an adapter
     facts = {**noted.get("facts", {}), **companion_facts(checkpoint, family, source, layout.config)}
     projected = _convert(
         named, found, family, source.name, target.name, config=config, config_source=config_source_name,
-        source_options=mine, recorded=known,
-        options={name: text for name, text in asked.items() if name in theirs},
+        source_options=source_options, recorded=known,
+        options={name: text for name, text in requested.items() if name in of_target},
         only=only, dtype=layout.dtype, target_format=row.name, stated=stated,
         facts={**facts, **(adapter_facts(checkpoint, family) if of_adapter else {})},
         sizes=None if config else sizes_stated(family, layout.config) or noted.get("sizes"), checkpoint=checkpoint,
@@ -322,14 +326,14 @@ def _of_plain_weights(config: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _require_options(
-    asked: Mapping[str, str], family: Family, source: System, target: System, row: Format
+    requested: Mapping[str, str], family: Family, source: System, target: System, row: Format
 ) -> None:
     """Refuse an option that neither of these two systems accepts, before one of them reports it as its own error."""
     known = [
         *row.options, *target.forms, *target.conventions, *source.forms, *source.conventions, *family.facts,
         *(target.write.token_ids if target is not source else ()),
     ]  # fmt: skip
-    unknown = [name for name in asked if name not in known]
+    unknown = [name for name in requested if name not in known]
     if unknown:
         raise UsageError(
             f"unknown option {', '.join(map(repr, unknown))} for format {row.name} and its layout",
@@ -360,9 +364,9 @@ def _is_needed(
     checkpoint: Checkpoint,
     layout: LayoutRequest,
     *,
-    asked: bool,
+    requested: bool,
 ) -> bool:
-    if asked or layout.explicit or _lacks_names(checkpoint, row):
+    if requested or layout.explicit or _lacks_names(checkpoint, row):
         return True
     if found.system is target:
         own = row.system and not in_form(checkpoint, row) and row.adapt is None
@@ -390,11 +394,11 @@ def _plain(checkpoint: Checkpoint, row: Format) -> bool:
 
 def _family(
     named: NamedSource, row: Format, layout: LayoutRequest, config: Mapping[str, Any] | None,
-    written: Mapping[str, str], asked: Mapping[str, str],
+    written: Mapping[str, str], requested: Mapping[str, str],
 ) -> Family | None:  # fmt: skip
     """The family of a checkpoint, or of the adapters of its models if it is one."""
     checkpoint = named.checkpoint
-    found = _model_family(named, row, layout, config, written, asked)
+    found = _model_family(named, row, layout, config, written, requested)
     return (
         family_of_adapters(found, checkpoint, row) if found is not None and is_adapter(checkpoint) else found
     )
@@ -402,7 +406,7 @@ def _family(
 
 def _model_family(
     named: NamedSource, row: Format, layout: LayoutRequest, config: Mapping[str, Any] | None,
-    written: Mapping[str, str], asked: Mapping[str, str],
+    written: Mapping[str, str], requested: Mapping[str, str],
 ) -> Family | None:  # fmt: skip
     checkpoint = named.checkpoint
     if layout.family == NONE:
@@ -420,7 +424,7 @@ def _model_family(
     name = written.get("family") or (family_of_config(config) if config else None)
     if name is not None and is_known(name):
         return load_family(name)
-    if _tree_stays(checkpoint, row, layout) and not (asked or layout.explicit):
+    if _tree_stays(checkpoint, row, layout) and not (requested or layout.explicit):
         return None
     if name is not None:
         raise UsageError(
@@ -428,14 +432,16 @@ def _model_family(
             cure=f"pass that --family-file, or keep the tree with --family {NONE} and a container: --to orbax",
         )  # fmt: skip
     if model_named(config):
-        if not asked and (named.renames or (row.names_needed and is_copy_of(checkpoint, row))):
+        if not requested and (named.renames or (row.names_needed and is_copy_of(checkpoint, row))):
             return None
-        checked_options(row, {name: asked[name] for name in set(asked) - layout_options_among(asked)})
+        checked_options(
+            row, {name: requested[name] for name in set(requested) - layout_options_among(requested)}
+        )
         raise no_layout(checkpoint, row, layout)
-    return _fitting(named, row, layout, asked=bool(asked))
+    return _fitting(named, row, layout, required=bool(requested))
 
 
-def _fitting(named: NamedSource, row: Format, layout: LayoutRequest, *, asked: bool) -> Family | None:
+def _fitting(named: NamedSource, row: Format, layout: LayoutRequest, *, required: bool) -> Family | None:
     """The only family whose layouts fit every tensor and the config; None if none does.
 
     Trees without wrappers come first: only if no family fits them, wrappers are removed.
@@ -454,7 +460,7 @@ def _fitting(named: NamedSource, row: Format, layout: LayoutRequest, *, asked: b
             cure=f"choose with --family {shlex.quote(fitting[0].name)} or another of them, pass the model's config "
             "with --config, or keep the tree in a container with --to orbax",
         )
-    if not fitting and asked:
+    if not fitting and required:
         raise UsageError(
             "no known model family fits every tensor", uri=checkpoint.uri,
             cure="pass --family, or declare one with --family-file; run `wherry layouts` to list the families",

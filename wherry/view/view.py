@@ -168,10 +168,10 @@ class LayoutView(View):
         kept = [one for one in source.manifest.companions if one.name in carried and one.name not in files]
         new = [Companion(name, len(data)) for name, data in files.items()]
         manifest = replace(manifest, companions=(*kept, *new), custom={**manifest.custom, **(custom or {})})
-        stated = (("dtype", dtype), ("only", only), ("overflow", overflow), ("rename", list(renames)))
-        asked = {name: value for name, value in stated if value}
-        if asked:
-            layout = {**manifest.origin["layout"], **asked}
+        options = (("dtype", dtype), ("only", only), ("overflow", overflow), ("rename", list(renames)))
+        recorded = {name: value for name, value in options if value}
+        if recorded:
+            layout = {**manifest.origin["layout"], **recorded}
             manifest = replace(manifest, origin={**manifest.origin, "layout": layout})
         super().__init__(source, projected, manifest, files)
         left = [ignored_companion(name, _OTHER_SYSTEM) for name in (made.left if made else ())]

@@ -113,8 +113,8 @@ def send(settings: Channels | None, notice: Notice, *, page: str | None = None) 
             return f"not sent: notify.on is {chosen.on}"
         if not (chosen.webhook or chosen.block):
             return "not sent: no channel is configured"
-        told = replace(notice, link=notice.link or page).cleaned()
-        failures = [*_by_webhook(chosen.webhook, told), *_by_block(chosen.block, told)]
+        cleaned = replace(notice, link=notice.link or page).cleaned()
+        failures = [*_by_webhook(chosen.webhook, cleaned), *_by_block(chosen.block, cleaned)]
     except Exception as error:  # noqa: BLE001  a notification must not fail the run
         failures = [type(error).__name__]
     for failure in failures:

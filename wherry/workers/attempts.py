@@ -178,7 +178,7 @@ def late_guard(split: SplitJob, unit: Unit) -> Callable[[], None]:
 
 @dataclass(slots=True)
 class SharedUploads:
-    """The uploads of a job, as one commit sees them; each is asked once for its parts.
+    """The uploads of a job, as one commit sees them; the parts of each are listed once.
 
     Attributes:
         split: the job.

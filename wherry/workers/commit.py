@@ -1,6 +1,6 @@
 """commit: makes the result of a job from the receipts of its units.
 
-The receipts become the journal of an interrupted run in which every move is done, beside the files that the workers
+The receipts become the journal of an interrupted run in which every move is done, next to the files that the workers
 have made; then the conversion is resumed. So it is proved and committed like any conversion: it is read back and
 compared with the hashes of the leaves that were read from the source, the commit member comes last and cannot
 overwrite, and of two commits at the same time one makes the target. A receipt that lies cannot get through.

@@ -1,8 +1,8 @@
 """SplitJob: a conversion that is cut into units, as each of its processes opens it.
 
 The record of the job holds the request, not the plan: every process opens the source and plans by itself, and takes
-part only if it gets the same plan of the same source with the same wherry. So nothing that a process is told is
-believed about the source, and a worker that sees another storage, or another state of it, is named and left out.
+part only if it gets the same plan of the same source with the same wherry. So no process believes what others report
+about the source, and a worker that sees another storage, or another state of it, is named and left out.
 
 Where the home cannot hold a key, each process has its own, and passes it on to the workers that it starts. When it has
 ended, nobody can read the records of its job. So its record names the process, and the next conversion to the target

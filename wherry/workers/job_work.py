@@ -1,7 +1,7 @@
 """job_work: the tasks of a job under a coordinator: what it asks of its workers, and what runs on a worker.
 
 A worker first shows that it can make a unit, and sees the same storage. The coordinator leaves a record with a secret
-beside the target. A worker opens the job, which it can only do with the same wherry, key, plan and source, reads the
+next to the target. A worker opens the job, which it can only do with the same wherry, key, plan and source, reads the
 secret there, and leaves it in a record of its own. So both see what the other writes. The secret does not pass through
 the engine.
 
@@ -118,7 +118,7 @@ class JobWork(Workload):
         name, read = str(answer.get("name")), self._job.records.read
         row = read(_challenge(self.token, name), ChallengeRecord) if _NAME.fullmatch(name) else None
         if row is None or row.secret != self._secret:
-            return "what it writes beside the target is not seen here"
+            return "what it writes next to the target is not seen here"
         return ""
 
     def suits(self, number: int, answer: Mapping[str, Any]) -> bool:

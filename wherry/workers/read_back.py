@@ -107,9 +107,9 @@ class _MadeFiles:
     """Where the bytes of units are: in the files of the attempts whose receipts count; see WrittenBytes.
 
     Attributes:
-        receipts: number of a unit → its receipt, of the files that were asked for.
+        receipts: number of a unit → its receipt, of the requested files.
         names: path of each of these files → its name in the target.
-        shared: name of each file of several units that was asked for → its state before that.
+        shared: name of each requested file of several units → its state before it is read.
     """
 
     def __init__(self, split: SplitJob, names: Sequence[str]) -> None:

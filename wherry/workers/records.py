@@ -1,4 +1,4 @@
-"""Records: small signed files in the folder of a job, beside its target: on a file system, or in a store of objects.
+"""Records: small signed files in the folder of a job, next to its target: on a file system, or in a store of objects.
 
 A record is created on the condition that it does not exist, so of two processes one gets it. Each is signed with the
 user's key (`WHERRY_KEY`, which several machines can share): what another user has put there is not believed.

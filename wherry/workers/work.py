@@ -2,8 +2,8 @@
 
 Then it reads back units that others have made. Nobody waits for that: what has no proof is read back by the commit.
 
-Any number of workers on any machines do this at the same time. They agree only through records beside the target, so no
-engine and no coordinator is needed; whatever starts the processes will do.
+Any number of workers on any machines do this at the same time. They agree only through records next to the target, so
+no engine and no coordinator is needed; whatever starts the processes will do.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Child:
 
     def ask(self, row: Row, source: Path, target: Path) -> dict[str, Any]:
         """Do a row; see `child.answer`."""
-        asked = {
+        request = {
             "operation": row.operation,
             "source": str(source),
             "target": str(target),
@@ -58,7 +58,7 @@ class Child:
         pipe_in, pipe_out = self._process.stdin, self._process.stdout
         if pipe_in is None or pipe_out is None:
             raise RuntimeError("the child has no pipes")
-        pipe_in.write(json.dumps(asked) + "\n")
+        pipe_in.write(json.dumps(request) + "\n")
         pipe_in.flush()
         return json.loads(pipe_out.readline())
 
@@ -122,15 +122,15 @@ def _measure_rows(
 
 
 def _summarise(row: Row, ours: list[float], other: list[float], failed: str) -> dict[str, Any]:
-    told = {
+    facts = {
         "row": row.name,
         "operation": row.operation,
         "container": row.container.name,
         "tensors": row.tensors,
     }
     if failed:
-        return {**told, "failed": failed}
-    return {**told, "ours_s": min(ours), "other_s": min(other), "ratio": min(ours) / min(other)}
+        return {**facts, "failed": failed}
+    return {**facts, "ours_s": min(ours), "other_s": min(other), "ratio": min(ours) / min(other)}
 
 
 def _make_source(row: Row, scratch: Path) -> Path:

@@ -22,40 +22,40 @@ def main() -> None:
         print(json.dumps(answer(json.loads(line))), file=answers, flush=True)
 
 
-def answer(asked: dict[str, Any]) -> dict[str, Any]:
+def answer(request: dict[str, Any]) -> dict[str, Any]:
     """The times of some calls in seconds; or the error, since an older wherry may not know a container."""
     gc.collect()
     try:
-        return {"seconds": [timed_call(asked) for _ in range(asked["repeats"])]}
+        return {"seconds": [timed_call(request) for _ in range(request["repeats"])]}
     except Exception as error:  # noqa: BLE001  whatever it is, the row says so
         return {"error": f"{type(error).__name__}: {error}"}
 
 
-def timed_call(asked: dict[str, Any]) -> float:
+def timed_call(request: dict[str, Any]) -> float:
     """Do one call, and delete what it made; the processor time of all threads, in user and kernel mode."""
-    target = Path(asked["target"])
+    target = Path(request["target"])
     started = time.process_time()
-    call(asked)
+    call(request)
     spent = time.process_time() - started
     if target.exists():
         shutil.rmtree(target.parent)
     return spent
 
 
-def call(asked: dict[str, Any]) -> None:
-    """Do what is asked."""
+def call(request: dict[str, Any]) -> None:
+    """Detect, plan or convert, as the request states."""
     import wherry
 
-    source, target = asked["source"], asked["target"]
-    if asked["operation"] == "detect":
+    source, target = request["source"], request["target"]
+    if request["operation"] == "detect":
         found = wherry.detect(source)
         if found.verdict != "ok":
             raise ValueError(f"{found.verdict}: {found.reason}")
-    elif asked["operation"] == "plan":
-        wherry.plan(source, target, to=asked["to"], options=asked["options"])
+    elif request["operation"] == "plan":
+        wherry.plan(source, target, to=request["to"], options=request["options"])
     else:
         Path(target).parent.mkdir(parents=True)
-        wherry.convert(source, target, to=asked["to"], options=asked["options"], family=asked["family"])
+        wherry.convert(source, target, to=request["to"], options=request["options"], family=request["family"])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The picture: how many times faster several workers are, measured beside the simulation, and simulated beyond it.
+"""The picture: how many times faster several workers are, measured and simulated, and for more workers only simulated.
 
 Written as SVG by hand, as in `benchmarks.plot`; both axes are logarithmic, so the ideal is a straight line.
 """

@@ -23,7 +23,7 @@ class RowResult:
 
     Attributes:
         row: what was run.
-        start: seconds from the start of the first worker until all had asked for a unit.
+        start: seconds from the start of the first worker until every worker had sent its first claim.
         seconds: from then to the receipt of the last unit.
         commit: seconds from that receipt until the target was committed.
         unit_seconds: of each receipt, as they came.

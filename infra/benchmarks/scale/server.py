@@ -258,10 +258,10 @@ def _span(text: str | None, nbytes: int) -> tuple[int, int]:
     """Start and stop of a range header; of the whole object without one."""
     if text is None:
         return 0, nbytes
-    asked = _RANGE.fullmatch(text)
-    if asked is None or int(asked[1]) >= nbytes:
+    bounds = _RANGE.fullmatch(text)
+    if bounds is None or int(bounds[1]) >= nbytes:
         raise RefusedError(416, "InvalidRange")
-    return int(asked[1]), min(int(asked[2]) + 1, nbytes) if asked[2] else nbytes
+    return int(bounds[1]), min(int(bounds[2]) + 1, nbytes) if bounds[2] else nbytes
 
 
 def _pieces(found: Served | Kept, start: int, stop: int) -> Iterable[memoryview]:

@@ -17,7 +17,7 @@ CARRIER_NAMES = {"work": "`wherry work`", "dask": "Dask", "convert": "one proces
 
 
 def measured_table(found: Mapping[str, Any]) -> str:
-    """The rows of the curves, beside the simulation."""
+    """The rows of the curves, with the times of the simulation."""
     head = ("carrier", "workers", "units, s", "faster, for each worker", "simulated, s", "memory each, MB",
             "start, s", "commit, s", "CPU, s a GB", "same digest")  # fmt: skip
     rows = [row for row in found["rows"] if _is_curve(row)]

@@ -1,4 +1,4 @@
-"""Tally: what each worker has asked of the double, and when units began and ended; the gate before the first unit."""
+"""Tally: the requests of each worker to the double, and when units began and ended; the gate before the first unit."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Tally:
     """Counts of one double.
 
     Attributes:
-        workers: number of workers that the gate waits for: the first claim of each is answered once all have asked, so
-            that the time in which interpreters start on shared cores is apart from the time in which units are made.
+        workers: number of workers that the gate waits for: the first claim of each is answered once all have sent one,
+            so that the time in which interpreters start on shared cores is apart from the time in which units are made.
     """
 
     workers: int = 0

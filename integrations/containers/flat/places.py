@@ -1,6 +1,6 @@
 """Places: where the bytes of tensors lie that have one byte range each, as columns of numbers.
 
-A large checkpoint has a hundred thousand such tensors, and an `Extent` is made of one only when it is asked for.
+A large checkpoint has a hundred thousand such tensors, and the `Extent` of one is built only on request.
 """
 
 from __future__ import annotations

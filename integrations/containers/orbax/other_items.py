@@ -1,4 +1,4 @@
-"""What a step holds beside the item that is read: other items, checkpointables of the v1 API, and files.
+"""What a step holds apart from the item that is read: other items, checkpointables of the v1 API, and files.
 
 An item with arrays is taken for weights, unless its name or its key paths say that it is the state of an optimizer or
 of a run. Items without arrays hold JSON, strings, metrics or the position of a data loader. A folder is a step if it

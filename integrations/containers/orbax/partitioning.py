@@ -1,4 +1,4 @@
-"""Logical axis names beside a checkpoint: the JSON that keeps what Flax's partition boxes lose on disk.
+"""Logical axis names of a checkpoint: the JSON that keeps what Flax's partition boxes lose on disk.
 
 Facts (from Flax 0.12.8 with Orbax 0.12.8): of a box (`nn.Partitioned`, `LogicallyPartitioned`) only one
 more key `value` is stored; names, mesh and rules are static and lost. `_sharding` has mesh axes only. The authors of
@@ -131,7 +131,7 @@ def item_metadata(manifest: Manifest) -> dict[str, Any]:
 
 
 def rules_only(sharding: Sharding | None) -> Sharding | None:
-    """The part of a sharding that is kept beside the names: that from rules. Devices are not stored here."""
+    """The part of a sharding that is stored with the names: that from rules. Devices are not stored here."""
     return Sharding(spec=sharding.spec, rules=sharding.rules) if sharding and sharding.rules else None
 
 

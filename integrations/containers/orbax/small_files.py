@@ -1,4 +1,4 @@
-"""The small files that wherry's writer puts beside the arrays, and the notes in them for wherry's reader."""
+"""The small files that wherry's writer puts next to the arrays, and the notes in them for wherry's reader."""
 
 from __future__ import annotations
 

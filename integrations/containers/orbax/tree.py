@@ -1,4 +1,4 @@
-"""The tree of an Orbax item: `_METADATA` and the small files beside it, read into a Manifest and written from one.
+"""The tree of an Orbax item: `_METADATA` and the small files next to it, read into a Manifest and written from one.
 
 Facts: `tree_metadata` maps the repr of a tuple to `key_metadata` (the parts, each with `key_type` 1 for an index of
 a sequence or 2 for a key of a mapping) and `value_metadata` (`value_type`, `skip_deserialize`). The repr is never

@@ -1,6 +1,6 @@
 """Reads an Orbax item that is part of a larger checkpoint, such as a step folder of MaxText or PaxML.
 
-It adds files beside the item, arrays whose padding for devices must be removed, and a description of what is missing.
+It adds files outside the item, arrays whose padding for devices must be removed, and a description of what is missing.
 Everything else is left to the reader of the item.
 """
 
@@ -32,7 +32,7 @@ class WithinReader(ContentsOver):
         home: Location,
         *,
         shardings: Mapping[KeyPath, Sharding],
-        beside: Iterable[str] = (),
+        extra_files: Iterable[str] = (),
         padded: Mapping[KeyPath, TensorSpec] | None = None,
     ) -> None:
         """Take over an opened item.
@@ -41,13 +41,13 @@ class WithinReader(ContentsOver):
             inner: its reader.
             home: the checkpoint that contains it: the item itself, or a folder above it.
             shardings: how the writer sharded the arrays over devices.
-            beside: files of the checkpoint outside the item, relative to `home`; missing ones are ignored.
+            extra_files: files of the checkpoint outside the item, relative to `home`; missing ones are ignored.
             padded: the stored specs of arrays that are larger on disk than the tensors.
         """
         self.base = self._inner = inner
         self._home = home
         self._shardings = shardings
-        self._beside = tuple(beside)
+        self._extra_files = tuple(extra_files)
         self._padded = padded or {}
         self._prefix = inner.location.path[len(home.path.rstrip("/")) :].strip("/")
 
@@ -61,11 +61,11 @@ class WithinReader(ContentsOver):
         return shortfall(self._inner, self._shardings)
 
     def members(self) -> Iterator[Entry]:
-        """The item's files, and those beside it."""
+        """The item's files, and the extra files outside it."""
         prefix = f"{self._prefix}/" if self._prefix else ""
         for entry in self._inner.members():
             yield replace(entry, name=f"{prefix}{entry.name}")
-        for name in self._beside:
+        for name in self._extra_files:
             entry = self._home.join(name).stat()
             if entry is not None and not entry.is_dir:
                 yield replace(entry, name=name)

@@ -1,4 +1,4 @@
-"""Converts harmless classes that are often pickled beside tensors to plain data: trainer arguments, dates, paths.
+"""Converts harmless classes that are often pickled with tensors to plain data: trainer arguments, dates, paths.
 
 Each object becomes a dict of attributes, or an `Opaque`: the name of its class with a value of strings, numbers, lists
 and dicts. Nothing is imported; arguments that are not readable as they are (dates are packed bytes, numpy scalars raw

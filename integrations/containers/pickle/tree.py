@@ -1,7 +1,7 @@
 """Converts an inert value to key paths: the contents of a pickled object, as a tree.
 
 Dicts and sequences become nodes, with list and tuple indices as decimal strings; tensors and plain scalars are
-leaves; None and empty containers are empties. Facts that key paths cannot express are stored beside them: which keys
+leaves; None and empty containers are empties. Facts that key paths cannot express are stored separately: which keys
 were numbers, and the class of every node and value that is more than a plain dict, list or scalar, so that a writer can
 restore it, or refuse it by name. A small pickle can be huge as a tree, because it may refer to one list a thousand
 times; the number of nodes is limited by the length of the pickle.

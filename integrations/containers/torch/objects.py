@@ -3,7 +3,7 @@
 Nodes are dicts, or lists where the manifest says so. The manifest's `custom` says which keys were numbers and which
 values were objects of a class; these are restored (`emit_typed`). Tensors stay TensorSpecs until they are pickled.
 
-The reader stores the class of an object that is more than a dict, list or scalar beside the plain value
+The reader stores the plain value of an object that is more than a dict, list or scalar, and its class next to it
 (`manifest.custom["pickle"]["types"]`). Common classes of torch files (tuples, bytes, sets, sizes, devices, dtypes) and
 plain records (`Namespace`, paths, dates) are pickled as Python would; every other class cannot be written, and the
 error names it. Numpy scalars become plain numbers of the same value.

@@ -45,7 +45,7 @@ class Value(NamedTuple):
     inline: bytes | None = None
 
 
-ASSETS = "assets"  # folder of the companion files beside arrays, in checkpoints that wherry wrote
+ASSETS = "assets"  # folder of the companion files next to arrays, in checkpoints that wherry wrote
 
 
 @dataclass(slots=True)

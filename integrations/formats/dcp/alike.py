@@ -110,9 +110,9 @@ class Alike:
         if not inside or entries is None or len(self._kinds) > _MOST_KINDS or len(others) > _MOST_OF_A_LENGTH:
             return
         headers = [member.header for member in directory.members.values()]
-        mine = headers.index(max(header for header in headers if header < placed.start))
-        crc, like = len(tail) - entries[mine] - _CRC_AT, replace(placed, start=start)
-        kind = _Kind(head[:start], _without(tail, entries, mine), crc, like, like.raw and like.whole)
+        index = headers.index(max(header for header in headers if header < placed.start))
+        crc, like = len(tail) - entries[index] - _CRC_AT, replace(placed, start=start)
+        kind = _Kind(head[:start], _without(tail, entries, index), crc, like, like.raw and like.whole)
         self._kinds[stored.length] = (*others, kind)
 
 

@@ -132,16 +132,16 @@ def _contents(
 ) -> DcpContents:
     files = _files(index, location, names)
     _require_inside(index, files, location)
-    mine = [name for name in (*marks, *sorted(rules.files)) if name in names]
-    own = (*(names[name] for name in mine), *files.values())
-    beside = Surroundings()
-    _look_beside(location, names, {*files, *mine}, beside)
+    format_files = [name for name in (*marks, *sorted(rules.files)) if name in names]
+    own = (*(names[name] for name in format_files), *files.values())
+    neighbours = Surroundings()
+    _sort_files(location, names, {*files, *format_files}, neighbours)
     left = [entry for name in index.objects if (entry := rules.leave(name)) is not None]
-    beside.ignored += left
+    neighbours.ignored += left
     out = {entry.path for entry in left}
     index.objects = [name for name in index.objects if (name,) not in out]
     contents = DcpContents(
-        index, Items(location, files), own, tuple(beside.companions), tuple(beside.ignored)
+        index, Items(location, files), own, tuple(neighbours.companions), tuple(neighbours.ignored)
     )
     coded = index.stored.coded()
     for name, described in index.tensors.items():
@@ -199,7 +199,7 @@ def _require_inside(index: DcpIndex, files: Mapping[str, Entry], location: Locat
         )
 
 
-def _look_beside(
+def _sort_files(
     folder: Location, names: Mapping[str, Entry], own: set[str], found: Surroundings, prefix: str = ""
 ) -> None:
     """Sort the files besides the data: companions, such as the configuration of a model, and what is not converted.
@@ -210,23 +210,21 @@ def _look_beside(
         full = f"{prefix}{name}"
         if full in own or full in OWN_NAMES or name.startswith("."):
             continue
-        left = (
-            _folder_beside(folder.join(name), full, own, found) if entry.is_dir else _left_file(full, entry)
-        )
+        left = _sort_folder(folder.join(name), full, own, found) if entry.is_dir else _left_file(full, entry)
         if left:
             found.ignored.append(left)
         elif not entry.is_dir:
             found.companions.append(type(entry)(full, entry.size, is_dir=False, mark=entry.mark))
 
 
-def _folder_beside(below: Location, full: str, own: set[str], found: Surroundings) -> IgnoredEntry | None:
-    """The entry of a folder that is not entered; None for one whose files were sorted."""
+def _sort_folder(below: Location, full: str, own: set[str], found: Surroundings) -> IgnoredEntry | None:
+    """Sort the files of a folder like those next to it; the entry of a folder that is not entered, else None."""
     if full.count("/") + 1 >= _DEEPEST:
         return too_deep(below, full)
     inside = {one.name: one for one in below.entries()}
     if any(map(_holds_state, inside)):
         return folder_of_weights(full, inside, _READ)
-    _look_beside(below, inside, own, found, f"{full}/")
+    _sort_files(below, inside, own, found, f"{full}/")
     return None
 
 

@@ -46,7 +46,7 @@ WIDEST = "2.3"
 FORMAT = "1.0.0"
 _NAME = itemgetter(0)  # of a row
 _ENDS = b"ub"  # the last opcodes of an object with attributes
-LEAST_CHUNK = 64 << 10  # bytes to which a tensor is cut at most: each chunk takes 1 KB beside its data
+LEAST_CHUNK = 64 << 10  # bytes; no chunk is smaller, as each takes 1 KB in addition to its data
 
 
 class ItemPlan(NamedTuple):

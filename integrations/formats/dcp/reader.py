@@ -80,7 +80,7 @@ class DcpReader(FilesReader):
         self.made: dict[str, Location] = {}  # companions that are parts of other files
 
     def companion(self, name: str) -> Location:
-        """The location of a companion, beside the files or made of a part of one."""
+        """The location of a companion: next to the files, or made of a part of one."""
         return self.made[name] if name in self.made else super().companion(name)
 
     def access(self, spec: TensorSpec) -> Access:

@@ -2,7 +2,7 @@
 
 Facts: with sharded state dicts `save_state`, and transformers' Trainer, put each model into `pytorch_model_fsdp_<i>`
 and each optimizer into `optimizer_<i>`; keys start with `model.` and `optimizer.`. Schedules, random states and the
-like are files beside them. So these folders are the items of one step, and the model is the one that is meant unless
+like are files next to them. So these folders are the items of one step, and the model is the one that is meant unless
 an item is named. (A full state dict is the file `pytorch_model_fsdp.bin`, which the format `huggingface` reads.)
 Source: accelerate/utils/fsdp_utils.py of 1.12.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from wherry.store.store import Entry
 
 _NOT_READ = "one item of a step is converted"
-_BESIDE = "a file of the step, which the item does not include"
+_NOT_OF_ITEM = "a file of the step, which the item does not include"
 
 
 def model_of_step(glimpse: Glimpse) -> str | None:
@@ -90,4 +90,4 @@ def _entry(entry: Entry) -> IgnoredEntry | None:
         if kind == "model":
             return ignored_file(name, ITEMS, "another model of the step", _NOT_READ, weights=True)
         return ignored_file(name, TRAINING_STATE, "optimizer state", _NOT_READ) if kind else None
-    return ignored_companion(name, _NOT_READ) or ignored_file(name, FILES, "a file", _BESIDE)
+    return ignored_companion(name, _NOT_READ) or ignored_file(name, FILES, "a file", _NOT_OF_ITEM)

@@ -1,4 +1,4 @@
-"""What the pickles of DeepSpeed hold beside plain tensors: objects of its own classes, and tensors with attributes.
+"""What DeepSpeed's pickles hold apart from plain tensors: objects of its own classes, and tensors with attributes.
 
 Objects of DeepSpeed's classes (loss scalers, enumerations) are opaque: nothing is imported or called. ZeRO 3 marks
 tensors with an attribute (`ds_id`), and torch pickles such a tensor as `_rebuild_from_type_v2(function, torch.Tensor,

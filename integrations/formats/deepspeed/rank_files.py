@@ -50,7 +50,7 @@ class RankFile:
     extents: Mapping[KeyPath, tuple[Extent, ...]]
 
     def below(self, *root: str) -> dict[KeyPath, TensorSpec]:
-        """The tensors below a key path, by the rest of theirs, in the order of the file."""
+        """The tensors below a key path, by the rest of their paths, in the order of the file."""
         size = len(root)
         rows = self.manifest.tensors.items()
         return {path[size:]: spec for path, spec in rows if path[:size] == root}

@@ -113,7 +113,7 @@ def open_universal(location: Location, detection: Detection) -> Opened:
     seen = Evidence(f"{prefix}{ZERO}", words)
     found = replace(detection, step=step, kind=kind).seen(seen)
     reader = FlatReader(location, tree.places, tuple(members))
-    return Opened(found, manifest, reader, tuple(_beside(prefix, entries, copies)))
+    return Opened(found, manifest, reader, tuple(_ignored_entries(prefix, entries, copies)))
 
 
 def _models(folder: Location, names: Sequence[str]) -> list[list[RankFile]]:
@@ -200,7 +200,7 @@ def _zero_members(
             yield replace(one, name=f"{prefix}{ZERO}/{name}/{one.name}")
 
 
-def _beside(prefix: str, entries: Sequence[Entry], copies: Sequence[str]) -> Iterator[IgnoredEntry]:
+def _ignored_entries(prefix: str, entries: Sequence[Entry], copies: Sequence[str]) -> Iterator[IgnoredEntry]:
     """What is not read."""
     for name in copies:
         reason = "its tensor is read from the model states"

@@ -1,7 +1,7 @@
 """Flax msgpack: files of `flax.training.checkpoints` and `flax.serialization`, and their multi-process variant.
 
 Detected by content: the first 4 KiB start a msgpack map with text keys, and either contain an array or the file has a
-name that flax uses. The arrays of a multi-process save are in the folder `<file>_gda` beside the file. Key paths are
+name that flax uses. The arrays of a multi-process save are in the folder `<file>_gda` next to the file. Key paths are
 the keys of the msgpack tree; Python numbers count as zero-dimensional tensors, texts are values. `names.py` describes
 the names, `containers/msgpack/index.py` the encoding.
 """
@@ -85,7 +85,7 @@ def _detection(glimpse: Glimpse, format_name: str, version: str, seen: str) -> D
 def _detect_with_arrays(glimpse: Glimpse) -> Detection | None:
     if glimpse.is_dir:
         return _remains(glimpse)
-    if not glimpse.is_file or not (_points_elsewhere(glimpse) or _has_arrays_beside(glimpse)):
+    if not glimpse.is_file or not (_points_elsewhere(glimpse) or _has_array_folder(glimpse)):
         return None
     seen = "placeholders of arrays that are stored in a folder next to the file"
     return _detection(glimpse, "flax-gda", VERSION_WITH_ARRAYS, seen)
@@ -97,7 +97,7 @@ def _points_elsewhere(glimpse: Glimpse) -> bool:
     return bare if look is None else _placeholders(look)
 
 
-def _has_arrays_beside(glimpse: Glimpse) -> bool:
+def _has_array_folder(glimpse: Glimpse) -> bool:
     """Whether a file without a placeholder in its first bytes has a folder of arrays nevertheless."""
     look = glance(glimpse.head, glimpse.size)
     if look is None or look.state == "whole":

@@ -60,8 +60,8 @@ def open_with_arrays(location: Location, detection: Detection) -> Opened:
         for path, value in contents.values.items()
         if isinstance(value, str) and value.startswith(PLACEHOLDER)
     }
-    beside = location.parent.join(location.name + ARRAYS_SUFFIX)
-    arrays = _arrays(beside, names)
+    folder = location.parent.join(location.name + ARRAYS_SUFFIX)
+    arrays = _arrays(folder, names)
     for path in names:
         del contents.values[path]
     specs = {
@@ -72,8 +72,8 @@ def open_with_arrays(location: Location, detection: Detection) -> Opened:
         },
     }
     inline = PlacedReader(location, contents.places, (_member(location),))
-    seen = Evidence(location.name, f"{len(names)} placeholders of arrays in {beside.name}")
-    return _open_contents(detection.seen(seen), contents, specs, MixedReader(inline, arrays, beside))
+    seen = Evidence(location.name, f"{len(names)} placeholders of arrays in {folder.name}")
+    return _open_contents(detection.seen(seen), contents, specs, MixedReader(inline, arrays, folder))
 
 
 def _require_finished(detection: Detection) -> None:
@@ -128,35 +128,35 @@ def _stored_step(
     return None
 
 
-def _arrays(beside: Location, names: dict[KeyPath, str]) -> ArrayReader:
+def _arrays(folder: Location, names: dict[KeyPath, str]) -> ArrayReader:
     """The reader of the arrays that the placeholders name."""
     from wherry.integrations.containers.zarr import kvstore, metadata  # tensorstore
     from wherry.integrations.containers.zarr.listing import list_files
     from wherry.integrations.containers.zarr.reader import ArrayReader, StoredArray
 
-    if beside.entry is None:
-        raise _lost_error(f"folder not found: {beside.name} with {len(names)} arrays", beside)
-    if beside.store.protocol in RENAMELESS and not beside.join(COMMITTED).exists():
+    if folder.entry is None:
+        raise _lost_error(f"folder not found: {folder.name} with {len(names)} arrays", folder)
+    if folder.store.protocol in RENAMELESS and not folder.join(COMMITTED).exists():
         raise _lost_error(
-            f"missing {COMMITTED} in {beside.name}, which flax requires on {beside.store.protocol}://", beside
+            f"missing {COMMITTED} in {folder.name}, which flax requires on {folder.store.protocol}://", folder
         )
-    kvstore.base_spec(beside)
-    listing = list_files(beside)
+    kvstore.base_spec(folder)
+    listing = list_files(folder)
     arrays: dict[KeyPath, StoredArray] = {}
     for path, name in names.items():
-        place = beside.member(name) if name else beside
+        place = folder.member(name) if name else folder
         data = listing.read(f"{name}/.zarray" if name else ".zarray")
         if data is None:
-            raise _lost_error(f"missing .zarray in {beside.name}/{name}", beside, path)
+            raise _lost_error(f"missing .zarray in {folder.name}/{name}", folder, path)
         arrays[path] = StoredArray(name, metadata.parse(data, 2, place.uri))
     # jax's serializer stores every chunk, zeros included.
-    return ArrayReader(beside, arrays, listing, kvstore.context(), ocdbt=False, zeros_stored=True)
+    return ArrayReader(folder, arrays, listing, kvstore.context(), ocdbt=False, zeros_stored=True)
 
 
-def _lost_error(what: str, beside: Location, path: KeyPath | None = None) -> IncompleteError:
+def _lost_error(what: str, folder: Location, path: KeyPath | None = None) -> IncompleteError:
     shown = None if path is None else render(path)
     cure = "copy it from the original location, or use another step"
-    return IncompleteError(what, uri=beside.uri, path=shown, cure=cure)
+    return IncompleteError(what, uri=folder.uri, path=shown, cure=cure)
 
 
 def _member(location: Location) -> Entry:

@@ -7,7 +7,7 @@ are dequantised. `header.py` has the facts of the header. The metadata state the
 they state is made when a target needs it (`tokenizer.py`).
 
 Written is one file, of version 3: the header, then each tensor on a multiple of 32 bytes (`write.py`). A model's config
-and tokenizer become its metadata, and nothing lies beside it; `types.py` decides the types of tensors.
+and tokenizer become its metadata, so it has no companion files; `types.py` decides the types of tensors.
 
 `<name>-00001-of-0000N.gguf` is the first of N files of a model: it has the metadata, each file some of the tensors, and
 `split.no`, `split.count` and `split.tensors.count` say which. All files are read if the first one is named.

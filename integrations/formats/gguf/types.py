@@ -1,4 +1,4 @@
-"""The types in which a GGUF file stores a model: matrices as asked, everything else as float32, as llama.cpp expects.
+"""The types in which a GGUF file stores a model: matrices as requested, all else as float32, as llama.cpp expects.
 
 Positions that are scaled by Llama 3.1's rule are stated by a tensor, which is added.
 """
@@ -59,18 +59,18 @@ def as_stored(checkpoint: Checkpoint, options: Options) -> Checkpoint:
 
 def _types(checkpoint: Checkpoint, options: Options) -> dict[KeyPath, str]:
     """The type of each tensor that gets another one."""
-    asked = ELEMENT_TYPES.get(str(options["type"]))
-    if asked is None and not checkpoint.laid_out:
+    requested = ELEMENT_TYPES.get(str(options["type"]))
+    if requested is None and not checkpoint.laid_out:
         return {}  # names of a GGUF file, whose types are those of one
     return {
         path: kind
         for path, spec in checkpoint.manifest.tensors.items()
-        if (kind := _type_of(spec, asked)) != spec.dtype
+        if (kind := _type_of(spec, requested)) != spec.dtype
     }
 
 
-def _type_of(spec: TensorSpec, asked: str | None) -> str:
-    if asked and dtypes.block_elements(spec.dtype) > 1:
+def _type_of(spec: TensorSpec, requested: str | None) -> str:
+    if requested and dtypes.block_elements(spec.dtype) > 1:
         raise UsageError(
             f"{spec.name} is quantised already, as {spec.dtype.removeprefix('ggml:')}",
             path=spec.name, cure="add --set dequantize=float32",
@@ -79,7 +79,7 @@ def _type_of(spec: TensorSpec, asked: str | None) -> str:
         return spec.dtype
     if len(spec.shape) < 2:  # noqa: PLR2004  a matrix has more
         return "float32"
-    kind = asked or spec.dtype
+    kind = requested or spec.dtype
     if spec.shape[-1] % dtypes.block_elements(kind):
         raise UnrepresentableError(
             f"the rows of {spec.name} have {spec.shape[-1]} elements, which are no whole blocks of "

@@ -74,10 +74,10 @@ def tokenizer_metadata(
         UnrepresentableError: the metadata cannot state this tokenizer.
         UsageError: a file cannot be read.
     """
-    place, beside, template = (companion(name) for name in FILES)
+    place, config_place, template = (companion(name) for name in FILES)
     assert place is not None, "a target without a tokenizer is refused before"
     document = read_json(place)
-    own = read_json(beside) if beside is not None else {}
+    own = read_json(config_place) if config_place is not None else {}
     text = template.read_whole(MOST_CONFIG) if template is not None else None
     try:
         return _metadata(document, own, text, config, rows)

@@ -145,8 +145,8 @@ def _of_model(config: Mapping[str, Any], specs: Mapping[KeyPath, TensorSpec]) ->
         )
     ((architecture, rules),) = found
     family = load_family(name)
-    told = tell(family.system("gguf"), config, FILE)
-    names = {**family.constants, **told.sizes, **told.facts}
+    config_facts = tell(family.system("gguf"), config, FILE)
+    names = {**family.constants, **config_facts.sizes, **config_facts.facts}
     own = {key: evaluate(text, names) for key, text in rules["metadata"].items()}
     own = {
         key: value for key, value in own.items() if value is not None or not key.startswith("rope.scaling.")
@@ -162,20 +162,21 @@ def _of_model(config: Mapping[str, Any], specs: Mapping[KeyPath, TensorSpec]) ->
         **{f"{architecture}.{key}": _as_float32(own[key]) for key in own},
     }
     factors = rotary_factors(names) if (FACTORS,) in specs else None
-    again = tell(
+    metadata_facts = tell(
         family.system("gguf"), parse_json(model_config(stated, (), specs, factors), FILE), "the metadata"
     )
-    _require_same(told, again)
+    _require_same(config_facts, metadata_facts)
     return architecture, own
 
 
-def _require_same(told: ConfigFacts, again: ConfigFacts) -> None:
-    """The metadata mean what the config says; whether embeddings are tied, the tensors show."""
-    pairs = {**told.sizes, **told.facts}, {**again.sizes, **again.facts}
-    for name, value in pairs[0].items():
-        if name != "tied" and pairs[1].get(name) != value:
+def _require_same(config_facts: ConfigFacts, metadata_facts: ConfigFacts) -> None:
+    """The metadata must mean what the config says; whether embeddings are tied, the tensors show."""
+    expected = {**config_facts.sizes, **config_facts.facts}
+    found = {**metadata_facts.sizes, **metadata_facts.facts}
+    for name, value in expected.items():
+        if name != "tied" and found.get(name) != value:
             raise UnrepresentableError(
-                f"the metadata cannot state {name} = {value!r}: they would mean {pairs[1].get(name)!r}",
+                f"the metadata cannot state {name} = {value!r}: they would mean {found.get(name)!r}",
                 cure="choose another target",
             )
 

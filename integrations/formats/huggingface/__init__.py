@@ -81,7 +81,7 @@ def _shards(manifest: Manifest, options: Options) -> ShardPlan:
     if ADAPTER_CONFIG not in names and any(path[-1].startswith(_OF_PEFT) for path in manifest.tensors):
         raise UnrepresentableError(
             f"missing {ADAPTER_CONFIG}: no tensor of an adapter states its scale",
-            cure=f"put PEFT's {ADAPTER_CONFIG}, with peft_type, r, lora_alpha and target_modules, beside the source",
+            cure=f"put PEFT's {ADAPTER_CONFIG}, with peft_type, r, lora_alpha and target_modules, next to the source",
         )
     return spread_tensors(manifest.tensors.values(), parse_size(options["max_shard_size"]), "model")
 

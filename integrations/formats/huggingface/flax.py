@@ -2,7 +2,7 @@
 
 One file, or `flax_model-00001-of-0000N.msgpack` with the index `flax_model.msgpack.index.json`, whose names are key
 paths joined by `/`; `save_pretrained` shards above 10 GB. Key paths are those of the modules: `kernel` is [in, out],
-`embedding`, `scale` and `bias`, and a layer's number is a part of its own. There is no root `params`, except beside
+`embedding`, `scale` and `bias`, and a layer's number is a part of its own. There is no root `params`, except next to
 `batch_stats`. The config is that of the PyTorch class. transformers 5 has no Flax classes, and reads no such folder.
 """
 

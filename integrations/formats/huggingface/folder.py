@@ -1,4 +1,4 @@
-"""The JSON files beside the weights of a Hugging Face folder, and what they state.
+"""The JSON files next to the weights of a Hugging Face folder, and what they state.
 
 `config.json` states the version of transformers that wrote it and the model type, and so the expected number of
 parameters; `trainer_state.json` states the step.
@@ -83,7 +83,7 @@ def family_of(model_type: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FolderFacts:
-    """Facts from the JSON files beside the weights.
+    """Facts from the JSON files next to the weights.
 
     Attributes:
         writer: `transformers X`; None if the config does not state it.

@@ -80,8 +80,8 @@ def open_weights(location: Location, detection: Detection, weights: Weights | No
         raise IncompleteError("weights not found", uri=location.uri)
     facts = read_facts(location, {entry.name for entry in location.entries()})
     contents = read_weights(location, weights)
-    beside = surroundings(location, {entry.name for entry in contents.files}, f"{weights.file} ({why})")
-    # The counts were compared with what torch saves. The config beside an adapter is that of its base.
+    neighbours = surroundings(location, {entry.name for entry in contents.files}, f"{weights.file} ({why})")
+    # The counts were compared with what torch saves. The config next to an adapter is that of its base.
     counted = weights.container != "msgpack" and weights.stem != ADAPTER
     manifest = Manifest(
         tensors=contents.specs,
@@ -90,12 +90,12 @@ def open_weights(location: Location, detection: Detection, weights: Weights | No
         lists=frozenset(contents.lists),
         step=facts.step,
         kind="params",
-        companions=tuple(Companion(entry.name, entry.size) for entry in beside.companions),
+        companions=tuple(Companion(entry.name, entry.size) for entry in neighbours.companions),
         custom=contents.custom,
         origin={**facts.origin, **(_counts(facts, list(contents.specs.values())) if counted else {})},
     )
-    reader = _reader(location, weights, contents, beside.companions)
-    return Opened(_precise(detection, weights, contents), manifest, reader, tuple(beside.ignored))
+    reader = _reader(location, weights, contents, neighbours.companions)
+    return Opened(_precise(detection, weights, contents), manifest, reader, tuple(neighbours.ignored))
 
 
 def _counts(facts: FolderFacts, stored: list[TensorSpec]) -> dict[str, int]:

@@ -134,8 +134,8 @@ def _cure_of_missing(location: Location, shards: list[str]) -> str:
 def _require_named(location: Location, index: str, shards: list[str]) -> None:
     """Refuse a file of the same save that the index does not name: its tensors would be lost without a word."""
     saves = {_save_of(name) for name in shards} - {None}
-    beside = [entry.name for entry in location.entries() if not entry.is_dir and entry.name not in shards]
-    left = sorted(name for name in beside if _save_of(name) in saves)
+    others = [entry.name for entry in location.entries() if not entry.is_dir and entry.name not in shards]
+    left = sorted(name for name in others if _save_of(name) in saves)
     if left:
         raise IncompleteError(
             f"incomplete index: {index} does not name {_first_of(left)}; it belongs to the same save",

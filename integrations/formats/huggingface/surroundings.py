@@ -57,7 +57,7 @@ class _FolderWalk:
 
 
 def surroundings(location: Location, own: Collection[str], read: str) -> Surroundings:
-    """List what is beside the weights of a checkpoint.
+    """List the files around the weights of a checkpoint: companions, and what is not converted.
 
     Args:
         location: its folder.

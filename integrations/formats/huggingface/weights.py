@@ -5,7 +5,7 @@ Names, in the lookup order of transformers (5.23, `modeling_utils.py`): `model.s
 (`model.fp16.safetensors`, `model.safetensors.index.fp16.json`); safetensors before `pytorch_model.bin` and its
 index; transformers 4 then looked for `flax_model.msgpack` and its index, whose names are key paths joined by `/`;
 transformers 5 has dropped it. accelerate saves the full state of an FSDP model as
-`pytorch_model_fsdp.bin`. PEFT adapters are `adapter_model.safetensors` or `.bin` beside `adapter_config.json`,
+`pytorch_model_fsdp.bin`. PEFT adapters are `adapter_model.safetensors` or `.bin` next to `adapter_config.json`,
 diffusers writes `diffusion_pytorch_model.safetensors`. torch's HuggingFaceStorageWriter writes an index for every
 consolidated save, even of one file, and none for distributed saves. A diffusers pipeline is a folder of such folders,
 which `model_index.json` lists.

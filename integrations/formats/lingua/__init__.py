@@ -102,11 +102,11 @@ def _open(location: Location, detection: Detection) -> Opened:
     found = replace(opened.detection, step=step, writer=f"{_WRITER} ({opened.detection.writer})")
     if said is not None and said != step:
         found = found.seen(Evidence(folder.train_states(names)[0], f"states step {said}"))
-    return Opened(found, manifest, opened.reader, tuple(map(_beside_step, opened.ignored)))
+    return Opened(found, manifest, opened.reader, tuple(map(_explain_ignored, opened.ignored)))
 
 
-def _beside_step(entry: IgnoredEntry) -> IgnoredEntry:
-    """Lingua makes `consolidated` of the step's own files, so that it holds no other weights."""
+def _explain_ignored(entry: IgnoredEntry) -> IgnoredEntry:
+    """The entry, with the right reason for `consolidated`: Lingua makes it of the step's own files."""
     if entry.path != (CONSOLIDATED_FOLDER,):
         return entry
     reason = "the tensors are read from the files that Lingua made it of"
@@ -186,18 +186,18 @@ def _open_consolidated(location: Location, detection: Detection) -> Opened:
     archive = read_archive(location.join(CONSOLIDATED))
     entry = location.join(CONSOLIDATED).present()
     own = Entry(CONSOLIDATED, entry.size, is_dir=False, mark=entry.mark)
-    beside = surroundings(location, {CONSOLIDATED}, CONSOLIDATED)
-    names = [one.name for one in beside.companions]
+    neighbours = surroundings(location, {CONSOLIDATED}, CONSOLIDATED)
+    names = [one.name for one in neighbours.companions]
     params = folder.read_params(
         location, names, f"pass the file {shlex.quote(location.join(CONSOLIDATED).uri)}"
     )
-    reader = StridedReader(location, archive.placed, (own, *beside.companions), frozenset(names))
+    reader = StridedReader(location, archive.placed, (own, *neighbours.companions), frozenset(names))
     manifest = Manifest(
         tensors=folder.with_ties(archive.specs),
         values=archive.tree.values,
         empties=archive.tree.empties,
         lists=frozenset(archive.tree.lists),
-        companions=tuple(Companion(one.name, one.size) for one in beside.companions),
+        companions=tuple(Companion(one.name, one.size) for one in neighbours.companions),
         custom=archive.tree.custom,
     )
     manifest = replace(manifest, kind=read_tree(manifest).whole)
@@ -205,7 +205,7 @@ def _open_consolidated(location: Location, detection: Detection) -> Opened:
     manifest = replace(manifest, step=step, origin=_origin(manifest, params))
     seen = Evidence(CONSOLIDATED, f"{len(archive.placed)} tensors, step {step} by folder or optimizer")
     precise = replace(detection, step=step, kind=manifest.kind).seen(seen)
-    return Opened(precise, manifest, reader, tuple(beside.ignored))
+    return Opened(precise, manifest, reader, tuple(neighbours.ignored))
 
 
 def _optimizer_step(manifest: Manifest, reader: StridedReader) -> int | None:

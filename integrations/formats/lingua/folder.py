@@ -39,7 +39,7 @@ _TRAIN_STATE = re.compile(r"train_state_(\d{5})\.json")
 _STEP = re.compile(r"\d{10}")
 _MOST_RANKS = 100_000
 # Keys of params.json that load_consolidated_model_and_tokenizer requires.
-_ASKED = (("model",), ("distributed", "model_dtype"), ("data", "tokenizer", "name"))
+_REQUIRED = (("model",), ("distributed", "model_dtype"), ("data", "tokenizer", "name"))
 
 
 def step_name(step: int) -> str:
@@ -102,7 +102,7 @@ def require_params(location: Location) -> None:
         UnrepresentableError: keys are missing; the error names them.
     """
     found = read_json(location)
-    lacking = [".".join(keys) for keys in _ASKED if _at(found, keys) is None]
+    lacking = [".".join(keys) for keys in _REQUIRED if _at(found, keys) is None]
     if lacking:
         raise UnrepresentableError(
             f"{PARAMS} of the source is not a Lingua configuration: missing {', '.join(lacking)}",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 ITEM = "items"
 NAME = "maxtext"
 _ITEMS = (ITEM, "state")
-_BESIDE = (layout.CHECKPOINT, layout.COMMITTED)
+_STEP_FILES = (layout.CHECKPOINT, layout.COMMITTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +119,8 @@ def open_found(found: MaxTextStep) -> Opened:
         manifest = replace(manifest, kind=found.kind or manifest.kind, custom=custom)
     item = replace(found.item, detection=opened.detection)
     shardings = {path: spec.sharding for path, spec in manifest.tensors.items() if spec.sharding is not None}
-    beside = _BESIDE if found.home != found.item.location else ()
-    reader = WithinReader(opened.reader, found.home, shardings=shardings, beside=beside)
+    extra_files = _STEP_FILES if found.home != found.item.location else ()
+    reader = WithinReader(opened.reader, found.home, shardings=shardings, extra_files=extra_files)
     ignored = other_items(found.item.location, found.home)
     return Opened(describe_step(replace(found, shape=seen, item=item)), manifest, reader, ignored)
 
@@ -139,10 +139,10 @@ def describe_step(found: MaxTextStep) -> Detection:
     )
 
 
-def _home(asked: Location, item: Location) -> Location:
+def _home(location: Location, item: Location) -> Location:
     """The step folder, if the item is in one."""
-    if asked != item:
-        return asked
+    if location != item:
+        return location
     return item.parent if item.name in _ITEMS and item.parent.join(layout.CHECKPOINT).exists() else item
 
 

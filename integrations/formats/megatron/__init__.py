@@ -5,8 +5,9 @@
     iter_0000010/common.pt                 what all ranks share: the arguments of the run, the iteration, schedules
     iter_0000010/.metadata, *.distcp       whole tensors, whatever parallelism saved them
 
-Layers are one tensor, or one each. Key paths are those of GPTModel; `names.py` has what is beside the parameters,
-`arguments.py` the config. A step is written as a save of one rank, so that any number of ranks loads it.
+Layers are one tensor, or one each. Key paths are those of GPTModel; `names.py` lists what a step holds apart from
+parameters, `arguments.py` reads the config. A step is written as a save of one rank, so that any number of ranks loads
+it.
 """
 
 from __future__ import annotations
@@ -159,9 +160,9 @@ def _open(location: Location, detection: Detection) -> Opened:
     return Opened(found, manifest, reader, (*opened.ignored, common))
 
 
-def _require_agreement(folder: Location, beside: bool, arguments: dict[str, Any]) -> None:
+def _require_agreement(folder: Location, has_file: bool, arguments: dict[str, Any]) -> None:
     """A file that earlier conversions wrote must state what `common.pt` does."""
-    if beside and parse_arguments(folder.join(ARGUMENTS)) != arguments:
+    if has_file and parse_arguments(folder.join(ARGUMENTS)) != arguments:
         raise CorruptError(
             f"{ARGUMENTS} and {COMMON} state different arguments", uri=folder.uri,
             cure=f"remove {ARGUMENTS}: Megatron reads {COMMON}",

@@ -1,6 +1,6 @@
 """The arguments of a run, which are the config of its model: a Namespace within `common.pt`.
 
-They are shown as `megatron_args.json` beside the tensors, and a target's file of this name becomes the Namespace of its
+They are shown as the companion `megatron_args.json`, and a target's file of this name becomes the Namespace of its
 `common.pt`. Numbers, texts, and lists and tables of such are shown; objects of classes (dtypes, enumerations) say how a
 run computes, not what. Nothing is unpickled: the inert machine reads the file.
 """

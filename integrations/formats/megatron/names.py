@@ -1,4 +1,4 @@
-"""The names of Megatron's files, and of what its checkpoints hold beside parameters.
+"""The names of Megatron's files, and of what its checkpoints hold apart from parameters.
 
 Source: megatron/core/dist_checkpointing and megatron/training/checkpointing.py of Megatron-Core 0.16, and its files.
 """

@@ -126,7 +126,7 @@ def open_ranks(location: Location, detection: Detection) -> Opened:
     stages = _stages(files_of_ranks, arguments, location)
     _require_all(stages, arguments, location)
     index, items, specs = DcpIndex(writer="megatron"), RankItems(), dict[str, TensorSpec]()
-    ignored = list(_beside(stages))
+    ignored = list(_ignored_entries(stages))
     gated = bool(arguments.get("swiglu") or arguments.get("quick_geglu"))
     for name, parts in _whole(stages, tied=arguments.get("untie_embeddings_and_output_weights") is False):
         if (entry := left_entry(name)) is not None:
@@ -137,18 +137,18 @@ def open_ranks(location: Location, detection: Detection) -> Opened:
         for chunk, part in chunks:
             index.stored.put(name, chunk.offsets, items.add(part))
         specs[name] = TensorSpec((name,), shape, parts[0].dtype)
-    beside = tuple(one for one in location.entries() if _is_companion(one))
-    files = (*(one.entry for one in files_of_ranks.values()), *beside)
-    names = frozenset(one.name for one in beside)
+    companion_entries = tuple(one for one in location.entries() if _is_companion(one))
+    files = (*(one.entry for one in files_of_ranks.values()), *companion_entries)
+    names = frozenset(one.name for one in companion_entries)
     reader = DcpReader(location, index, items, files, {}, names)  # pyright: ignore[reportArgumentType]  what it calls
-    companions = tuple(Companion(one.name, one.size) for one in beside if one.name != ARGUMENTS)
+    companions = tuple(Companion(one.name, one.size) for one in companion_entries if one.name != ARGUMENTS)
     if arguments:
         reader.made[ARGUMENTS] = Location(MemoryFiles(files={ARGUMENTS: record.text}), ARGUMENTS)
         companions = (*companions, Companion(ARGUMENTS, len(record.text)))
     elif ARGUMENTS in names:
         companions = (
             *companions,
-            *(Companion(one.name, one.size) for one in beside if one.name == ARGUMENTS),
+            *(Companion(one.name, one.size) for one in companion_entries if one.name == ARGUMENTS),
         )
     step = record.step if detection.step is None else detection.step
     manifest = Manifest(
@@ -161,7 +161,7 @@ def open_ranks(location: Location, detection: Detection) -> Opened:
 
 
 def _is_companion(entry: Entry) -> bool:
-    """Whether a file of the step's folder lies beside the ranks."""
+    """Whether an entry of the step's folder is a file next to the folders of the ranks."""
     return not (entry.is_dir or entry.size < 0 or entry.name in OWN_NAMES or entry.name.startswith("."))
 
 
@@ -277,8 +277,8 @@ def _global_name(name: str, before: int) -> str:
     return f"decoder.layers.{int(layer[1]) + before}.{layer[2]}" if layer else name
 
 
-def _beside(stages: Sequence[object]) -> Iterator[IgnoredEntry]:
-    """What the files hold beside the model."""
+def _ignored_entries(stages: Sequence[object]) -> Iterator[IgnoredEntry]:
+    """What the files hold apart from the model."""
     reason = "only parameters are read"
     yield ignored_file(f"*/{FILE}:optimizer", TRAINING_STATE, "moments, schedules and random numbers", reason)
     if len(stages) > 1:

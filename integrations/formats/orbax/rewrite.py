@@ -223,7 +223,7 @@ def _sync_everything(folder: Location) -> None:
 
 
 def _open_item(location: Location, detection: Detection, *, uncommitted: bool = False) -> Opened:
-    """The item, and what its step holds beside it."""
+    """The item; what else its step holds becomes the ignored entries."""
     opened = open_item(location, detection, uncommitted=uncommitted)
     return replace(opened, ignored=other_items(location, location))
 

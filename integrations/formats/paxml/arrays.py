@@ -167,8 +167,8 @@ def _require_all(place: Place, glimpse: Glimpse, names: Any, expected: frozenset
             uri=place.home.uri,
             cure=_CURE,
         )
-    theirs = {} if place.metadata.notes else place.metadata.unpadded  # wherry's own may have lists there
-    lost = sorted((expected | {naming.SEPARATOR.join(path) for path in theirs}) - known)
+    unpadded = {} if place.metadata.notes else place.metadata.unpadded  # wherry's own may have lists there
+    lost = sorted((expected | {naming.SEPARATOR.join(path) for path in unpadded}) - known)
     if lost:
         raise IncompleteError(
             f"missing {len(lost)} arrays that were saved: {_some(lost)}", uri=place.home.uri, cure=_CURE

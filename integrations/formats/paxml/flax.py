@@ -93,8 +93,8 @@ def _names(contents: MsgpackContents) -> tuple[dict[KeyPath, KeyPath], frozenset
 
 def _members(place: Place) -> Iterator[Entry]:
     inner = place.state.path[len(place.home.path) :].strip("/")
-    beside = (metadata.FILE, COMMITTED) if inner.count("/") else ()
-    for name in (inner or place.home.name, *beside):
+    extra_files = (metadata.FILE, COMMITTED) if inner.count("/") else ()
+    for name in (inner or place.home.name, *extra_files):
         entry = (place.home.join(name) if inner else place.home).stat()
         if entry is not None and not entry.is_dir:
             yield Entry(name, entry.size, is_dir=False, mark=entry.mark)

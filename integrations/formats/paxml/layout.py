@@ -185,8 +185,10 @@ def _in_step(glimpse: Glimpse) -> Place | None:
             "missing arrays: the state has none", uri=glimpse.location.uri, cure="use another step"
         )
         return Place(glimpse.location, place, StateLayout.ARRAYS, found, lost) if found.unpadded else None
-    theirs = bool(found.version) and (bool(found.unpadded) or bool(found.notes) or layout is StateLayout.FLAX)
-    if not (theirs or has_names(inside) or (damage is not None and _is_state(inside, layout))):
+    is_paxml = bool(found.version) and (
+        bool(found.unpadded) or bool(found.notes) or layout is StateLayout.FLAX
+    )
+    if not (is_paxml or has_names(inside) or (damage is not None and _is_state(inside, layout))):
         return None
     return Place(
         glimpse.location, place.join(MSGPACK) if layout is StateLayout.FLAX else place, layout, found, damage

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from wherry.core.manifest import Manifest
 
 NAME = "paxml"
-_BESIDE = (metadata.FILE, COMMITTED)
+_STEP_FILES = (metadata.FILE, COMMITTED)
 
 
 def describe(place: Place) -> Detection:
@@ -87,8 +87,8 @@ def open_place(place: Place, detection: Detection) -> Opened:
         custom={**manifest.custom, **_noted_custom(place), NAME: _custom(place, tensors, padded)},
     )
     shardings = {path: spec.sharding for path, spec in stored.items() if spec.sharding is not None}
-    beside = _BESIDE if place.home != place.state else ()
-    reader = WithinReader(inner, place.home, shardings=shardings, beside=beside, padded=padded)
+    extra_files = _STEP_FILES if place.home != place.state else ()
+    reader = WithinReader(inner, place.home, shardings=shardings, extra_files=extra_files, padded=padded)
     found = replace(
         detection.seen(*_find_evidence(manifest, padded)), kind=kind, format_version=place.version
     )

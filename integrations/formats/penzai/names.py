@@ -70,7 +70,7 @@ class ArrayNames(NamedTuple):
 
 
 def noted_labels(location: Location, metadata: JsonObject) -> JsonObject | None:
-    """Label → row, from `_METADATA` or the file beside it; None if neither has them.
+    """Label → row, from `_METADATA` or the file next to it; None if neither has them.
 
     Raises:
         CorruptError: they have an unexpected form, or do not match each other.
@@ -81,21 +81,21 @@ def noted_labels(location: Location, metadata: JsonObject) -> JsonObject | None:
         file = read_json(location.join(FILE)) if location.join(FILE).exists() else None
     except NotFoundError:
         file = None
-    beside = file.get("arrays") if file is not None else None
+    in_file = file.get("arrays") if file is not None else None
     if file is not None and file.get("version", 0) > _VERSION:
         raise CorruptError(
             f"unsupported version {file['version']} of {FILE}", uri=location.uri, cure="upgrade wherry"
         )
-    for rows, name in ((inside, TREE), (beside, FILE)):
+    for rows, name in ((inside, TREE), (in_file, FILE)):
         if rows is not None and not isinstance(rows, dict):
             raise CorruptError(f"expected a map of axis names in {name}", uri=location.uri)
-    if inside is not None and beside is not None and inside != beside:
+    if inside is not None and in_file is not None and inside != in_file:
         raise CorruptError(
             f"axis names in {TREE} and {FILE} do not match",
             uri=location.uri,
             cure=f"delete {FILE} if it is older",
         )
-    return beside if inside is None else inside
+    return in_file if inside is None else inside
 
 
 def read(rows: JsonObject, ranks: Mapping[KeyPath, int], uri: str) -> dict[KeyPath, ArrayNames]:

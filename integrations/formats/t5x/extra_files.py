@@ -1,6 +1,6 @@
 """The companions of a T5X checkpoint: the dataset iterator, and files that users added.
 
-Facts: a legacy checkpoint stores the iterator of its dataset in `train_ds-<iii>-of-<nnn>*` beside the arrays, an Orbax
+Facts: a legacy checkpoint stores the iterator of its dataset in `train_ds-<iii>-of-<nnn>*` next to the arrays, an Orbax
 checkpoint in `dataset/`. Both are opaque and are copied unchanged.
 """
 

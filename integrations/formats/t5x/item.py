@@ -1,7 +1,7 @@
 """T5X's train state as an Orbax item: detecting and opening it.
 
 Facts: the tree is that of a legacy checkpoint without its envelope, `{state, target[, flax_mutables]}`, in the item
-`state` of the step folder, beside `dataset` with the iterator. Arrays are zarr folders or an OCDBT database; the
+`state` of the step folder, next to `dataset` with the iterator. Arrays are zarr folders or an OCDBT database; the
 msgpack file `checkpoint` (before mid 2024) holds placeholders, and leaves that were not sharded as arrays. It has no
 `version`, so T5X's own loader treats it as version 0 and refuses it (google-research/t5x#1524). Here the file, the
 item, the step folder and the run folder all resolve to the same checkpoint, which is the step folder.
@@ -118,21 +118,21 @@ def open_train_state(location: Location, detection: Detection) -> Opened:
     inner: ArrayReader = opened.reader  # pyright: ignore[reportAssignmentType]  open_item makes no other
     step = checked_step(location, opened.manifest.tensors, opened.manifest.values, inner)
     step = opened.manifest.step if step is None else step
-    beside = extra_files(location, {ITEM}) if item != location else ExtraFiles()
-    companions = _companions(item, location, opened.manifest, beside)
+    extra = extra_files(location, {ITEM}) if item != location else ExtraFiles()
+    companions = _companions(item, location, opened.manifest, extra)
     manifest = replace(opened.manifest, step=step, companions=companions)
     if location.join(layout.PINNED).exists():
         manifest = replace(manifest, origin={**manifest.origin, "pinned": True})
         opened = replace(opened, detection=opened.detection.seen(Evidence(layout.PINNED, layout.LOCK)))
     shardings = {path: spec.sharding for path, spec in manifest.tensors.items() if spec.sharding is not None}
     reader = T5xReader(location, inner, frozenset(one.name for one in manifest.companions), shardings)
-    return Opened(replace(opened.detection, step=step), manifest, reader, tuple(beside.ignored))
+    return Opened(replace(opened.detection, step=step), manifest, reader, tuple(extra.ignored))
 
 
 def _companions(
-    item: Location, location: Location, manifest: Manifest, beside: ExtraFiles
+    item: Location, location: Location, manifest: Manifest, extra: ExtraFiles
 ) -> tuple[Companion, ...]:
-    """Files beside the item; for a separate item, the files in its folder for companions."""
+    """Files next to the item; for a separate item, the files in its folder for companions."""
     if item != location:
-        return tuple(Companion(one.name, one.size) for one in beside.companions)
+        return tuple(Companion(one.name, one.size) for one in extra.companions)
     return tuple(replace(one, name=f"{orbax.ASSETS}/{one.name}") for one in manifest.companions)

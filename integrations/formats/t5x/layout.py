@@ -1,7 +1,7 @@
 """Detects T5X checkpoints and their version by names and first bytes.
 
 Facts (T5X from 2021 to 2026, run and read in source): a legacy checkpoint is a folder `checkpoint_<step>` with the
-msgpack file `checkpoint`, whose root has exactly the keys `version` and `optimizer`, and zarr arrays beside it. T5X
+msgpack file `checkpoint`, whose root has exactly the keys `version` and `optimizer`, and zarr arrays next to it. T5X
 writes `version` first; a save that sorts keys writes it last, as the last bytes of the file. Until its rename the
 folder is named `checkpoint_<step>.tmp-<seconds>`. With Orbax the same tree, without the envelope, is the item `state`
 of the step folder. A file `PINNED` is a retention lock. TensorFlow writes a text file named `checkpoint`; it starts

@@ -1,4 +1,4 @@
-"""Opens a legacy T5X checkpoint: combines the msgpack tree with the zarr arrays beside it.
+"""Opens a legacy T5X checkpoint: combines the msgpack tree with the zarr arrays next to it.
 
 The envelope (`version`, `optimizer`) is not part of key paths. The content of each leaf determines where its bytes are:
 in the msgpack file, in the array that a spec names, or in the array that a placeholder names; one file mixes all three.
@@ -74,7 +74,7 @@ def open_legacy(location: Location, detection: Detection) -> Opened:
     inner.lost = lost
     step = checked_step(location, specs, tree.contents.values, inner)
     folders = {leaf.name.split("/")[0] for leaf in tree.stored.values()}
-    beside = extra_files(home, folders) if home == location else ExtraFiles()
+    extra = extra_files(home, folders) if home == location else ExtraFiles()
     manifest = Manifest(
         tensors=specs,
         values=tree.contents.values,
@@ -82,12 +82,12 @@ def open_legacy(location: Location, detection: Detection) -> Opened:
         lists=frozenset(tree.contents.lists),
         step=detection.step if step is None else step,
         kind=read_leaves(specs, tree.contents.values, tree.contents.empties, specs=specs).whole_of_arrays,
-        companions=tuple(Companion(entry.name, entry.size) for entry in beside.companions),
+        companions=tuple(Companion(entry.name, entry.size) for entry in extra.companions),
         origin={"pinned": True} if home == location and home.join(layout.PINNED).exists() else {},
     )
-    reader = T5xReader(location, inner, frozenset(one.name for one in beside.companions))
+    reader = T5xReader(location, inner, frozenset(one.name for one in extra.companions))
     found = _precise(detection, manifest, tree, arrays, file)
-    return Opened(found, manifest, reader, tuple(beside.ignored))
+    return Opened(found, manifest, reader, tuple(extra.ignored))
 
 
 def require_committed(location: Location, file: Location) -> None:

@@ -1,6 +1,6 @@
 """The reader of T5X checkpoints: arrays in zarr and in the msgpack tree, and companions.
 
-The arrays themselves are read like Orbax's. T5X adds a folder around them (the step) and further files beside them (the
+The arrays themselves are read like Orbax's. T5X adds a folder around them (the step) and more files next to them (the
 dataset iterator).
 """
 

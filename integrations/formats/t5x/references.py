@@ -1,7 +1,7 @@
 """Leaves of a T5X msgpack tree that refer to an array elsewhere: tensorstore specs and placeholders.
 
 Facts: a **spec** is a map with at least `driver`, `kvstore` and `metadata`. Its path is `kvstore.path` (with or
-without a trailing slash) or, from tensorstore before 0.1.14, a `path` beside it. The element type is `dtype` of the
+without a trailing slash) or, from tensorstore before 0.1.14, `path` of the spec. The element type is `dtype` of the
 spec (`float32`) or of the metadata (`<f4`). Driver `file`, `gfile` or `gcs` and the bucket state the original location,
 not the current one: they are ignored, and the path is relative to the folder of the msgpack file. `.zarray` takes
 precedence over the spec; if that file is missing (copy tools drop dot-files), the spec and T5X's constants (`order` C,

@@ -102,7 +102,7 @@ def test_folders_of_these_names_without_torchs_files_are_no_step(tmp_path):
     assert wherry.detect(tmp_path / "a").verdict == "not-a-checkpoint"
 
 
-def test_a_model_of_hugging_face_beside_them_comes_first(step):
+def test_a_model_of_hugging_face_next_to_them_comes_first(step):
     from safetensors.torch import save_file
 
     save_file({"w": torch.ones(2)}, step / "model.safetensors")

@@ -1,4 +1,4 @@
-"""The multi-process variant of flax checkpoints: zarr arrays beside the file, made here as flax 0.7 lays them out."""
+"""The multi-process variant of flax checkpoints: zarr arrays next to the file, made here as flax 0.7 lays them out."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ARRAYS = {
 }
 
 
-def test_arrays_beside_the_file(tmp_path):
+def test_arrays_next_to_the_file(tmp_path):
     path = save_with_arrays(tmp_path, ARRAYS, {"step": 7, "host": np.ones(5)})
     tensors, manifest, detection = contents(path)
     assert (detection.format, detection.step, manifest.values) == ("flax-gda", 7, {})
@@ -65,7 +65,7 @@ def test_arrays_beside_the_file(tmp_path):
         )
 
 
-def test_a_root_that_is_one_array_beside_the_file(tmp_path):
+def test_a_root_that_is_one_array_next_to_the_file(tmp_path):
     tensors, _, detection = contents(save_with_arrays(tmp_path, {"": np.arange(1, 7.0)}, {}))
     assert detection.format == "flax-gda"
     np.testing.assert_array_equal(tensors[()], np.arange(1, 7.0))

@@ -92,7 +92,7 @@ def test_safetensors_and_bin_come_first(tmp_path):
     assert find_weights(names) is None
 
 
-def test_the_flax_file_beside_others_is_not_carried(tmp_path):
+def test_the_flax_file_next_to_others_is_not_carried(tmp_path):
     folder = single(tmp_path / "model")
     st = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
     st.save_file({"w": np.ones(3, "f4")}, folder / "model.safetensors")

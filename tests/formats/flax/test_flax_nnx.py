@@ -58,8 +58,8 @@ def test_linen_to_nnx_and_back(tmp_path):
     raw = restored(tmp_path / "nnx")
     assert set(raw) == {"lin", "bn"}
     target = saved(tmp_path / "own", begun)
-    with wherry.open(target) as ours, wherry.open(tmp_path / "nnx") as theirs:
-        assert set(ours.manifest.tensors) == set(theirs.manifest.tensors)
+    with wherry.open(target) as by_nnx, wherry.open(tmp_path / "nnx") as converted:
+        assert set(by_nnx.manifest.tensors) == set(converted.manifest.tensors)
     found = nnx.merge(graph, restored(tmp_path / "nnx", begun))
     np.testing.assert_array_equal(found(x), LinenNet().apply(variables, x))
     wherry.convert(

@@ -161,9 +161,9 @@ def test_restore_checkpoint_takes_it_up(tmp_path):
         assert wherry.verify(tmp_path / "run" / "checkpoint_1", level="digest").ok
         again = checkpoints.restore_checkpoint(tmp_path / "run", fresh(2))
         assert checkpoints.latest_checkpoint(tmp_path / "run") == str(tmp_path / "run" / "checkpoint_1")
-    for ours, theirs in zip(jax.tree.leaves(again), jax.tree.leaves(state), strict=True):
-        assert np.asarray(ours).tobytes() == np.asarray(theirs).tobytes()
-        assert np.asarray(ours).dtype == np.asarray(theirs).dtype
+    for read, saved in zip(jax.tree.leaves(again), jax.tree.leaves(state), strict=True):
+        assert np.asarray(read).tobytes() == np.asarray(saved).tobytes()
+        assert np.asarray(read).dtype == np.asarray(saved).dtype
 
 
 def test_numpy_scalars_stay_scalars(tmp_path):
@@ -279,6 +279,6 @@ def test_a_name_of_a_run_is_never_the_newest_by_accident(tmp_path):
     for name, data in before.items():
         assert (tmp_path / "run" / name).read_bytes() == data
     with pytest.raises(WherryError) as caught:
-        (tmp_path / "run" / "checkpoint_7").write_bytes(b"mine")
+        (tmp_path / "run" / "checkpoint_7").write_bytes(b"foreign")
         wherry.convert(source, tmp_path / "run", to="flax-msgpack", into=True, lineage=False)
     assert caught.value.exit_code == 8

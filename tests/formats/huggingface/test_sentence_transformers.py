@@ -57,7 +57,7 @@ def test_its_modules_travel_with_their_weights(model, tmp_path):
 
 def test_a_target_without_companions_needs_the_option(model, tmp_path):
     with pytest.raises(
-        UnrepresentableError, match=r"2_Dense/model\.safetensors .weights of a module beside"
+        UnrepresentableError, match=r"2_Dense/model\.safetensors .weights of a module outside the model"
     ) as error:
         wherry.convert(model, tmp_path / "one.safetensors", to="safetensors")
     assert "--ignore others" in error.value.cure

@@ -37,7 +37,7 @@ def load_consolidated(path):
 
 
 def bare_file(path, *, state=None, params=PARAMS):
-    """A folder with a DCP of bare parameter names and the run's params.json beside it."""
+    """A folder with a DCP of bare parameter names and the run's params.json next to it."""
     from tests.support.torch import save
 
     save(model() if state is None else state, path)
@@ -86,16 +86,16 @@ def test_consolidated_and_back(tmp_path):
     found = load_consolidated(tmp_path / "consolidated")
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-    dcp_to_torch_save(str(source), str(tmp_path / "theirs.pth"))
-    theirs = torch.load(tmp_path / "theirs.pth", weights_only=True)
-    assert same(found["model"], theirs["model"])
-    assert found["optim"]["param_groups"] == theirs["optim"]["param_groups"]
-    assert found.keys() == theirs.keys()
-    assert all(same(found["optim"]["state"][name], row) for name, row in theirs["optim"]["state"].items())
+    dcp_to_torch_save(str(source), str(tmp_path / "by_torch.pth"))
+    by_torch = torch.load(tmp_path / "by_torch.pth", weights_only=True)
+    assert same(found["model"], by_torch["model"])
+    assert found["optim"]["param_groups"] == by_torch["optim"]["param_groups"]
+    assert found.keys() == by_torch.keys()
+    assert all(same(found["optim"]["state"][name], row) for name, row in by_torch["optim"]["state"].items())
     with pytest.raises(UnrepresentableError, match="train_state"):  # consolidated files have none
         wherry.convert(tmp_path / "consolidated", tmp_path / "x", to="lingua", options=options, lineage=False)
     wherry.convert(tmp_path / "consolidated", tmp_path / "back", to="lingua", only="params", lineage=False)
-    weights = theirs["model"]
+    weights = by_torch["model"]
     assert same(load_from_checkpoint(tmp_path / "back", weights)["model"], weights)
 
 
@@ -144,7 +144,7 @@ def test_resume_needs_real_moments(tmp_path):
         wherry.convert(full, tmp_path / "out", to="lingua", options={"resume": "maybe"}, lineage=False)
 
 
-def test_never_among_the_steps_of_a_run_unless_asked(tmp_path):
+def test_never_among_the_steps_of_a_run_unless_requested(tmp_path):
     source = step_folder(tmp_path / "0000000007")
     run = tmp_path / "run" / "checkpoints"
     step_folder(run / "0000000004")

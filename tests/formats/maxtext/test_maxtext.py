@@ -46,7 +46,7 @@ def test_contents(case):
 
 
 @needs_corpus
-def test_scan_axis_and_aux_are_told():
+def test_scan_axis_and_aux_are_reported():
     custom = opened(place("maxtext-deepseek3-l4-scan"), "maxtext").manifest.custom["maxtext"]
     assert custom["nnx_aux"] is True
     assert custom["scanned"] == {

@@ -55,8 +55,8 @@ def same(found):
 @pytest.mark.parametrize("stacked", [True, False])
 def test_a_step_becomes_hugging_faces_and_is_its_config(stacked, tmp_path):
     step = megatron.save(tmp_path / "run" / "iter_0000010", stacked=stacked)
-    told = wherry.detect(step)
-    assert (told.format, told.step) == ("megatron", 10)
+    detection = wherry.detect(step)
+    assert (detection.format, detection.step) == ("megatron", 10)
     found, config = back(step, tmp_path / "out")
     same(found)
     assert config["rms_norm_eps"] == 1e-5
@@ -133,8 +133,8 @@ def test_what_a_run_states_as_none_is_not_there(ranks, tmp_path):
 @pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (1, 2), (2, 2)])
 def test_ranks_are_put_together(tensor, pipeline, tmp_path):
     step = megatron.save_ranks(tmp_path / "iter_0000010", tensor, pipeline)
-    told = wherry.detect(step)
-    assert (told.format, told.step) == ("megatron-ranks", 10)
+    detection = wherry.detect(step)
+    assert (detection.format, detection.step) == ("megatron-ranks", 10)
     same(back(step, tmp_path / "out")[0])
 
 
@@ -174,7 +174,7 @@ def test_moments_are_carried_and_copies_in_float32_left(tmp_path):
     np.testing.assert_array_equal(norm, 2 * whole["decoder.final_layernorm.weight"])
 
 
-def test_what_nobody_states_is_asked_for(tmp_path):
+def test_the_config_must_be_stated_if_the_step_has_none(tmp_path):
     step = megatron.save(tmp_path / "iter_0000010", args={})
     with pytest.raises((UsageError, AmbiguousError)) as caught:
         back(step, tmp_path / "out", family="llama")

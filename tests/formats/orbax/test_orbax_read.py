@@ -142,7 +142,7 @@ def test_nothing_else_is_claimed():
 
 
 @needs_corpus
-def test_what_stands_beside_the_arrays():
+def test_what_a_checkpoint_states_apart_from_the_arrays():
     found = opened(CORPUS / "orbax-0128-async" / "checkpoint" / "ckpt").manifest
     assert found.values == {("s",): "hello str leaf"}
     found = opened(CORPUS / "orbax-0128-standard" / "checkpoint" / "ckpt").manifest

@@ -53,7 +53,7 @@ def test_what_orbax_has_no_place_for_is_kept(tmp_path):
     assert ocp.StandardCheckpointer().metadata(tmp_path / "item").custom_metadata["b"] == 2
 
 
-def test_wrappers_are_told_apart_from_parameters_called_value():
+def test_wrappers_are_distinguished_from_parameters_called_value():
     from wherry.integrations.containers.orbax import marks
 
     old = [("layers", "0", "kernel", "raw_value"), ("layers", "0", "bias", "raw_value")]

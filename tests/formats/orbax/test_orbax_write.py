@@ -36,7 +36,7 @@ def form(version, ocdbt, compression):
 
 
 def neighbours(folder):
-    """What the engine puts beside the arrays: companions and the sidecar."""
+    """What the engine puts next to the arrays: companions and the sidecar."""
     (folder / "assets" / "deep").mkdir(parents=True)
     (folder / "assets" / "config.json").write_text('{"model_type": "llama"}')
     (folder / "assets" / "deep" / "tokenizer.model").write_bytes(b"tokens")

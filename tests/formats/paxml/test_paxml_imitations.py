@@ -27,23 +27,25 @@ def held(case):
     }
 
 
-@pytest.mark.parametrize(("theirs", "ours"), TWINS)
-def test_the_same_tree_at_the_same_place(theirs, ours):
-    assert held(ours) == held(theirs)
-    assert {name: expected(ours)[name] for name in FIELDS} == {
-        name: expected(theirs)[name] for name in FIELDS
+@pytest.mark.parametrize(("original", "imitation"), TWINS)
+def test_the_same_tree_at_the_same_place(original, imitation):
+    assert held(imitation) == held(original)
+    assert {name: expected(imitation)[name] for name in FIELDS} == {
+        name: expected(original)[name] for name in FIELDS
     }
 
 
-@pytest.mark.parametrize(("theirs", "ours"), TWINS)
-def test_the_same_item_of_metadata(theirs, ours):
-    items = [json.loads((place(case) / "metadata" / "metadata").read_text()) for case in (theirs, ours)]
+@pytest.mark.parametrize(("original", "imitation"), TWINS)
+def test_the_same_item_of_metadata(original, imitation):
+    items = [
+        json.loads((place(case) / "metadata" / "metadata").read_text()) for case in (original, imitation)
+    ]
     assert items[0] == items[1]
 
 
-@pytest.mark.parametrize(("theirs", "ours"), TWINS[:3])
-def test_the_same_names_of_shardings(theirs, ours):
-    files = [json.loads((place(case) / "state" / "_sharding").read_text()) for case in (theirs, ours)]
+@pytest.mark.parametrize(("original", "imitation"), TWINS[:3])
+def test_the_same_names_of_shardings(original, imitation):
+    files = [json.loads((place(case) / "state" / "_sharding").read_text()) for case in (original, imitation)]
     names = [{base64.b64decode(name).decode() for name in rows} for rows in files]
     assert names[0] == names[1]
     assert [{json.loads(row)["sharding_type"] for row in rows.values()} for rows in files] == [
@@ -51,12 +53,12 @@ def test_the_same_names_of_shardings(theirs, ours):
     ] * 2
 
 
-@pytest.mark.parametrize(("theirs", "ours"), TWINS[:2])
-def test_the_same_arrays_but_for_their_chunks(theirs, ours):
-    for file in sorted((place(theirs) / "state").glob("*/.zarray")):
+@pytest.mark.parametrize(("original", "imitation"), TWINS[:2])
+def test_the_same_arrays_but_for_their_chunks(original, imitation):
+    for file in sorted((place(original) / "state").glob("*/.zarray")):
         rows = [
             json.loads((place(case) / "state" / file.parent.name / ".zarray").read_text())
-            for case in (theirs, ours)
+            for case in (original, imitation)
         ]
         assert {**rows[0], "chunks": None} == {**rows[1], "chunks": None}
 

@@ -1,7 +1,7 @@
 """Writing PaxML: what a restore by paxml's own rules finds, with tensorstore for 1.1 and Orbax for 1.2, bit-equal.
 
 paxml itself does not install here. Version 1.1 is read as its `PaxCheckpointHandler` does: the names come from the
-train state that is asked for, each array is opened by its name with tensorstore, nothing else is looked at. Version
+requested train state, each array is opened by its name with tensorstore, nothing else is looked at. Version
 1.2 goes through Orbax's PyTree handler, and by orbax 0.5.9's rule every leaf of `_METADATA` must be in the msgpack.
 """
 

@@ -179,7 +179,7 @@ def test_the_optimizer_state_may_stay_behind(tmp_path):
         wherry.convert(folder, tmp_path / "none", to="t5x-legacy", only="params", lineage=False)
 
 
-def test_files_beside_the_arrays(tmp_path):
+def test_files_next_to_the_arrays(tmp_path):
     folder = t5x.save(tmp_path / "checkpoint_7", t5x.arrays())
     (folder / "train_ds-000-of-001.index").write_bytes(b"iterator")
     (folder / "dataset").mkdir()

@@ -72,10 +72,10 @@ def test_the_layout_is_torch_s_own(tmp_path):
     """Same members at the same places, up to the root's name and the id that we leave out."""
     torch.save({"a": torch.ones(100), "b": torch.zeros(3)}, tmp_path / "archive.pt")
     copy(opened(tmp_path / "archive.pt", "torch-zip"), tmp_path / "b.pt", "torch-zip")
-    ours, theirs = zipfile.ZipFile(tmp_path / "b.pt"), zipfile.ZipFile(tmp_path / "archive.pt")
-    kept = [info for info in theirs.infolist() if not info.filename.endswith("serialization_id")]
-    assert [info.filename for info in ours.infolist()] == [info.filename for info in kept]
-    for mine, other in zip(ours.infolist(), kept, strict=True):
+    copied, original = zipfile.ZipFile(tmp_path / "b.pt"), zipfile.ZipFile(tmp_path / "archive.pt")
+    kept = [info for info in original.infolist() if not info.filename.endswith("serialization_id")]
+    assert [info.filename for info in copied.infolist()] == [info.filename for info in kept]
+    for member, source in zip(copied.infolist(), kept, strict=True):
         traits = (
             "flag_bits",
             "compress_type",
@@ -84,7 +84,7 @@ def test_the_layout_is_torch_s_own(tmp_path):
             "date_time",
             "external_attr",
         )
-        assert [getattr(mine, one) for one in traits] == [getattr(other, one) for one in traits]
+        assert [getattr(member, one) for one in traits] == [getattr(source, one) for one in traits]
     data = (tmp_path / "b.pt").read_bytes()
     assert data.index(b"\0\0\x80?" * 100) % 64 == 0
 

@@ -3,9 +3,9 @@
     with judge_for("megatron") as judge:
         found = judge.logits(folder, tokens, label)
 
-A library that cannot be installed beside ours runs in an environment of its own (`tests.support.generations`); a test
-is skipped where that cannot be made. Systems without a library for a processor have a forward pass written from their
-definition (`tests.support.oracles`), and their judge says so in its name.
+A library that cannot be installed together with ours runs in an environment of its own (`tests.support.generations`); a
+test is skipped where that cannot be made. Systems without a library for a processor have a forward pass written from
+their definition (`tests.support.oracles`), and their judge says so in its name.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class Process:
 
 @dataclass
 class Here:
-    """What is installed beside wherry, or written from a definition.
+    """What is installed together with wherry, or written from a definition.
 
     Attributes:
         name, allowed, options, rounds: of the judge.
@@ -287,9 +287,8 @@ def _pinned(stack: str) -> str:
     return " ".join(next(iter(BARE.get(stack, STACKS[stack]))).split("=="))
 
 
-WRITTEN = (
-    "-written"  # a judge of a system beside its library: a forward pass written from the library's source
-)
+# The end of the name of a second judge of a system: a forward pass written from the source of its library.
+WRITTEN = "-written"
 JUDGES = (
     "huggingface", "huggingface-flax", "lingua", "maxtext", f"maxtext{WRITTEN}", "megatron", "meta", "penzai", "t5x",
     "torchtitan",

@@ -28,7 +28,7 @@ FORMS: Mapping[str, Mapping[str, str]] = {
     "axis-0": {"scan_layers": "true", "param_scan_axis": "0"},
 }
 NEVER_SCANNED = ("gemma4-e2b", "gemma4-e4b")
-# Beside the scanned form of every model, what runs each time.
+# What runs each time, in addition to the scanned form of every model.
 SAMPLED = {("llama", "unscanned"), ("gemma3", "unscanned"), ("deepseek-v3", "unscanned"), ("gemma2", "unscanned"),
            ("gpt-oss", "unscanned"), ("olmo3", "unscanned"), ("olmo2", "axis-0"), ("qwen3-next", "unscanned"),
            ("qwen3-next", "axis-0"),

@@ -5,7 +5,7 @@
 JOB is a JSON file with `folder` and `cases`: name → {format, scheme, dtype, shapes}, where `scheme` has the fields of
 QuantizationScheme and `dtype` is that of the scales. For each case the folder gets `<name>/`, a Hugging Face folder
 with weights that compressed-tensors itself compressed and the `quantization_config` that it writes, and
-`<name>.safetensors` with what it makes of them again. The answer, a JSON file beside the job, has for each name the
+`<name>.safetensors` with what it makes of them again. The answer, a JSON file next to the job, has for each name the
 error where it refuses. A case may have `change`: what happens to the compressed tensors of each module before they are
 read, as name → null (removed), shape or element type.
 """

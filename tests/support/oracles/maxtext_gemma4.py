@@ -1,4 +1,4 @@
-"""MaxText's `Gemma4DecoderLayer`: five local layers and a global one, norms of values, experts beside a dense layer.
+"""MaxText's `Gemma4DecoderLayer`: five local layers and a global one, norms of values, experts next to a dense layer.
 
 Source of truth: MaxText 0.2.5, models/gemma4.py, layers/attentions.py (values that are the keys before their norm),
 layers/embeddings.py (`Gemma4PartialRotaryEmbedding`), layers/moe.py (the softmax of all scores, made to sum to 1).
@@ -58,7 +58,9 @@ def block(take: Part, c: Any, x: Array, mlp: Mlp, *, local: bool) -> Array:
     seen = attention(part, c, seen, keys_and_values(part, c, seen, local=local), local=local)
     x = x + norm("post_self_attention_norm", seen)
     seen, under = norm("pre_ffw_norm", x), take.under("mlp")
-    found = _beside(under, c, x, seen, mlp) if c.num_experts > 1 else mlp(under, c, seen, c.base_mlp_dim)
+    found = (
+        _with_experts(under, c, x, seen, mlp) if c.num_experts > 1 else mlp(under, c, seen, c.base_mlp_dim)
+    )
     return (x + norm("post_ffw_norm", found)) * take("layer_scalar", 1)
 
 
@@ -104,7 +106,7 @@ def _frequencies(c: Any, dim: int, *, local: bool) -> Array:
     return turns
 
 
-def _beside(take: Part, c: Any, x: Array, seen: Array, mlp: Mlp) -> Array:
+def _with_experts(take: Part, c: Any, x: Array, seen: Array, mlp: Mlp) -> Array:
     """A feed-forward layer and the routed experts, each with norms of its own."""
     embed = c.base_emb_dim
 

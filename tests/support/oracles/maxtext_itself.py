@@ -74,11 +74,11 @@ def run_pairs(
         request: of a fixture of the module.
         factory: of the folders.
         script: of the environment of MaxText; it gets the jobs as JSON.
-        job: makes what the script is told of a folder, a label and a form.
+        job: makes the job of a folder, a label and a form.
     """
     python = old_python("maxtext")
-    asked = [item.callspec.params for item in request.session.items if item.module is request.module]
-    places = {(one["label"], one["form"]): factory.mktemp(one["label"]) for one in asked}
+    parameters = [item.callspec.params for item in request.session.items if item.module is request.module]
+    places = {(one["label"], one["form"]): factory.mktemp(one["label"]) for one in parameters}
     jobs = [job(place, *pair) for pair, place in places.items()]
     run = subprocess.run(
         [str(python), "-c", script], input=json.dumps(jobs), capture_output=True, text=True, check=False,

@@ -90,8 +90,8 @@ def attend(
     scores = np.where(visible, scores, -1e30)
     if sinks is None:
         return np.einsum("bhqk,bkhe->bqhe", softmax(scores), shared[1])
-    beside = np.broadcast_to(sinks[:, None, None], (*scores.shape[:-1], 1))
-    shares = softmax(np.concatenate([scores, beside], axis=-1))[..., :-1]
+    sink_scores = np.broadcast_to(sinks[:, None, None], (*scores.shape[:-1], 1))
+    shares = softmax(np.concatenate([scores, sink_scores], axis=-1))[..., :-1]
     return np.einsum("bhqk,bkhe->bqhe", shares, shared[1])
 
 

@@ -4,7 +4,7 @@
     python peft_judge.py logits JOB    says what transformers computes from merged models
 
 JOB is a JSON file: `kind` of the base, `folder`, and what `make` reads (`configs`: names → fields of LoraConfig;
-`draws`: the number of random adapters) or `logits` (`models`: names → folders). The answer is a JSON file beside the
+`draws`: the number of random adapters) or `logits` (`models`: names → folders). The answer is a JSON file next to the
 job, and the logits are in `.npy` files.
 
 PEFT refuses some of the random configs. Then the next one is drawn.
@@ -186,7 +186,7 @@ def make(job: dict) -> dict:
 
 
 def answer(job: dict) -> dict:
-    """The logits of merged models, in files beside them."""
+    """The logits of merged models, in files next to them."""
     found = {}
     for name, folder in job["models"].items():
         file = Path(job["folder"]) / f"{name}.npy"

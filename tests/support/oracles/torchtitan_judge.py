@@ -166,10 +166,10 @@ def loaded(config, folder, *, biased):
 
 def load(job):
     model, adapter = loaded(job["config"], job["dcp"], biased=job["biased"])
-    theirs = dict(load_file(job["hf"]))
+    hf_tensors = dict(load_file(job["hf"]))
     return {
         "own": digests(model.state_dict()), "to_hf": digests(adapter.to_hf(dict(model.state_dict()))),
-        "from_hf": digests(adapter.from_hf(theirs)), "logits": logits(model, job),
+        "from_hf": digests(adapter.from_hf(hf_tensors)), "logits": logits(model, job),
     }  # fmt: skip
 
 
@@ -230,8 +230,8 @@ def save(job):
     )  # fmt: skip
     manager.save(7, last_step=job["model_only"])
     manager.close()
-    theirs = adapter.to_hf(dict(model.state_dict()))
-    save_file({name: one.detach().contiguous().clone() for name, one in theirs.items()}, job["hf"])
+    hf_tensors = adapter.to_hf(dict(model.state_dict()))
+    save_file({name: one.detach().contiguous().clone() for name, one in hf_tensors.items()}, job["hf"])
     moments = {name: one for name, one in optimizers.state_dict().items() if torch.is_tensor(one)}
     return {"own": digests(model.state_dict()), "optimizer": digests(moments), "logits": logits(model, job)}
 

@@ -106,7 +106,7 @@ class Thread(greenlet):
         super().__init__(self._begin, hub)
         self.simulation, self.process, self._target = simulation, process, target
         self.wake, self.ready, self.asleep, self.ended = 0.0, None, False, False
-        self.asked, self.answer, self.late_stop, self.looked = None, None, 0.0, None
+        self.requested, self.answer, self.late_stop, self.looked = None, None, 0.0, None
 
     def _begin(self):
         try:
@@ -195,7 +195,7 @@ class Simulation:
         self._end(process)
 
     def kill(self, process):
-        """End a process: the kernel closes its files and frees its locks; what it has asked of a store stays asked."""
+        """End a process: the kernel closes its files and frees its locks; its requests to a store are not withdrawn."""
         if process.alive:
             process.alive, process.outcome = False, "killed"
             self._end(process)
@@ -252,9 +252,9 @@ class Simulation:
             thread.looked = None  # the lease was looked at in between
         elif (look or name == "head") and fault is not None and fault.kind == "stop":
             thread.late_stop, thread.looked, fault = fault.seconds, None if look else what, None
-        thread.asked = None if look else (effect, arguments, changes)
+        thread.requested = None if look else (effect, arguments, changes)
         self.pause(thread)
-        answer, thread.asked, thread.answer = thread.answer, None, None
+        answer, thread.requested, thread.answer = thread.answer, None, None
         if answer is not None:
             return answer()
         if fault is not None:
@@ -297,9 +297,9 @@ class Simulation:
         """Stop a process as a whole; the calls that its other threads have begun take effect now."""
         process.stopped_until = self.now + seconds
         for thread in process.threads:
-            if thread.asked is not None and thread is not getcurrent():
-                effect, arguments, changes = thread.asked
-                thread.asked, thread.answer = None, _answer(effect, arguments)
+            if thread.requested is not None and thread is not getcurrent():
+                effect, arguments, changes = thread.requested
+                thread.requested, thread.answer = None, _answer(effect, arguments)
                 if changes:
                     self.observe()
 

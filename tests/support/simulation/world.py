@@ -27,7 +27,7 @@ from wherry.target.area import JOURNAL
 from wherry.target.durable_move import decode_all, encode_all
 from wherry.target.key import journal_key
 
-BESIDE = sidecar_name(NAME)
+FILE_SIDECAR = sidecar_name(NAME)
 FOLDER = f"{ROOT}/models"
 
 
@@ -101,7 +101,7 @@ class World:
     def _require_whole(self, found):
         """The files are all those of one conversion, with its bytes."""
         files = {name: data for name, (_mark, data) in found.items()}
-        text = files.get(BESIDE if self.single else SIDECAR)
+        text = files.get(FILE_SIDECAR if self.single else SIDECAR)
         if text is None:
             raise self.simulation.breaks(f"a target is visible without its sidecar: {sorted(files)}")
         try:
@@ -110,7 +110,7 @@ class World:
         except (ValueError, KeyError):
             raise self.simulation.breaks(f"a target is visible with the sidecar {text!r}") from None
         if self.single:
-            expected = {NAME: conversion.files[""], BESIDE: text}
+            expected = {NAME: conversion.files[""], FILE_SIDECAR: text}
         else:
             expected = {**conversion.files, MARKER: b"done", SIDECAR: text}
         if files != expected:
@@ -169,9 +169,9 @@ class FilesWorld(World):
         if node is None:
             return None
         if self.single:
-            beside = self.files.find(f"{FOLDER}/{BESIDE}")
+            sidecar = self.files.find(f"{FOLDER}/{FILE_SIDECAR}")
             found = {NAME: (node.serial, _bytes(node))}
-            return found | ({BESIDE: (beside.serial, _bytes(beside))} if beside else {})
+            return found | ({FILE_SIDECAR: (sidecar.serial, _bytes(sidecar))} if sidecar else {})
         if node.names is None:
             return {NAME: (node.serial, _bytes(node))}
         return {name: (inner.serial, _bytes(inner)) for name, inner in node.names.items()}
@@ -180,9 +180,9 @@ class FilesWorld(World):
         return True  # its name was not synced yet
 
     def left(self):
-        """What lies beside the target, and is not of it."""
+        """What lies next to the target, and is not of it."""
         # The sidecar of a file that does not exist is replaced by the next commit, and found by nobody before.
-        own = {NAME, BESIDE} if self.single else {NAME}
+        own = {NAME, FILE_SIDECAR} if self.single else {NAME}
         return sorted(set(self.files.find(FOLDER).names) - own)
 
     def _written(self, process, node, path):
@@ -281,9 +281,9 @@ class ObjectsWorld(World):
         if self.single:
             if path not in blobs:
                 return None
-            beside = blobs.get(f"bucket/models/{BESIDE}")
+            sidecar = blobs.get(f"bucket/models/{FILE_SIDECAR}")
             found = {NAME: (blobs[path].mark, blobs[path].data)}
-            return found | ({BESIDE: (beside.mark, beside.data)} if beside else {})
+            return found | ({FILE_SIDECAR: (sidecar.mark, sidecar.data)} if sidecar else {})
         if f"{path}/{MARKER}" not in blobs:
             return None
         names = [one[len(path) + 1 :] for one in self.bucket.below(f"{path}/")]
@@ -312,8 +312,8 @@ class ObjectsWorld(World):
             raise self.simulation.breaks(f"{process.name} has made the target and leaves uploads of {left}")
 
     def left(self):
-        """What lies beside the target, and is not of it; uploads too."""
-        own = [self.place.path, f"bucket/models/{BESIDE}"] if self.single else [f"{self.place.path}/"]
+        """What lies next to the target, and is not of it; uploads too."""
+        own = [self.place.path, f"bucket/models/{FILE_SIDECAR}"] if self.single else [f"{self.place.path}/"]
         names = [one for one in self.bucket.blobs if self.made is None or not one.startswith(tuple(own))]
         inner = [one for one in self.bucket.blobs if "/.wherry-parts/" in one]
         # That which was begun late, under a name that another program could use too, is left for a week.

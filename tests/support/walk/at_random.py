@@ -189,7 +189,7 @@ def walk(seeds: Iterable[int], libraries: Collection[str] = ()) -> Iterator[tupl
 
     Args:
         seeds: the seeds.
-        libraries: which of `LIBRARIES` are asked.
+        libraries: which of `LIBRARIES` are used.
     """
     with Judges(libraries) as judges:
         for seed in seeds:

@@ -93,13 +93,13 @@ def judge_class(label: str, judges: Mapping[str, Judge], known: set[tuple[str, .
     cells = {(name, *cell[1:]) for name in judges for cell in there if cell[0] == system_of(name)} - known
     references = References(label)
     for number, case in enumerate(all_cases(label) if cells else ()):
-        asked = [name for name in judges if (name, label, case.attribute, case.text) in cells]
-        if asked:
-            yield from _judged(case, number, {name: judges[name] for name in asked}, references)
+        wanted = [name for name in judges if (name, label, case.attribute, case.text) in cells]
+        if wanted:
+            yield from _judged(case, number, {name: judges[name] for name in wanted}, references)
 
 
 class References:
-    """What a class computes without a change, for each set of attributes that stand beside a change."""
+    """What a class computes without a change, for each set of attributes that change together with another."""
 
     def __init__(self, label: str) -> None:
         self._label = label
@@ -112,7 +112,7 @@ class References:
         if key not in self._known:
             try:
                 with temporary_folder("walk") as folder:
-                    save(Path(folder, "reference"), self._label, case.told, reference=True)
+                    save(Path(folder, "reference"), self._label, case.named_change, reference=True)
                     self._known[key] = logits(Path(folder, "reference"), self._label)[0]
             except Exception:
                 self._known[key] = None
@@ -122,7 +122,7 @@ class References:
 def _judged(case: Case, number: int, judges: Mapping[str, Judge], references: References) -> Iterator[Seen]:
     shaped = golden(case.label)[case.attribute][case.text]["changes"] == "shape"
     with temporary_folder("walk") as folder:
-        source = save(Path(folder, "source"), case.label, case.told)
+        source = save(Path(folder, "source"), case.label, case.named_change)
         wanted = logits(source, case.label)[0]
         without = None if shaped else references.logits(case)
         effect = None if without is None or without.shape != wanted.shape else distance(wanted, without)
@@ -201,21 +201,21 @@ def main() -> int:
     parser.add_argument("--judges", choices=JUDGES, nargs="+", default=JUDGES, help="ask these judges")
     parser.add_argument("--only", choices=BASES, nargs="+", default=list(BASES), help="judge these classes")
     parser.add_argument("--notes", type=Path, help="where each cell is written as soon as it is judged")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     with ExitStack() as stack:
         prepare(stack.enter_context(temporary_folder("walk")))
-        notes = asked.notes or Path(stack.enter_context(tempfile.TemporaryDirectory()), "notes.jsonl")
-        judges = {name: stack.enter_context(judge_for(name)) for name in asked.judges}
+        notes = arguments.notes or Path(stack.enter_context(tempfile.TemporaryDirectory()), "notes.jsonl")
+        judges = {name: stack.enter_context(judge_for(name)) for name in arguments.judges}
         seen = noted(notes)
         stream = stack.enter_context(notes.open("a", buffering=1))
-        for label in asked.only:
+        for label in arguments.only:
             for one in judge_class(label, judges, {row.cell for row in seen}):
                 seen.append(one)
                 print(json.dumps(one), file=stream)
                 if one.why:
                     print(*one, flush=True)
     old = json.loads(JUDGED.read_text()) if JUDGED.is_file() else {}
-    named = [one for one in seen if one.judge in asked.judges and one.label in asked.only]
+    named = [one for one in seen if one.judge in arguments.judges and one.label in arguments.only]
     JUDGED.write_text(json.dumps(collected(named, old), indent=1, sort_keys=True) + "\n")
     print(f"{sum(not one.why for one in named)} of {len(named)} cells are judged")
     return int(any(one.why.startswith("differs") for one in named))

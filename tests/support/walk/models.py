@@ -173,13 +173,13 @@ def save(
 
 
 def _edit(file: Path, attribute: str, change: Change, *, reference: bool) -> None:
-    told = json.loads(file.read_text())
+    config = json.loads(file.read_text())
     for name, value in change.also.items():
         if value is ABSENT:
-            put(told, name, value)
+            put(config, name, value)
     if not reference and (change.in_file or change.value is None or change.value is ABSENT):
-        put(told, attribute, change.value)
-    file.write_text(json.dumps(told, indent=2))
+        put(config, attribute, change.value)
+    file.write_text(json.dumps(config, indent=2))
 
 
 def made(label: str, settings: str) -> Any:
@@ -289,7 +289,7 @@ def _inputs(given: Any, *, decoder: bool) -> dict[str, Any]:
 
 
 def meta_params(folder: Path) -> dict[str, Any]:
-    """The `params.json` that Meta publishes beside a model, of a folder of transformers."""
+    """The `params.json` that Meta publishes with a model, of a folder of transformers."""
     import transformers
 
     named = json.loads((folder / "config.json").read_text()).get("architectures") or ["LlamaForCausalLM"]

@@ -119,19 +119,19 @@ def main() -> int:
     parser.add_argument(
         "--details", type=Path, help="write each case and each refusal into this file, a line of JSON"
     )
-    asked = parser.parse_args()
-    labels = asked.only or list(BASES)
+    arguments = parser.parse_args()
+    labels = arguments.only or list(BASES)
     found: list[Walked] = []
     failed = 0
-    with (asked.details or Path(os.devnull)).open("w", buffering=1) as stream:
-        for walked in walk_all(labels, asked.workers):
+    with (arguments.details or Path(os.devnull)).open("w", buffering=1) as stream:
+        for walked in walk_all(labels, arguments.workers):
             found.append(walked)
             print(json.dumps(walked.details), file=stream)
             for line in failures(walked):
                 failed += 1
                 print(line, flush=True)
     print(f"{failed} failures among {len(found)} cases")
-    table = json.loads(GOLDEN.read_text()) if asked.only and GOLDEN.exists() else {}
+    table = json.loads(GOLDEN.read_text()) if arguments.only and GOLDEN.exists() else {}
     for label in labels:
         made = rows(one for one in found if one.case.label == label)
         table.setdefault(BASES[label].family, {})[label] = made

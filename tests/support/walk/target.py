@@ -1,7 +1,7 @@
 """What the target of a draw computes: by the judges of `tests.support.judges`, and MaxText by its forward pass.
 
-Four systems are judged by libraries in environments of their own. They are asked where a walk says so: an environment
-takes minutes to make, and MaxText itself half a minute for a model.
+Four systems are judged by libraries in environments of their own. They are used only where a walk says so: an
+environment takes minutes to make, and MaxText itself half a minute for a model.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _FORMS = {"megatron": {"stacked_layers": "true", "stacked_experts": "true"}, "to
 
 
 class Judges:
-    """The judges of a walk, each started when it is first asked.
+    """The judges of a walk, each started when it is first used.
 
     Args:
-        libraries: which of `LIBRARIES` are asked.
+        libraries: which of `LIBRARIES` are used.
     """
 
     def __init__(self, libraries: Collection[str] = ()) -> None:

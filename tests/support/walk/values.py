@@ -364,7 +364,7 @@ HARMLESS: dict[str, dict[str, str]] = {
     "qk_head_dim": {LATENT: "the class computes it"},
     "rope_parameters.full_attention.mrope_section": {f"gemma3_text {GEMMA4} olmo3": "of models with images"},
     "rope_parameters.full_attention.truncate": {
-        f"gemma3_text {GEMMA4} olmo3": "read beside the tables and not in them"
+        f"gemma3_text {GEMMA4} olmo3": "read outside the tables"
     },
     "rope_parameters.mrope_section": {
         f"{LLAMAS} {PARTS} gemma gemma2 olmo2 llama4_text {LATENT} gpt_oss": "of models with images"
@@ -378,7 +378,7 @@ HARMLESS: dict[str, dict[str, str]] = {
     },
     "rope_parameters.sliding_attention.mrope_section": {f"gemma3_text {GEMMA4} olmo3": "of models with images"},
     "rope_parameters.sliding_attention.truncate": {
-        f"gemma3_text {GEMMA4} olmo3": "read beside the tables and not in them"
+        f"gemma3_text {GEMMA4} olmo3": "read outside the tables"
     },
     **{
         f"rope_parameters.{kind}_attention.{name}_factor": {GEMMA4: "of a rule that the class does not know"}

@@ -33,8 +33,8 @@ def entries(half: int, place: str, scaled: Mapping[str, Any] | None = None) -> d
     def rule(kind: str, **more: Any) -> dict[str, Any]:
         return {f"{place}rope_type": kind, **{f"{place}{name}": value for name, value in more.items()}}
 
-    def without(told: Mapping[str, Any], name: str) -> dict[str, Any]:
-        return {key: value for key, value in told.items() if key != f"{place}{name}"}
+    def without(attributes: Mapping[str, Any], name: str) -> dict[str, Any]:
+        return {key: value for key, value in attributes.items() if key != f"{place}{name}"}
 
     linear = rule("linear", factor=4.0)
     dynamic = {**rule("dynamic", factor=4.0), "max_position_embeddings": 16}

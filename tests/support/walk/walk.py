@@ -4,8 +4,8 @@ An end is one of these:
 
     carried      the model that comes back computes the same
     refused      one of the two conversions ended with 7
-    asked        one of the two ended with 2 or 4, since no file states a value; where the way back asked, the source's
-                 config answers, and the model that comes back computes the same or is refused
+    required     one of the two ended with 2 or 4, since no file states a value; if the way back ends
+                 so, it is tried with the source's config, and the model that comes back computes the same or is refused
     anything else is a failure, and says what happened
 """
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 SAME = 1e-6
 _SIDECAR = "wherry.json"
 LITTLE = "less than rounding"
-PASSED = ("carried", "refused", "asked")
+PASSED = ("carried", "refused", "required")
 
 
 class Route(NamedTuple):
@@ -99,8 +99,8 @@ class Case:
     change: Change | None = None
 
     @property
-    def told(self) -> tuple[str, Change] | None:
-        """What is changed."""
+    def named_change(self) -> tuple[str, Change] | None:
+        """The name of the attribute, and its change."""
         return (self.attribute, self.change) if self.change else None
 
     @property
@@ -114,7 +114,7 @@ class End:
     """How a case ended in a system.
 
     Attributes:
-        word: carried, refused, asked, or what went wrong.
+        word: carried, refused, required, or what went wrong.
         detail: the refusal, and by which of the two conversions.
     """
 
@@ -220,7 +220,7 @@ def walk(case: Case, number: int = 0) -> Walked:
     with temporary_folder("walk") as folder:
         source = Path(folder) / "source"
         try:
-            save(source, case.label, case.told)
+            save(source, case.label, case.named_change)
             wanted = logits(source, case.label)
         except Exception as error:
             return Walked(case, f"no model: {type(error).__name__}: {error}"[:300], {})
@@ -252,9 +252,9 @@ def effect(case: Case, source: Path, wanted: np.ndarray) -> str:
 
     Where the reference is no model, as without an attribute that others need, the answer is yes.
     """
-    if case.told is None:
+    if case.named_change is None:
         return "no"
-    key = f"{case.label} {sorted(case.told[1].also.items())!r}"
+    key = f"{case.label} {sorted(case.named_change[1].also.items())!r}"
     if key not in _references:
         _references[key] = _reference(case, source.parent / "reference")
     reference = _references[key]
@@ -267,7 +267,7 @@ def effect(case: Case, source: Path, wanted: np.ndarray) -> str:
 def _reference(case: Case, folder: Path) -> tuple[np.ndarray, dict[str, Any]] | None:
     """What the model computes without the change, and its weights; None where transformers does not load it."""
     try:
-        save(folder, case.label, case.told, reference=True)
+        save(folder, case.label, case.named_change, reference=True)
         return logits(folder, case.label), _signature(folder)
     except Exception:
         return None
@@ -284,13 +284,16 @@ def _end(case: Case, source: Path, wanted: np.ndarray, route: Route) -> End:
         stopped = converted("back", there, back, Route("huggingface", layout=LayoutRequest(family=family)))
         if stopped is None:
             return _compared(case, back, wanted)
-        return _answered(case, route, there, source, wanted, stopped) if stopped.word == "asked" else stopped
+        return (
+            _answered(case, route, there, source, wanted, stopped) if stopped.word == "required" else stopped
+        )
 
 
 def _answered(case: Case, route: Route, there: Path, source: Path, wanted: np.ndarray, stopped: End) -> End:
-    """The way back that asks, with an answer: the end that asked, if the model is then the same or refused.
+    """The way back again, with the config that the first try lacked.
 
-    So is it if something is asked for that no config states; if a config is asked for again, the cure is none.
+    The end is that of the first try if the model is now the same or refused, or if something is required that no config
+    states. If a config is required again, the cure did not help.
     """
     answer = source / "config.json"
     if route.answer is not None:
@@ -301,7 +304,7 @@ def _answered(case: Case, route: Route, there: Path, source: Path, wanted: np.nd
     again = converted("answered", there, back, Route("huggingface", layout=layout)) or _compared(
         case, back, wanted
     )
-    if again.word in ("carried", "refused") or (again.word == "asked" and "--config" not in again.detail):
+    if again.word in ("carried", "refused") or (again.word == "required" and "--config" not in again.detail):
         return stopped
     return End(f"{again.word} after the answer", again.detail)
 
@@ -328,7 +331,7 @@ def converted(leg: str, source: Path, target: Path, route: Route) -> End | None:
     except UnrepresentableError as error:
         return End("refused", f"{leg}: {error}")
     except (UsageError, AmbiguousError) as error:
-        return End("asked", f"{leg}: {error}")
+        return End("required", f"{leg}: {error}")
     except WherryError as error:
         return End(f"error {error.exit_code}", f"{leg}: {error}")
     except Exception as error:
@@ -337,7 +340,7 @@ def converted(leg: str, source: Path, target: Path, route: Route) -> End | None:
 
 
 def strip(target: Path, source: Path, *, keep: bool) -> None:
-    """Delete what lies beside a target's tensors and is not its own: the sidecar, and files with names of the source's.
+    """Delete what lies next to a target's tensors and is not its own: the sidecar, and files named as in the source.
 
     Args:
         target: what a conversion made.
@@ -345,8 +348,8 @@ def strip(target: Path, source: Path, *, keep: bool) -> None:
         keep: whether both systems have the same files, so that they are the target's own.
     """
     copied = set() if keep else {file.name for file in source.iterdir() if file.suffix != ".safetensors"}
-    beside = [file for file in target.rglob("*") if file.name in {_SIDECAR, *copied}]
-    for file in [*beside, target.with_name(f"{target.name}.{_SIDECAR}")]:
+    foreign = [file for file in target.rglob("*") if file.name in {_SIDECAR, *copied}]
+    for file in [*foreign, target.with_name(f"{target.name}.{_SIDECAR}")]:
         file.unlink(missing_ok=True)
 
 

@@ -54,11 +54,11 @@ function select(digest, { move = true, focus = false } = {}) {
 }
 // A link to a checkpoint: `#` and its digest.
 function follow() {
-  const asked = location.hash.slice(1);
-  const listed = nodes.has(asked) ? null : hidden.find((node) => asked.startsWith(node.checkpoint_digest));
-  if (nodes.has(asked)) select(asked, { focus: true });
+  const digest = location.hash.slice(1);
+  const listed = nodes.has(digest) ? null : hidden.find((node) => digest.startsWith(node.checkpoint_digest));
+  if (nodes.has(digest)) select(digest, { focus: true });
   else if (listed) tellHidden(listed);
-  return nodes.has(asked) || Boolean(listed);
+  return nodes.has(digest) || Boolean(listed);
 }
 function open(stack) {
   if (state.more.has(stack)) {
@@ -157,10 +157,10 @@ function matches(node, word) {
   return texts.get(node.checkpoint_digest).includes(word) || digests.some((digest) => digest.startsWith(word) || digits(digest).startsWith(word));
 }
 function find() {
-  const asked = search.value.toLowerCase().split(/\s+/).filter(Boolean);
-  const hits = data.nodes.filter((node) => asked.every((word) => matches(node, word)));
-  state.found = asked.length ? new Set(hits.map((node) => node.checkpoint_digest)) : null;
-  const others = asked.length ? hidden.filter((node) => asked.every((word) => isHidden(node, word))) : null;
+  const terms = search.value.toLowerCase().split(/\s+/).filter(Boolean);
+  const hits = data.nodes.filter((node) => terms.every((word) => matches(node, word)));
+  state.found = terms.length ? new Set(hits.map((node) => node.checkpoint_digest)) : null;
+  const others = terms.length ? hidden.filter((node) => terms.every((word) => isHidden(node, word))) : null;
   const found = others ? `${number(hits.length + others.length)} of ` : "";
   get("count").textContent = `${found}${count(total, "checkpoint")}${unlisted}`;
   for (const row of list.querySelectorAll(".row")) row.parentElement.hidden = state.found !== null && !state.found.has(row.dataset.id);
@@ -208,9 +208,9 @@ function step(key) {
   const id = state.cards.has(state.selected) ? state.selected : cardOf(state.selected ?? data.root);
   const drawn = state.drawn;
   const layer = drawn.layers.find((row) => row.includes(id));
-  const beside = { ArrowUp: -1, ArrowDown: 1 }[key];
+  const offset = { ArrowUp: -1, ArrowDown: 1 }[key];
   const tied = (own, other) => drawn.lines.find((line) => !line.back && line.edge[own] === id)?.edge[other];
-  const next = beside ? layer[layer.indexOf(id) + beside] : key === "ArrowLeft" ? tied("target", "source") : tied("source", "target");
+  const next = offset ? layer[layer.indexOf(id) + offset] : key === "ArrowLeft" ? tied("target", "source") : tied("source", "target");
   if (!next) return;
   if (nodes.has(next)) select(next);
   else { // a stack is only stood upon; Enter opens it

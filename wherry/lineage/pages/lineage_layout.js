@@ -117,12 +117,12 @@ function align(layers, near) {
   for (const layer of layers) spread(layer, layer.map(() => 0), half, y);
   for (let sweep = 0; sweep < 12; sweep++) {
     for (const layer of sweep % 2 ? [...layers].reverse() : layers) {
-      const wish = layer.map((id) => {
+      const ideal = layer.map((id) => {
         const { before, after } = near.get(id);
         const side = sweep > 7 ? [...before, ...after] : sweep % 2 ? after : before;
         return side.length ? mean(side.map((other) => y.get(other))) : y.get(id);
       });
-      spread(layer, wish, half, y);
+      spread(layer, ideal, half, y);
     }
   }
   const shift = CARD.margin + CARD.height / 2 - Math.min(...[...y].filter(([id]) => typeof id === "string").map(([, value]) => value));
@@ -130,13 +130,13 @@ function align(layers, near) {
   return y;
 }
 
-// The places nearest to the wishes that keep order and distance: pool what would overlap.
-function spread(layer, wish, half, y) {
+// The positions nearest to the ideal ones that keep order and distance: pool what would overlap.
+function spread(layer, ideal, half, y) {
   let offset = 0;
   const pools = [];
   layer.forEach((id, number) => {
     offset += number ? half(layer[number - 1]) + half(id) : 0;
-    let pool = { sum: wish[number] - offset, members: [[id, offset]] };
+    let pool = { sum: ideal[number] - offset, members: [[id, offset]] };
     while (pools.length && pools.at(-1).sum / pools.at(-1).members.length > pool.sum / pool.members.length) {
       const above = pools.pop();
       pool = { sum: above.sum + pool.sum, members: [...above.members, ...pool.members] };

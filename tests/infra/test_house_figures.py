@@ -1,0 +1,53 @@
+"""`infra/house` counts what it says that it counts, and the words that the code avoids are at zero."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from typing import Any
+
+from tests.support.infra import INFRA, ROOT
+
+PRODUCT = [ROOT / folder for folder in ("wherry", "integrations", "flows", "tasks")]
+
+
+def house(*options: str) -> Any:
+    """What the script prints, with a Python that has wherry."""
+    command = [sys.executable, INFRA / "house", "--json", *options]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout)
+
+
+def test_rooms_add_up_to_the_product():
+    *rooms, total = house()
+    texts = [path.read_text() for folder in PRODUCT for path in folder.rglob("*.py")]
+    assert total["files"] == len(texts)
+    assert total["lines"] == sum(text.count("\n") for text in texts)
+    statements = (isinstance(node, ast.stmt) for text in texts for node in ast.walk(ast.parse(text)))
+    assert total["statements"] == sum(statements)
+    for name in ("files", "statements", "lines", "public"):
+        assert total[name] == sum(room[name] for room in rooms)
+    assert {"wherry/mover", "integrations/formats", "flows", "tasks"} <= {room["name"] for room in rooms}
+
+
+def test_a_traced_conversion_enters_rooms_of_the_engine():
+    rooms = {room["name"]: room for room in house("--trace")}
+    assert rooms["wherry/mover"]["entered_files"] > 0
+    assert rooms["wherry/lineage"]["entered_files"] == 0
+    assert rooms["total"]["entered_functions"] > rooms["total"]["entered_files"]
+
+
+def test_what_is_drawn_is_drawn_again_by_its_seed():
+    first, again = house("--single", "20", "--seed", "7"), house("--single", "20", "--seed", "7")
+    assert first == again
+    assert first != house("--single", "20", "--seed", "8")
+    for row in first:
+        file, _, line = row["place"].partition(":")
+        assert f"def {row['name']}(" in (ROOT / file).read_text().splitlines()[int(line) - 1]
+    assert len(house("--sentences", "40")) == 40
+
+
+def test_words_that_the_code_avoids_are_gone():
+    """In names, comments and docstrings; keys of records and texts of other software are strings."""
+    assert house("--words") == []
