@@ -214,7 +214,10 @@ def _after(
     proved = spec.level == "none" or done["verification"] is not None
     with _collecting(refused):
         if target.model is not None and proved:
-            done["registration"] = _register(spec, uri, target.model)
+            with registration_of(uri, target.model, alias=spec.alias, tags=spec.tags):
+                done["registration"] = register(
+                    uri, target.model, spec.alias, spec.tracking_uri, spec.registry_uri, spec.tags
+                )
     asset_events(receipt)
     with _collecting(refused):
         done["lineage"] = lineage(receipt)
@@ -231,11 +234,6 @@ def _verify(uri: str, how: dict[str, Any], refused: list[NotRecordedError]) -> d
             return {**error.result.to_json(), "lineage": error.what}
 
 
-def _register(spec: ConvertSpec, uri: str, name: str) -> dict[str, Any]:
-    with registration_of(uri, name, alias=spec.alias, tags=spec.tags):
-        return register(uri, name, spec.alias, spec.tracking_uri, spec.registry_uri, spec.tags)
-
-
 @contextmanager
 def _collecting(refused: list[NotRecordedError]) -> Generator[None]:
     try:
@@ -244,31 +242,22 @@ def _collecting(refused: list[NotRecordedError]) -> Generator[None]:
         refused.append(error)
 
 
-def _lineage_words(tree: dict[str, Any] | None) -> str:
-    if tree is None:
-        return "not recorded"
-    return f"{plural(len(tree['nodes']), 'checkpoint')}, {plural(len(tree['edges']), 'conversion')}"
-
-
 def _show_all(spec: ConvertSpec, done: dict[str, Any]) -> None:
+    """The artifacts of each target."""
     for one in (done, *done["further"]):
-        _show(spec, one)
-
-
-def _show(spec: ConvertSpec, done: dict[str, Any]) -> None:
-    """The artifacts of one target."""
-    reference = done["receipt"]["target"]
-    show_table(summary(done), "wherry-conversion", f"{spec.source} to {reference['format']}")
-    row = done["registration"]
-    if row and row["page"]:
-        text = f"{row['name']} version {row['version']}"
-        show_link(row["page"], text, "wherry-model-version", "In the MLflow UI")
+        show_table(
+            summary(one), "wherry-conversion", f"{spec.source} to {one['receipt']['target']['format']}"
+        )
+        row = one["registration"]
+        if row and row["page"]:
+            text = f"{row['name']} version {row['version']}"
+            show_link(row["page"], text, "wherry-model-version", "In the MLflow UI")
 
 
 def summary(done: dict[str, Any]) -> list[dict[str, str]]:
     """The flow's result as rows of (what, value)."""
     receipt, source, target = done["receipt"], done["receipt"]["source"], done["receipt"]["target"]
-    seconds = max(receipt["seconds"], 1e-9)
+    seconds, tree = max(receipt["seconds"], 1e-9), done["lineage"]
     rows = {
         "source": source["uri"],
         "source format": f"{source['format']} ({source['format_version']})",
@@ -282,7 +271,9 @@ def summary(done: dict[str, Any]) -> list[dict[str, str]]:
         "lossless": "yes" if receipt["lossless"] else "no",
         "already there": "yes" if receipt["already"] else "no",
         "plan": receipt["plan_digest"],
-        "lineage": _lineage_words(done["lineage"]),
+        "lineage": "not recorded"
+        if tree is None
+        else f"{plural(len(tree['nodes']), 'checkpoint')}, {plural(len(tree['edges']), 'conversion')}",
     }
     if done["verification"]:
         rows["verified"] = f"{done['verification']['verdict']} at level {done['verification']['level']}"

@@ -75,15 +75,24 @@ def export(spec: ExportSpec) -> Any:
             if row["spec"] is not None:
                 _carry_out(row, spec, config.settings.mlflow, made, failures)
         registered = _register_source(spec, failures)
-        _show(spec, rows, made, failures)
+        table = [{"what": f"route {row['route']}".strip(), "value": row["reason"]} for row in rows]
+        for done in made:
+            for one in (done, *done["further"]):
+                table += summary(one)
+        table += [{"what": "failed", "value": str(error)} for error in failures]
+        show_table(table, "wherry-export", f"export of {spec.source}")
         grave = [one for one in failures if not isinstance(one, NotRecordedError)]
+        # Nothing is done with the checkpoint, and no route leaves it out by its `select` either.
+        unrouted = not (spec.register_source or any(row["takes"] or row["unselected"] for row in rows))
         end.counts = {
             "converted": len(made),
             "failed": len(grave),
             "left": sum(not row["spec"] for row in rows),
-            **({"unrouted": 1} if _is_unrouted(spec, rows) else {}),
+            **({"unrouted": 1} if unrouted else {}),
         }
-        end.warning = _warning(spec, rows)
+        if unrouted:
+            reasons = "; ".join(f"{row['route']}: {row['reason']}" for row in rows)
+            end.warning = f"0 converted, 1 unrouted: {spec.source}: no route takes it: {reasons}"
         if failures:
             raise (grave or failures)[0]
     routes = [{name: row[name] for name in ("route", "takes", "reason")} for row in rows]
@@ -114,19 +123,6 @@ def _wanted_targets(spec: ExportSpec) -> list[dict[str, Any]]:
 def _root(spec: ExportSpec) -> str | None:
     """The folder of the routes below which the source is opened, since an event or a form may name anything."""
     return root_of(checkpoint_uri(spec.source))
-
-
-def _warning(spec: ExportSpec, rows: list[dict[str, Any]]) -> str | None:
-    """What the run did not do although the checkpoint was announced: no route takes it."""
-    if not _is_unrouted(spec, rows):
-        return None
-    reasons = "; ".join(f"{row['route']}: {row['reason']}" for row in rows)
-    return f"0 converted, 1 unrouted: {spec.source}: no route takes it: {reasons}"
-
-
-def _is_unrouted(spec: ExportSpec, rows: list[dict[str, Any]]) -> bool:
-    """Whether nothing is done with the checkpoint, and no route leaves it out by its `select` either."""
-    return not (spec.register_source or any(row["takes"] or row["unselected"] for row in rows))
 
 
 def _carry_out(
@@ -160,15 +156,3 @@ def _register_source(spec: ExportSpec, failures: list[WherryError]) -> dict[str,
         run_logger().error("registration of %s failed: %s", spec.source, error)
         failures.append(error)
         return None
-
-
-def _show(
-    spec: ExportSpec, rows: list[dict[str, Any]], made: list[dict[str, Any]], failures: list[WherryError]
-) -> None:
-    """One artifact with the results for the checkpoint."""
-    table = [{"what": f"route {row['route']}".strip(), "value": row["reason"]} for row in rows]
-    for done in made:
-        for one in (done, *done["further"]):
-            table += summary(one)
-    table += [{"what": "failed", "value": str(error)} for error in failures]
-    show_table(table, "wherry-export", f"export of {spec.source}")

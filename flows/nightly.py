@@ -124,7 +124,14 @@ def _as_tasks(config: Config, route: Route) -> Generator[Any]:
     with ThreadPoolTaskRunner(max_workers=route.concurrency) as runner:
 
         def start(work: Work, targets: tuple[RouteTarget, ...]) -> _TaskAttempt:
-            future = runner.submit(checkpoint, parameters=_parameters(route, config, work, targets))
+            arguments = {
+                **spec_of(route, route.source(work.source.found), targets, config.settings.memory),
+                **config.settings.mlflow.model_dump(),
+                **({} if work.source.newest else {"alias": None}),
+            }
+            source = arguments.pop("source")
+            parameters = {"source": source, "arguments": arguments, "notes": notes_of(work, targets)}
+            future = runner.submit(checkpoint, parameters=parameters)
             return _TaskAttempt(future, work.source.found.uri)
 
         yield start
@@ -151,13 +158,3 @@ class _TaskAttempt:
 
 def _log_plan(plan: NightPlan) -> None:
     run_logger().info("route %s: %d wait, %d tonight", plan.route.name, plan.todo.count, len(plan.works))
-
-
-def _parameters(route: Route, config: Config, work: Work, targets: tuple[RouteTarget, ...]) -> dict[str, Any]:
-    arguments = {
-        **spec_of(route, route.source(work.source.found), targets, config.settings.memory),
-        **config.settings.mlflow.model_dump(),
-        **({} if work.source.newest else {"alias": None}),
-    }
-    source = arguments.pop("source")
-    return {"source": source, "arguments": arguments, "notes": notes_of(work, targets)}

@@ -82,29 +82,34 @@ def promote(spec: PromoteSpec) -> dict[str, Any]:
     Returns:
         The JSON form of the promotion or rollback.
     """
-    with ending("promote", _title(spec)) as end:
+    title = (
+        f"Rollback of {spec.known_model}" if spec.rollback else f"Promotion of {spec.subject} to {spec.alias}"
+    )
+    with ending("promote", title) as end:
+        common: dict[str, Any] = {"tracking_uri": spec.tracking_uri, "registry_uri": spec.registry_uri}
+        common |= {"level": spec.level} if spec.level else {}
         try:
-            done = _carry_out(spec)
+            if spec.rollback:
+                done = rollback_task(spec.known_model, alias=spec.alias, **common)
+            else:
+                done = promote_task(
+                    spec.subject,
+                    model=spec.model,
+                    alias=spec.alias,
+                    policy=spec.policy_name or spec.policy.model_dump(mode="json"),
+                    to_registry_uri=spec.to_registry_uri,
+                    **common,
+                )
         except WherryError as error:
             show_failure(error, f"{_subject(spec)} was not promoted")
             raise
-        _show(spec, done)
+        show_table(summary(done), "wherry-promotion", f"{_subject(spec)}: {done['alias']}")
+        if done["page"]:
+            text = f"{done['name']} version {done['version']}"
+            show_link(done["page"], text, "wherry-model-version", "In the MLflow UI")
         came = "already there" if done["already"] else "rolled back" if spec.rollback else "promoted"
         end.counts = {came: 1}
     return done
-
-
-def _show(spec: PromoteSpec, done: dict[str, Any]) -> None:
-    show_table(summary(done), "wherry-promotion", f"{_subject(spec)}: {done['alias']}")
-    if done["page"]:
-        text = f"{done['name']} version {done['version']}"
-        show_link(done["page"], text, "wherry-model-version", "In the MLflow UI")
-
-
-def _title(spec: PromoteSpec) -> str:
-    return (
-        f"Rollback of {spec.known_model}" if spec.rollback else f"Promotion of {spec.subject} to {spec.alias}"
-    )
 
 
 def summary(done: dict[str, Any]) -> list[dict[str, str]]:
@@ -122,21 +127,6 @@ def summary(done: dict[str, Any]) -> list[dict[str, str]]:
     }
     gates = [(f"gate {row['gate']} {row['asked']}", row["found"]) for row in done["gates"]]
     return [{"what": what, "value": value} for what, value in [*rows.items(), *gates]]
-
-
-def _carry_out(spec: PromoteSpec) -> dict[str, Any]:
-    common: dict[str, Any] = {"tracking_uri": spec.tracking_uri, "registry_uri": spec.registry_uri}
-    common |= {"level": spec.level} if spec.level else {}
-    if spec.rollback:
-        return rollback_task(spec.known_model, alias=spec.alias, **common)
-    return promote_task(
-        spec.subject,
-        model=spec.model,
-        alias=spec.alias,
-        policy=spec.policy_name or spec.policy.model_dump(mode="json"),
-        to_registry_uri=spec.to_registry_uri,
-        **common,
-    )
 
 
 def _subject(spec: PromoteSpec) -> str:

@@ -82,30 +82,25 @@ def _deployment(entry: dict[str, Any], file: Path) -> RunnerDeployment:
         )
     try:
         flow = load_flow_from_entrypoint(entry["entrypoint"])
+        limit = entry.get("concurrency_limit")
         made = flow.to_deployment(
             name=entry["name"],
             description=entry.get("description"),
             tags=entry.get("tags"),
             parameters=entry.get("parameters"),
-            schedules=[_schedule(row) for row in entry.get("schedules", ())],
+            schedules=[
+                DeploymentScheduleCreate(
+                    schedule=CronSchedule(cron=row["cron"], timezone=row.get("timezone")),
+                    active=row.get("active", True),
+                    slug=row.get("slug"),
+                    parameters=row.get("parameters", {}),
+                )
+                for row in entry.get("schedules", ())
+            ],
             triggers=_TRIGGERS.validate_python(entry.get("triggers", [])),
-            concurrency_limit=_limit(entry.get("concurrency_limit")),
+            concurrency_limit=ConcurrencyLimitConfig(**limit) if isinstance(limit, dict) else limit,
             entrypoint_type=EntrypointType.MODULE_PATH,
         )
     except (ImportError, AttributeError, ValidationError) as error:
         raise UsageError(f"cannot serve deployment {entry['name']}: {error}", uri=str(file)) from error
     return cast("RunnerDeployment", made)  # a coroutine only if an event loop is running already
-
-
-def _schedule(row: dict[str, Any]) -> DeploymentScheduleCreate:
-    schedule = CronSchedule(cron=row["cron"], timezone=row.get("timezone"))
-    return DeploymentScheduleCreate(
-        schedule=schedule,
-        active=row.get("active", True),
-        slug=row.get("slug"),
-        parameters=row.get("parameters", {}),
-    )
-
-
-def _limit(stated: dict[str, Any] | int | None) -> ConcurrencyLimitConfig | int | None:
-    return ConcurrencyLimitConfig(**stated) if isinstance(stated, dict) else stated

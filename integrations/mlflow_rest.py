@@ -41,40 +41,30 @@ def look_up(
     Raises:
         StorageError: the server does not answer.
     """
-    if not _is_plain(registry_uri):
+    scheme, _, rest = registry_uri.partition("://")
+    if (
+        scheme not in ("http", "https")
+        or "@" in rest.partition("/")[0]  # credentials
+        or any(os.environ.get(setting) for setting in _CLIENT_SETTINGS)
+    ):
         return None
     require_answer(registry_uri)
     try:
         model = _get(registry_uri, "registered-models/get", name=name)["registered_model"]
         aliases = {row["alias"]: str(row["version"]) for row in model.get("aliases", ())}
         number = version if alias is None else aliases[alias]
-        row = _read_version(registry_uri, name, number) if number else _newest(registry_uri, name)
+        if number:
+            row = _get(registry_uri, "model-versions/get", name=name, version=number)["model_version"]
+        elif "'" in name:
+            return None  # the filter cannot express it
+        else:
+            fields = {"filter": f"name='{name}'", "max_results": "1", "order_by": "version_number DESC"}
+            row = _get(registry_uri, "model-versions/search", **fields)["model_versions"][0]
         tags = {tag["key"]: tag["value"] for tag in row.get("tags", ())}
         held = tuple(sorted(one for one, there in aliases.items() if there == str(row["version"])))
         return RegisteredVersion(row["name"], str(row["version"]), tags, held)
     except (OSError, HTTPException, ValueError, LookupError, TypeError, AttributeError):
         return None
-
-
-def _read_version(registry_uri: str, name: str, number: str) -> dict[str, Any]:
-    return _get(registry_uri, "model-versions/get", name=name, version=number)["model_version"]
-
-
-def _newest(registry_uri: str, name: str) -> dict[str, Any]:
-    if "'" in name:
-        raise ValueError(name)  # the filter cannot express it
-    fields = {"filter": f"name='{name}'", "max_results": "1", "order_by": "version_number DESC"}
-    return _get(registry_uri, "model-versions/search", **fields)["model_versions"][0]
-
-
-def _is_plain(registry_uri: str) -> bool:
-    """Whether it is a server, without credentials in its URI and without settings that only the client knows."""
-    scheme, _, rest = registry_uri.partition("://")
-    return (
-        scheme in ("http", "https")
-        and "@" not in rest.partition("/")[0]
-        and not any(os.environ.get(name) for name in _CLIENT_SETTINGS)
-    )
 
 
 def _get(registry_uri: str, method: str, **fields: str) -> dict[str, Any]:

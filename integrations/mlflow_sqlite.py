@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from typing import TYPE_CHECKING
 
 from wherry.integrations.mlflow_version import (
     MOST_NAMES,
@@ -23,9 +22,6 @@ from wherry.integrations.mlflow_version import (
     unknown_version,
 )
 from wherry.storage.home import sqlite_file, sqlite_to_read, without_secrets
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 # Revisions of MLflow's schema in which the tables below are the same: from the one that added workspaces to the last
 # one of MLflow 3.17, in this order.
@@ -76,20 +72,18 @@ def look_up(
     try:
         with sqlite_to_read(file, _TABLES) as connection:
             connection.execute("BEGIN")  # one snapshot for all queries
-            return _find_version(connection, name, version, alias, uri) if _is_plain(connection) else None
+            revisions = {row[0] for row in connection.execute(_REVISION)}
+            if len(revisions) != 1 or not revisions <= _REVISIONS:
+                return None
+            if connection.execute(_ELSEWHERE, (_WORKSPACE,)).fetchone() is not None:
+                return None  # a model is in another workspace
+            return _find_version(connection, name, version, alias, uri)
     except (
         sqlite3.Error,
         ValueError,
         OverflowError,
     ):  # ValueError: a number that is none; OverflowError: too large
         return None
-
-
-def _is_plain(connection: sqlite3.Connection) -> bool:
-    """Whether the schema is known, and no model is in another workspace."""
-    revisions = {row[0] for row in connection.execute(_REVISION)}
-    known = len(revisions) == 1 and revisions <= _REVISIONS
-    return known and connection.execute(_ELSEWHERE, (_WORKSPACE,)).fetchone() is None
 
 
 def _find_version(
@@ -102,7 +96,12 @@ def _find_version(
         known = connection.execute(_NAMES, (_WORKSPACE, MOST_NAMES)).fetchall()
         raise unknown_model(name, [row[0] for row in known], uri)
     aliases = {word: int(number) for word, number in connection.execute(_ALIASES, model)}
-    number = _number(connection, model, version, alias, aliases)
+    if version is not None:
+        number = int(version)
+    elif alias is not None:
+        number = aliases.get(alias)
+    else:
+        number = connection.execute(_NEWEST, (*model, _DELETED)).fetchone()[0]
     if number is None:
         raise unknown_alias(name, alias, aliases) if alias is not None else no_version(name, uri)
     if connection.execute(_VERSION, (*model, number, _DELETED)).fetchone() is None:
@@ -113,14 +112,3 @@ def _find_version(
         return None
     held = tuple(sorted(word for word, there in aliases.items() if there == number))
     return RegisteredVersion(name, str(number), tags, held)
-
-
-def _number(
-    connection: sqlite3.Connection, model: tuple[str, str], version: str | None, alias: str | None,
-    aliases: Mapping[str, int],
-) -> int | None:  # fmt: skip
-    if version is not None:
-        return int(version)
-    if alias is not None:
-        return aliases.get(alias)
-    return connection.execute(_NEWEST, (*model, _DELETED)).fetchone()[0]

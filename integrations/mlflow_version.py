@@ -74,22 +74,17 @@ def unknown_model(name: str, known: Sequence[str], uri: str) -> NotFoundError:
         uri: the registry, without secrets.
     """
     what = f"Registered Model with name={name} not found"
-    if embedded := _embedded_versions(name, uri):
+    home, embedded = without_secrets(embedded_registry_uri()), 0
+    if uri != home:
+        with open_ledger() as ledger:
+            embedded = versions_in(ledger, name, home)  # before another store was configured
+    if embedded:
         only = f"{plural(embedded, 'version', 'is/are')} only in the registry in this home"
         cure = "run `wherry ledger deliver mlflow` to register them here too"
         return NotFoundError(f"{what}: {only}", uri=uri, cure=cure)
     near = similar(name, known)
     others = f"did you mean {' or '.join(near)}? " if near else ""
     return NotFoundError(what, uri=uri, cure=f"{others}{_REGISTER}")
-
-
-def _embedded_versions(name: str, uri: str) -> int:
-    """The number of versions that were registered in the store in the home, before another was configured."""
-    home = without_secrets(embedded_registry_uri())
-    if uri == home:
-        return 0
-    with open_ledger() as ledger:
-        return versions_in(ledger, name, home)
 
 
 def unknown_version(name: str, number: str, known: Sequence[int], uri: str) -> NotFoundError:

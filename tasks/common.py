@@ -80,7 +80,7 @@ def progress_artifact(verb: str, subject: str) -> OnProgress:
         try:
             text = show_text(f"{progress.stage} {subject}: {_words(progress, units)}")
             percent = 100.0 * progress.done / progress.total if progress.total else 100.0
-            context.run(_update, artifact, percent, text)
+            context.run(update_progress_artifact, artifact, percent, description=text)
             last = time.monotonic()
         except Exception as error:  # noqa: BLE001  any failure of a client is only a failure to report
             broken = True
@@ -101,7 +101,3 @@ def _words(progress: Progress, units: UnitCounts | None) -> str:
     if units:
         words += [plural(units.workers, "worker"), plural(units.failed, "failed attempt")]
     return ", ".join(words)
-
-
-def _update(artifact: Any, percent: float, text: str) -> None:
-    update_progress_artifact(artifact, percent, description=text)

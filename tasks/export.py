@@ -55,28 +55,23 @@ def _row(route: Route, found: Explanation, settings: Settings) -> dict[str, Any]
     if takes and route.selection.choice == _NIGHTLY:
         unselected = True
         takes, reason = False, f"select = {route.select}: the nightly run compares the steps of the run"
+    spec: dict[str, Any] | None = None
+    notes: list[dict[str, Any]] = []
+    if takes:
+        assert found.where is not None
+        assert found.source is not None
+        # The source is the checkpoint that the targets' names were filled in from: a run may have a newer step by now.
+        spec = spec_of(route, SourceRequest(found.source, route.format), found.targets, settings.memory)
+        value = _score(route.place(found.source), route.retention.metric)
+        notes = made_notes(route.name, found.source, found.where, found.targets, value)
     return {
         "route": route.name,
         "takes": takes,
         "reason": reason,
         "unselected": unselected,
-        "spec": _spec(route, found, settings.memory) if takes else None,
-        "notes": _notes(route, found) if takes else [],
+        "spec": spec,
+        "notes": notes,
     }
-
-
-def _spec(route: Route, found: Explanation, memory: str) -> dict[str, Any]:
-    """The source is the checkpoint that the targets' names were filled in from: a run may have a newer step by now."""
-    assert found.source is not None
-    return spec_of(route, SourceRequest(found.source, route.format), found.targets, memory)
-
-
-def _notes(route: Route, found: Explanation) -> list[dict[str, Any]]:
-    """The product notes for the targets of a checkpoint that a route takes."""
-    assert found.where is not None
-    assert found.source is not None
-    value = _score(route.place(found.source), route.retention.metric)
-    return made_notes(route.name, found.source, found.where, found.targets, value)
 
 
 def _score(place: Location, metric: str | None) -> float | None:

@@ -49,20 +49,16 @@ def work(job: str, expiry: float = 60.0, *, commit: bool = True) -> dict[str, An
             raise
         log.info("the job was committed before: %s", target.uri)
         report = {"job": job, "made": [], "nbytes": 0, "units": 0, "ended": True}
-    group = _commit(job) if commit and not report["ended"] else None
+    group: GroupReceipt | None = None
+    if commit and not report["ended"]:
+        try:
+            group = commit_job(job, progress=progress_artifact("commit", job))
+        except NotRecordedError as error:
+            group = error.result
+        except (TargetInUseError, NotFoundError) as error:
+            log.info("another run commits: %s", error.what)
     receipt = group.receipts[0].to_json() if group else None
     rows = [("job", report["job"]), ("written here", f"{plural(len(report['made']), 'unit')} of {report['units']}"),
             ("bytes", show_size(report["nbytes"])), ("committed here", "yes" if receipt else "no")]  # fmt: skip
     show_table([{"what": what, "value": value} for what, value in rows], "wherry-work", f"Work on {job}")
     return {**report, "receipt": receipt}
-
-
-def _commit(job: str) -> GroupReceipt | None:
-    """Commit a job; None if another run does, or has done it."""
-    try:
-        return commit_job(job, progress=progress_artifact("commit", job))
-    except NotRecordedError as error:
-        return error.result
-    except (TargetInUseError, NotFoundError) as error:
-        run_logger().info("another run commits: %s", error.what)
-        return None

@@ -336,17 +336,19 @@ def printable(text: str, *, lines: bool = False) -> str:
     if text.isascii() and text.isprintable():
         return text
     return re.sub(
-        _OBEYED, lambda found: found[0] if lines and found[0] in "\n\t" else _escape(found[0]), text
+        _OBEYED,
+        lambda found: (
+            found[0]
+            if lines and found[0] in "\n\t"
+            else found[0].encode("unicode_escape", "surrogatepass").decode()
+        ),
+        text,
     )
 
 
 def json_escaped(text: str) -> str:
     r"""JSON with `\u202e` in the place of such characters: the same document, for programs and terminals."""
     return re.sub(_OBEYED, lambda found: found[0] if found[0] == "\n" else json.dumps(found[0])[1:-1], text)
-
-
-def _escape(sign: str) -> str:
-    return sign.encode("unicode_escape", "surrogatepass").decode()
 
 
 def wherry_error(
@@ -363,14 +365,11 @@ def wherry_error(
     if isinstance(error, WherryError):
         return error
     if isinstance(error, OSError):
-        return storage_error(error, uri or _file_of(error))
+        file = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else None
+        return storage_error(error, uri or file)
     if isinstance(error, MemoryError):
         return StorageError("out of memory", uri=uri, cure=memory)
     return internal_error(error, uri=uri, cure=cure)
-
-
-def _file_of(error: OSError) -> str | None:
-    return os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else None
 
 
 def storage_error(error: OSError, uri: str | None) -> StorageError:

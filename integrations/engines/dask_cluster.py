@@ -80,7 +80,10 @@ def dask_cluster(workers: int) -> Generator[DaskCluster]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{PREFIX}dask-")))
         security, words = _certificates(folder)
         scheduler, address = _scheduler(stack, folder, words)
-        started = [_worker(stack, address, folder, words) for _ in range(workers)]
+        # Without a nanny a worker that is killed stays away; wherry bounds its own memory: Dask does not pause for it.
+        more = ["--no-nanny", "--nthreads", "1", "--memory-limit", "0", "--no-dashboard"]
+        more = [address, *words, *more, "--local-directory", str(folder)]
+        started = [_process(stack, "distributed.cli.dask_worker", folder, more) for _ in range(workers)]
         stack.callback(stop, [scheduler, *started], _GRACE)
         yield DaskCluster(address, security, scheduler, started)
 
@@ -127,17 +130,6 @@ def _scheduler(stack: ExitStack, folder: Path, words: Sequence[str]) -> tuple[Ch
                 raise _ended_error(process)
             time.sleep(_LOOK_SECONDS)
     return process, json_value(file.read_text())["address"]
-
-
-def _worker(stack: ExitStack, address: str, folder: Path, words: Sequence[str]) -> Child:
-    # Without a nanny a worker that is killed stays away; wherry bounds its own memory, so Dask does not pause for it.
-    more = ["--no-nanny", "--nthreads", "1", "--memory-limit", "0", "--no-dashboard"]
-    return _process(
-        stack,
-        "distributed.cli.dask_worker",
-        folder,
-        [address, *words, *more, "--local-directory", str(folder)],
-    )
 
 
 def _process(stack: ExitStack, module: str, folder: Path, words: Sequence[str]) -> Child:

@@ -74,7 +74,10 @@ class RayPool:
         here = Counter(one.node for one in self._actors.values())
         for node in nodes:
             for _ in range(self._each - here[node]):
-                self._hire(node)
+                pinned = NodeAffinitySchedulingStrategy(node, soft=False)
+                kind: Any = ray.remote(RayActor)
+                actor = kind.options(num_cpus=1, max_restarts=0, scheduling_strategy=pinned).remote()
+                self._actors[f"{node[:12]}-{next(self._numbers)}"] = _PinnedActor(node, actor)
         return list(self._actors)
 
     def submit(self, worker: str, title: str, function: WorkerFunction, *arguments: Any) -> Future[Any]:
@@ -90,12 +93,6 @@ class RayPool:
         for one in self._actors.values():
             with suppress(Exception):  # it has ended, or the cluster has
                 ray.kill(one.actor)
-
-    def _hire(self, node: str) -> None:
-        pinned = NodeAffinitySchedulingStrategy(node, soft=False)
-        kind: Any = ray.remote(RayActor)
-        actor = kind.options(num_cpus=1, max_restarts=0, scheduling_strategy=pinned).remote()
-        self._actors[f"{node[:12]}-{next(self._numbers)}"] = _PinnedActor(node, actor)
 
     def _pass_on(self, worker: str, answer: Future[Any], task: Future[Any]) -> None:
         """Give the result of a task to its future; runs in a thread of Ray."""

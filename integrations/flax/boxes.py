@@ -95,7 +95,15 @@ def partition_specs(
         if spec is None:
             return sharding.PartitionSpec() if hasattr(leaf, "shape") else None
         found.append(spec.path)
-        return sharding.PartitionSpec(*(_axes(spec) if logical else _entries(spec, rules)))
+        if logical:
+            axes = _axes(spec)
+        elif rules is not None:
+            axes = mesh_axes(_axes(spec), rules)
+        elif spec.sharding is None or not spec.sharding.rules:
+            raise NotFoundError("no rules recorded for the axis names", path=spec.name, cure="pass rules=…")
+        else:
+            axes = spec.sharding.spec
+        return sharding.PartitionSpec(*axes)
 
     specs = _map_tree(entries, tree, nn)
     _require(found, checkpoint)
@@ -104,17 +112,16 @@ def partition_specs(
 
 def _known_specs(checkpoint: Manifest | str | os.PathLike[str]) -> dict[KeyPath, TensorSpec]:
     """The tensors with axis names, by key path without wrapper."""
-    manifest = checkpoint if isinstance(checkpoint, Manifest) else _manifest_at(str(checkpoint))
+    if isinstance(checkpoint, Manifest):
+        manifest = checkpoint
+    else:
+        with open_named(str(checkpoint)) as opened:
+            manifest = opened.manifest
+            sidecar = read_sidecar(opened.location)
+        # The container's own manifest; if it names no axes, the manifest of the sidecar.
+        if sidecar is not None and all(spec.axes is None for spec in manifest.tensors.values()):
+            manifest = sidecar.manifest
     return {_bare(path): spec for path, spec in manifest.tensors.items() if spec.axes is not None}
-
-
-def _manifest_at(uri: str) -> Manifest:
-    """The container's own manifest; if it names no axes, the manifest of the sidecar."""
-    with open_named(uri) as checkpoint:
-        manifest = checkpoint.manifest
-        sidecar = read_sidecar(checkpoint.location)
-    named = any(spec.axes is not None for spec in manifest.tensors.values())
-    return manifest if named or sidecar is None else sidecar.manifest
 
 
 def _spec_of(path: Any, known: dict[KeyPath, TensorSpec]) -> TensorSpec | None:
@@ -136,14 +143,6 @@ def _part(key: Any) -> str:
 
 def _axes(spec: TensorSpec) -> tuple[AxisName, ...]:
     return spec.axes or ()
-
-
-def _entries(spec: TensorSpec, rules: Rules | None) -> tuple[AxisName, ...]:
-    if rules is not None:
-        return mesh_axes(_axes(spec), rules)
-    if spec.sharding is None or not spec.sharding.rules:
-        raise NotFoundError("no rules recorded for the axis names", path=spec.name, cure="pass rules=…")
-    return spec.sharding.spec
 
 
 def _box(leaf: Any, spec: TensorSpec, nn: Any) -> Any:

@@ -42,8 +42,15 @@ _MOST_ODD = 10_000  # records whose header is not written as numpy writes it
 def _detect(glimpse: Glimpse) -> Detection | None:
     named = glimpse.location.name.endswith(SUFFIX)
     seen = None
-    if glimpse.head.startswith(MAGIC):
-        seen = _records_seen(glimpse, named=named)
+    if glimpse.head.startswith(MAGIC) and named:
+        seen = f"starts with a .npy record, and its name ends in {SUFFIX}"
+    elif glimpse.head.startswith(MAGIC):
+        try:
+            first = _record(_RecordWindow(glimpse.location), 0, 0)
+        except WherryError:
+            return None  # a single unsupported array is not a checkpoint, whatever it holds
+        if glimpse.size > first.length + first.nbytes:
+            seen = "starts with a .npy record, and more follow"
     elif glimpse.head.startswith(b"{") and (named or b"\n" + MAGIC in glimpse.head):
         seen = "a line of JSON, then .npy records"
     if seen is None:
@@ -56,17 +63,6 @@ def _detect(glimpse: Glimpse) -> Detection | None:
         kind="params",
         evidence=(Evidence(glimpse.location.name, seen),),
     )
-
-
-def _records_seen(glimpse: Glimpse, *, named: bool) -> str | None:
-    if named:
-        return f"starts with a .npy record, and its name ends in {SUFFIX}"
-    try:
-        first = _record(_RecordWindow(glimpse.location), 0, 0)
-    except WherryError:
-        return None  # a single unsupported array is not a checkpoint, whatever it holds
-    more = glimpse.size > first.length + first.nbytes
-    return "starts with a .npy record, and more follow" if more else None
 
 
 class _RecordWindow:
@@ -113,29 +109,27 @@ def _records(location: Location, position: int, size: int) -> Iterator[tuple[int
     while position < size:
         header = _record(window, position, number)
         odd += not header.plain
-        _require_few(number + 1, odd, location)
-        start, position = position + header.length, position + header.length + header.nbytes
-        _require_whole(header, number, position, size, location)
+        for count, most, what in (
+            (number + 1, _MOST_RECORDS, "records"),
+            (odd, _MOST_ODD, "unusual headers"),
+        ):
+            if exceeds(count, most):
+                raise beyond(location.name, scale_limit(most), what, uri=location.uri)
+        if header.dtype in ("str", "bytes"):
+            raise UnsupportedError(
+                f"unsupported string in record {number}",
+                uri=location.uri,
+                cure="remove it from the saved tree",
+            )
+        start = position + header.length
+        position = start + header.nbytes
+        if position > size:
+            raise CorruptError(
+                f"record {number} is truncated: expected {position} bytes in the file, got {size}",
+                uri=location.uri, cure="restore the file",
+            )  # fmt: skip
         yield start, header
         number += 1
-
-
-def _require_few(records: int, odd: int, location: Location) -> None:
-    for count, most, what in ((records, _MOST_RECORDS, "records"), (odd, _MOST_ODD, "unusual headers")):
-        if exceeds(count, most):
-            raise beyond(location.name, scale_limit(most), what, uri=location.uri)
-
-
-def _require_whole(header: NpyHeader, number: int, stop: int, size: int, location: Location) -> None:
-    if header.dtype in ("str", "bytes"):
-        raise UnsupportedError(
-            f"unsupported string in record {number}", uri=location.uri, cure="remove it from the saved tree"
-        )
-    if stop > size:
-        raise CorruptError(
-            f"record {number} is truncated: expected {stop} bytes in the file, got {size}",
-            uri=location.uri, cure="restore the file",
-        )  # fmt: skip
 
 
 def _hyperparameters(location: Location) -> tuple[dict[str, Any], int]:

@@ -47,7 +47,7 @@ from wherry.integrations.containers.zip.read import read_directory
 from wherry.layout.runs import cut
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from wherry.formats.contents import Extent
     from wherry.formats.format import Glimpse
@@ -167,11 +167,15 @@ def _open_archive(location: Location) -> Archive:
 def _parts(rank: int, archive: Archive, place: Location, ranks: int) -> Iterator[tuple[str, LocalTensor]]:
     """The tensors of one rank's file, each with its place in the whole one."""
     reader = StridedReader(place, archive.placed, ())
-    said = _describe_tensors(archive.tree.values)
+    # Path of a DTensor → what is said of it: shape, placements and coordinate, whose entries are leaves in order.
+    said: dict[KeyPath, dict[str, list[Any]]] = {}
+    for path, value in archive.tree.values.items():
+        if path[-3:-2] == (DTENSOR,):
+            said.setdefault(path[:-3], {}).setdefault(path[-2], []).append(value)
     for path, spec in archive.specs.items():
         extents = reader.access(spec).extents
         if path[-2:] == (DTENSOR, LOCAL):
-            about = said.get(path[:-2], {})
+            about = {name: tuple(row) for name, row in said.get(path[:-2], {}).items()}
             shape, placements = about.get(SHAPE, ()), about.get(PLACEMENTS, ())
             yield (
                 _name(path[:-2], place),
@@ -184,15 +188,6 @@ def _parts(rank: int, archive: Archive, place: Location, ranks: int) -> Iterator
                 "unsupported plain tensor in the files of several ranks: the files do not state whether it is complete",
                 uri=place.uri, path=render(path), cure="save DTensors (FSDP 2), or whole tensors in one file",
             )  # fmt: skip
-
-
-def _describe_tensors(values: Mapping[KeyPath, Any]) -> dict[KeyPath, dict[str, tuple[Any, ...]]]:
-    """Path of a DTensor → what is said of it: shape, placements and coordinate, whose entries are leaves in order."""
-    found: dict[KeyPath, dict[str, list[Any]]] = {}
-    for path, value in values.items():
-        if path[-3:-2] == (DTENSOR,):
-            found.setdefault(path[:-3], {}).setdefault(path[-2], []).append(value)
-    return {path: {name: tuple(row) for name, row in rows.items()} for path, rows in found.items()}
 
 
 def _name(path: KeyPath, place: Location) -> str:

@@ -65,17 +65,13 @@ def single_form(location: Location) -> Literal["flat", "nested"] | None:
 def _parts(location: Location, names: Collection[str]) -> list[str]:
     """The files of a checkpoint: one of each rank, or the single file of a whole model."""
     parts = sorted(name for name in names if _PART.fullmatch(name))
-    if parts or SINGLE not in names or single_form(location) != "flat" or _is_of_lingua(location, names):
+    if parts or SINGLE not in names or single_form(location) != "flat":
         return parts
-    return [SINGLE]
-
-
-def _is_of_lingua(location: Location, names: Collection[str]) -> bool:
     try:
         params = read_json(location.join(_PARAMS)) if _PARAMS in names else {}
     except CorruptError:
-        return False
-    return isinstance(params.get("model"), dict)
+        return [SINGLE]
+    return [] if isinstance(params.get("model"), dict) else [SINGLE]  # such a configuration is Lingua's
 
 
 def _detect(glimpse: Glimpse) -> Detection | None:
@@ -108,7 +104,11 @@ def _open(location: Location, detection: Detection) -> Opened:
     for name in names:
         prefix = (name.split(".")[1],) if len(names) > 1 else ()
         archive = read_archive(location.join(name))
-        specs |= {(*prefix, *path): _move_spec(spec, prefix) for path, spec in archive.specs.items()}
+        for path, spec in archive.specs.items():
+            tags = dict(spec.tags or {})
+            if "shares" in tags:
+                tags["shares"] = render((*prefix, *parse(tags["shares"])))
+            specs[*prefix, *path] = replace(spec, path=(*prefix, *spec.path), tags=tags or None)
         placed |= {(*prefix, *path): one for path, one in archive.placed.items()}
         values |= {(*prefix, *path): value for path, value in archive.tree.values.items()}
     _require_numbered(_expected_files(specs), names, location)
@@ -120,13 +120,6 @@ def _open(location: Location, detection: Detection) -> Opened:
     reader = StridedReader(location, placed, files, frozenset(one.name for one in companions))
     params = Evidence(_PARAMS, "found" if _PARAMS in entries else "missing: the model's sizes are not stated")
     return Opened(replace(detection, kind="params").seen(params), manifest, reader, tuple(neighbours.ignored))
-
-
-def _move_spec(spec: TensorSpec, prefix: KeyPath) -> TensorSpec:
-    tags = dict(spec.tags or {})
-    if "shares" in tags:
-        tags["shares"] = render((*prefix, *parse(tags["shares"])))
-    return replace(spec, path=(*prefix, *spec.path), tags=tags or None)
 
 
 def _expected_files(specs: dict[KeyPath, TensorSpec]) -> int:

@@ -32,7 +32,6 @@ from wherry.store.store import Entry
 from wherry.tree.tree_reading import read_tree
 
 if TYPE_CHECKING:
-    from wherry.core.detection import Kind
     from wherry.core.keypath import KeyPath
     from wherry.formats.format import Glimpse
     from wherry.integrations.containers.pickle.survey import Stream
@@ -108,7 +107,10 @@ def _open(location: Location, detection: Detection) -> Opened:
         step=step if detection.step is None else detection.step,
         custom=tree.custom,
     )
-    manifest = replace(manifest, kind=_kind(manifest))
+    tops = {path[0] for path in (*manifest.tensors, *manifest.values) if path}
+    # Training scripts pickle a step next to the parameters.
+    is_state = len(tops) > 1 and not tops.isdisjoint(_STEPS)
+    manifest = replace(manifest, kind="train-state" if is_state else read_tree(manifest).whole)
     member = Entry(location.name, entry.size, is_dir=False, mark=entry.mark)
     seen = Evidence(location.name, f"{len(placed)} arrays, {len(tree.values)} other values")
     precise = replace(detection, kind=manifest.kind, step=manifest.step).seen(seen)
@@ -136,12 +138,6 @@ def _step(tree: PickleTree) -> int | None:
         if type(said) is int:
             return said
     return None
-
-
-def _kind(manifest: Manifest) -> Kind:
-    """As the tree is read, and a train state if it has a step besides its parameters, as training scripts pickle it."""
-    tops = {path[0] for path in (*manifest.tensors, *manifest.values) if path}
-    return "train-state" if len(tops) > 1 and tops & set(_STEPS) else read_tree(manifest).whole
 
 
 FORMATS = (

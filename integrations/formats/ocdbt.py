@@ -75,7 +75,12 @@ def open_database(location: Location, detection: Detection) -> Opened:
             cure="use another step; if the folder was copied, copy it again with all its files",
         )  # fmt: skip
     arrays = open_arrays(location, names, ocdbt=True, listed=listing)
-    _require_leaves(arrays.found, location.uri)
+    paths = arrays.found.keys()
+    inside = next((path for path in paths if any(path[:depth] in paths for depth in range(len(path)))), None)
+    if inside is not None:
+        raise CorruptError(
+            "an array is stored inside of another array", uri=location.uri, path=render(inside)
+        )
     specs = {
         path: TensorSpec(path, array.zarr.shape, array.zarr.dtype, chunks=array.zarr.chunks)
         for path, array in arrays.found.items()
@@ -114,12 +119,6 @@ def _may_be_of_orbax(names: Collection[KeyPath], location: Location) -> bool:
     if any(len(path) > 1 and not dotted for path, dotted in zip(names, joined, strict=True)):
         return False
     return location.store.protocol in layout.RENAMELESS or any(joined)
-
-
-def _require_leaves(paths: Collection[KeyPath], uri: str) -> None:
-    inside = next((path for path in paths if any(path[:depth] in paths for depth in range(len(path)))), None)
-    if inside is not None:
-        raise CorruptError("an array is stored inside of another array", uri=uri, path=render(inside))
 
 
 FORMATS = (

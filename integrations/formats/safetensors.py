@@ -33,8 +33,12 @@ _TORCH_MAGIC = (b"PK\x03\x04", b"\x80\x02\x8a\x0a")
 def _detect(glimpse: Glimpse) -> Detection | None:
     if not glimpse.is_file:
         return None
-    seen = _evidence(glimpse)
-    if seen is None:
+    of_torch = glimpse.head.startswith(_TORCH_MAGIC)
+    if safetensors.plausible(glimpse.head, glimpse.size):
+        seen = "starts with a length and a JSON header, as in safetensors"
+    elif glimpse.location.name.endswith(SUFFIX) and glimpse.size > 0 and not of_torch:
+        seen = f"its name ends in {SUFFIX}; its first bytes are not a safetensors header"
+    else:
         return None
     return Detection(
         uri=glimpse.location.uri,
@@ -44,15 +48,6 @@ def _detect(glimpse: Glimpse) -> Detection | None:
         kind="params",
         evidence=(Evidence(glimpse.location.name, seen),),
     )
-
-
-def _evidence(glimpse: Glimpse) -> str | None:
-    if safetensors.plausible(glimpse.head, glimpse.size):
-        return "starts with a length and a JSON header, as in safetensors"
-    named = glimpse.location.name.endswith(SUFFIX) and glimpse.size > 0
-    if named and not glimpse.head.startswith(_TORCH_MAGIC):
-        return f"its name ends in {SUFFIX}; its first bytes are not a safetensors header"
-    return None
 
 
 def _open(location: Location, detection: Detection) -> Opened:

@@ -43,7 +43,12 @@ _TAR = "unsupported tar archive of torch before 0.2"
 def _detect(glimpse: Glimpse) -> Detection | None:
     if not glimpse.head.startswith(LOCAL_MAGIC):
         return None
-    seen = _pickle_seen(glimpse)
+    try:
+        found = roots(read_directory(glimpse.location))
+        seen = f"a zip archive with {found[0]}{PICKLE}" if found else None
+    except WherryError as error:  # a truncated file has no directory, but torch writes its pickle first
+        cut = first_name(glimpse.head).endswith(PICKLE)
+        seen = f"a zip archive that starts with a pickle; {error.what}" if cut else None
     if seen is None:
         return None
     return Detection(
@@ -53,16 +58,6 @@ def _detect(glimpse: Glimpse) -> Detection | None:
         writer="torch",
         evidence=(Evidence(glimpse.location.name, seen),),
     )
-
-
-def _pickle_seen(glimpse: Glimpse) -> str | None:
-    """Evidence for a torch archive; a truncated file has no directory, but torch writes its pickle first."""
-    try:
-        found = roots(read_directory(glimpse.location))
-    except WherryError as error:
-        cut = first_name(glimpse.head).endswith(PICKLE)
-        return f"a zip archive that starts with a pickle; {error.what}" if cut else None
-    return f"a zip archive with {found[0]}{PICKLE}" if found else None
 
 
 def _open(location: Location, detection: Detection) -> Opened:

@@ -28,7 +28,6 @@ from wherry.integrations.formats.dcp.folder import METADATA
 from wherry.integrations.formats.dcp.layout import NESTED, VERSION
 
 if TYPE_CHECKING:
-    from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
     from wherry.storage.location import Location
 
@@ -110,16 +109,12 @@ def _adapt(source: Manifest, uri: str) -> Adapted:
     planned = source.custom.get(NESTED)
     known = planned if isinstance(planned, dict) else {}
     own = {path[0]: _nested_path(path[0]) for path in paths if path}
-    return Adapted(_names(paths), source.lists, {**source.custom, NESTED: {**own, **known}})
+    return Adapted({path: path for path in paths}, source.lists, {**source.custom, NESTED: {**own, **known}})
 
 
 def _begins(names: set[str], wanted: str) -> bool:
     """Whether one is this name, or begins with this part of names, which ends in a dot."""
     return wanted in names or (wanted.endswith(".") and any(name.startswith(wanted) for name in names))
-
-
-def _names(paths: tuple[KeyPath, ...]) -> dict[KeyPath, KeyPath]:
-    return {path: path for path in paths}
 
 
 def _nested_path(name: str) -> list[str]:

@@ -18,7 +18,7 @@ from wherry.live.snapshot import Box, LiveTensor
 from wherry.mover.output import as_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     import numpy as np
 
@@ -70,26 +70,25 @@ def survey(state: object) -> Survey:
     tree = laid_out(state)
     arrays = [leaf for leaf in tree.leaves if leaf.dtype is not None]
     stored = {leaf.path: leaf.stored for leaf in arrays}
-    tensors, failure = _tensors([(leaf, stored.get(leaf.alias) if leaf.alias else None) for leaf in arrays])
+    tensors: tuple[LiveTensor, ...] = ()
+    failure: WherryError | None = None
+    try:
+        tensors = tuple(_tensor(leaf, stored.get(leaf.alias) if leaf.alias else None) for leaf in arrays)
+    except WherryError as error:
+        failure = error
     kinds = {_kind(leaf.value) for leaf in arrays}
+    framework = [f"{kind} {sys.modules[kind].__version__}" for kind in sorted(kinds)]
+    if "jax" in kinds:
+        framework.append(f"{sys.modules['jax'].device_count()} devices")
     return Survey(
         tensors,
         {leaf.stored: leaf.value for leaf in tree.leaves if leaf.dtype is None},
         tree.empties,
         frozenset(tree.lists),
-        _framework(kinds),
+        ", ".join(framework) or "plain values",
         next((kind for leaf in arrays if _is_shared(leaf.value, kind := _kind(leaf.value))), ""),
         failure,
     )
-
-
-def _tensors(
-    leaves: Iterable[tuple[Leaf, KeyPath | None]],
-) -> tuple[tuple[LiveTensor, ...], WherryError | None]:
-    try:
-        return tuple(_tensor(leaf, alias) for leaf, alias in leaves), None
-    except WherryError as error:
-        return (), error
 
 
 def _tensor(leaf: Leaf, alias: KeyPath | None) -> LiveTensor:
@@ -117,12 +116,6 @@ def _is_shared(value: Any, kind: str) -> bool:
     if kind == "jax":
         return not value.is_fully_addressable
     return kind == "torch" and hasattr(value, "device_mesh")
-
-
-def _framework(kinds: set[str]) -> str:
-    known = [f"{kind} {sys.modules[kind].__version__}" for kind in sorted(kinds)]
-    jax = sys.modules.get("jax") if "jax" in kinds else None
-    return ", ".join([*known, *([f"{jax.device_count()} devices"] if jax else [])]) or "plain values"
 
 
 def _whole(spec: TensorSpec, load: Callable[[], memoryview]) -> tuple[Box, ...]:

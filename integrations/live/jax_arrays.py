@@ -40,7 +40,13 @@ def fill(
             jax.block_until_ready(made)
     else:
         made = _shard(leaf, sharding, read, room)
-    _require(leaf, made, None if loose else sharding)
+    found = f"{dtype_of(made, leaf.name)} {shape_of(made)}"
+    wanted = f"{leaf.dtype} {leaf.shape}"
+    if found != wanted or prng_of(made) != leaf.prng:
+        cure = "set JAX_ENABLE_X64=1" if (leaf.dtype or "").endswith("64") else None
+        raise MismatchError(f"expected {wanted}, but JAX created {found}", path=leaf.name, cure=cure)
+    if not loose and not made.sharding.is_equivalent_to(sharding, made.ndim):
+        raise MismatchError(f"expected sharding {sharding}, but JAX created {made.sharding}", path=leaf.name)
     return made
 
 
@@ -61,23 +67,12 @@ def _shard(
         region = tuple(slice(start, stop) for start, stop in box)
         with room(region_bytes(leaf.dtype, region)):
             host = read(region)
-            some = [_put(jax, host, device, sharding) for device in devices]
+            some = [
+                jax.device_put(
+                    host, jax.sharding.SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
+                )
+                for device in devices
+            ]
             jax.block_until_ready(some)
             shards += some
     return jax.make_array_from_single_device_arrays(leaf.shape, sharding, shards, dtype=leaf.value.dtype)
-
-
-def _put(jax: Any, host: Any, device: Any, sharding: Any) -> Any:
-    kind = sharding.memory_kind
-    return jax.device_put(host, jax.sharding.SingleDeviceSharding(device, memory_kind=kind))
-
-
-def _require(leaf: Leaf, made: Any, sharding: Any) -> None:
-    """Compare the new array with the template."""
-    found = f"{dtype_of(made, leaf.name)} {shape_of(made)}"
-    wanted = f"{leaf.dtype} {leaf.shape}"
-    if found != wanted or prng_of(made) != leaf.prng:
-        cure = "set JAX_ENABLE_X64=1" if (leaf.dtype or "").endswith("64") else None
-        raise MismatchError(f"expected {wanted}, but JAX created {found}", path=leaf.name, cure=cure)
-    if sharding is not None and not made.sharding.is_equivalent_to(sharding, made.ndim):
-        raise MismatchError(f"expected sharding {sharding}, but JAX created {made.sharding}", path=leaf.name)

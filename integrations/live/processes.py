@@ -46,16 +46,13 @@ def group(distributed: str) -> ProcessGroup:
         return _torch()
     if distributed == "jax":
         return _jax()
-    return ProcessGroup(_own_rank(), 1, str)
-
-
-def _own_rank() -> int:
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
+    rank = 0
     if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank()
-    if jax is not None and jax.distributed.is_initialized():
-        return jax.process_index()
-    return 0
+        rank = torch.distributed.get_rank()
+    elif jax is not None and jax.distributed.is_initialized():
+        rank = jax.process_index()
+    return ProcessGroup(rank, 1, str)
 
 
 def _torch() -> ProcessGroup:

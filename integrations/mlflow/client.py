@@ -72,7 +72,14 @@ def open_client(stores: Stores) -> Generator[MlflowClient]:
         NotFoundError: the model, version or run does not exist.
         StorageError: a store does not answer, or cannot be written.
     """
-    _refuse_credentials(stores.tracking_uri, stores.registry_uri)
+    for uri in (stores.tracking_uri, stores.registry_uri):
+        # The URL of a database has no other place for its password.
+        if uri.startswith(("http://", "https://")) and "@" in uri.partition("://")[2].partition("/")[0]:
+            raise UsageError(
+                "the MLflow URI contains credentials",
+                uri=without_secrets(uri),
+                cure="set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
+            )
     require_answer(stores.tracking_uri, stores.registry_uri)
     with _errors(stores.tracking_uri, stores.registry_uri):
         watched: Any = _WatchedClient(without_secrets(stores.registry_uri), stores)
@@ -89,13 +96,13 @@ class _WatchedClient:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._client, name)
-        return self._watch(found) if callable(found) else found
+        if not callable(found):
+            return found
 
-    def _watch(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(method)
+        @wraps(found)
         def call(*positional: Any, **named: Any) -> Any:
             with waiting(self._shown):
-                return method(*positional, **named)
+                return found(*positional, **named)
 
         return call
 
@@ -165,17 +172,6 @@ def _first_use(tracking_uri: str, registry_uri: str) -> MlflowClient:
     client.get_experiment_by_name(EXPERIMENT)
     client.search_registered_models(max_results=1)
     return client
-
-
-def _refuse_credentials(*uris: str) -> None:
-    """Refuse credentials in HTTP URIs; the URL of a database has no other place for its password."""
-    for uri in uris:
-        if uri.startswith(("http://", "https://")) and "@" in uri.partition("://")[2].partition("/")[0]:
-            raise UsageError(
-                "the MLflow URI contains credentials",
-                uri=without_secrets(uri),
-                cure="set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
-            )
 
 
 def _check_connections() -> None:

@@ -42,16 +42,11 @@ def params_of(sidecar: Sidecar) -> list[Param]:
     if receipt is not None:
         values |= {"source_format": receipt.source.format, "family": receipt.family}
         values |= {name: receipt.asked.get(name) for name in ("only", "ignore")}
-        values |= {
-            f"options.{name}": value for name, value in _options(receipt.options, receipt.asked).items()
-        }
+        stated = receipt.asked.get("options")
+        # Those in force, defaults included, and those that were stated for the layout.
+        options = {**(stated if isinstance(stated, dict) else {}), **receipt.options}
+        values |= {f"options.{name}": value for name, value in options.items()}
     return [Param(name, _text(value)) for name, value in values.items() if value not in (None, "", [])]
-
-
-def _options(used: Mapping[str, object], request: Mapping[str, object]) -> dict[str, object]:
-    """The options in force, defaults included, and those that were stated for the layout."""
-    stated = request.get("options")
-    return {**(stated if isinstance(stated, dict) else {}), **used}
 
 
 def dtypes_of(sidecar: Sidecar) -> str:
@@ -107,20 +102,12 @@ def description(tags: Mapping[str, str]) -> str:
     if "wherry.load" in tags:
         code = printable(tags["wherry.load"], lines=True).replace("`", "'")
         lines.append(f"Load it from `{_code(tags['wherry.uri'])}`:\n```\n{code}\n```")
-    lines += filter(None, [_links(tags)])
-    return "\n\n".join(lines)
-
-
-def _links(tags: Mapping[str, str]) -> str:
-    """The links to the pages of Prefect and of the lineage."""
-    links = {
-        "Prefect flow run": tags.get(RUN_PAGE_TAG),
-        "lineage": tags.get(LINEAGE_TAG),
-    }
+    links = {"Prefect flow run": tags.get(RUN_PAGE_TAG), "lineage": tags.get(LINEAGE_TAG)}
     shown = [
         f"[{text}](<{printable(url)}>)" for text, url in links.items() if url and not set("<>") & set(url)
     ]
-    return f"See also: {', '.join(shown)}." if shown else ""
+    lines += [f"See also: {', '.join(shown)}."] if shown else []
+    return "\n\n".join(lines)
 
 
 def _code(text: str) -> str:

@@ -7,15 +7,11 @@ the checkpoint whole. The rest of the description, which people may have edited,
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from wherry.errors import printable
 from wherry.integrations.mlflow.aliases import set_tag
 from wherry.integrations.mlflow.client import Stores, absent_is_fine, open_client
 from wherry.ledger.resolve import ALTERED_TAG, VERIFIED_TAG
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
 
 _HEAD = "> **Altered:** "
 _LINE = re.compile(rf"\A{re.escape(_HEAD)}[^\n]*\n*")
@@ -47,13 +43,9 @@ def mark_version(
             set_tag(client, name, version, ALTERED_TAG, printable(altered))
         else:
             absent_is_fine(lambda: client.delete_model_version_tag(name, version, ALTERED_TAG))
-        _describe(client, name, version, altered)
-
-
-def _describe(client: MlflowClient, name: str, version: str, altered: str) -> None:
-    before = client.get_model_version(name, version).description or ""
-    rest = _LINE.sub("", before)
-    line = _MARKUP.sub(r"\\\1", printable(altered))
-    after = f"{_HEAD}{line}\n\n{rest}" if altered else rest
-    if after != before:
-        client.update_model_version(name, version, after)
+        before = client.get_model_version(name, version).description or ""
+        rest = _LINE.sub("", before)
+        line = _MARKUP.sub(r"\\\1", printable(altered))
+        after = f"{_HEAD}{line}\n\n{rest}" if altered else rest
+        if after != before:
+            client.update_model_version(name, version, after)

@@ -75,7 +75,10 @@ def _register(body: Mapping[str, Any], stores: Mapping[str, str]) -> bool:
 def _set_alias(statement: Statement, stores: Mapping[str, str]) -> bool:
     """Point an alias at the version that its last statement names, and `previous` at the version before it."""
     name, alias = statement.body["name"], statement.body["alias"]
-    history = _history(statement.body)
+    meant = ("registry", "name", "alias")
+    with open_ledger() as ledger:
+        said = statements(ledger, kinds=("promotion", "rollback"))
+        history = [one for one in said if all(one.body[key] == statement.body[key] for key in meant)]
     if history[-1].seq != statement.seq:
         return False  # a later statement supersedes this one
     digests = [one.body["checkpoint_digest"] for one in history]
@@ -83,7 +86,10 @@ def _set_alias(statement: Statement, stores: Mapping[str, str]) -> bool:
     if found is None:
         _log.warning("%s %s was not set: version %s not found", name, alias, statement.body["version"])
         return False
-    holder = _holder(name, alias, stores)
+    try:
+        holder = look_up(name, alias=alias, **stores).version
+    except NotFoundError:
+        holder = None
     if holder == found.version:
         return False
     if holder is not None and statement.body["registry"] != without_secrets(stores["registry_uri"]):
@@ -92,25 +98,7 @@ def _set_alias(statement: Statement, stores: Mapping[str, str]) -> bool:
     earlier = find_digest(before, name=name, **stores) if before is not None and holder is None else None
     for one in (earlier, found):
         if one is not None:
-            _move(name, one.version, alias, statement.body, stores)
+            tags = {"wherry.promoted_by": str(statement.body["by"])}
+            with promoting(name, one.version, alias, tags=tags, **stores):
+                _log.info("%s version %s is %s again", name, one.version, alias)
     return True
-
-
-def _move(name: str, version: str, alias: str, body: Mapping[str, Any], stores: Mapping[str, str]) -> None:
-    with promoting(name, version, alias, tags={"wherry.promoted_by": str(body["by"])}, **stores):
-        _log.info("%s version %s is %s again", name, version, alias)
-
-
-def _history(body: Mapping[str, Any]) -> list[Statement]:
-    """All statements of the ledger about one alias of one registry."""
-    meant = ("registry", "name", "alias")
-    with open_ledger() as ledger:
-        said = statements(ledger, kinds=("promotion", "rollback"))
-        return [one for one in said if all(one.body[key] == body[key] for key in meant)]
-
-
-def _holder(name: str, alias: str, stores: Mapping[str, str]) -> str | None:
-    try:
-        return look_up(name, alias=alias, **stores).version
-    except NotFoundError:
-        return None

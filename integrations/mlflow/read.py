@@ -91,7 +91,12 @@ def look_up(
         with _instead(lambda: unknown_model(name, _models(client), uri)):
             named = aliases(client, name)
         if alias is None and version is None:
-            row = _newest(client, name, registry_uri)
+            rows = client.search_model_versions(
+                f"name={quote_value(name)}", max_results=1, order_by=["version_number DESC"]
+            )
+            if not rows:
+                raise no_version(name, uri)
+            row = rows[0]
         else:
             number = version if alias is None else named.get(alias)
             if number is None:
@@ -119,15 +124,6 @@ def _models(client: MlflowClient) -> list[str]:
 def _numbers(client: MlflowClient, name: str) -> list[int]:
     rows = client.search_model_versions(f"name={quote_value(name)}", max_results=MOST_NAMES)
     return [int(row.version) for row in rows]
-
-
-def _newest(client: MlflowClient, name: str, registry_uri: str) -> ModelVersion:
-    rows = client.search_model_versions(
-        f"name={quote_value(name)}", max_results=1, order_by=["version_number DESC"]
-    )
-    if not rows:
-        raise no_version(name, without_secrets(registry_uri))
-    return rows[0]
 
 
 def find_digest(

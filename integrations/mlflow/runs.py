@@ -98,33 +98,22 @@ def record_run(
     except MlflowException as error:
         _log.warning("runs of processes that have ended could not be closed: %s", error)
     with noting_run(store):
-        return _record(client, experiment, name, tags, sidecar, facts)
-
-
-def _record(
-    client: MlflowClient,
-    experiment: str,
-    name: str,
-    tags: Mapping[str, str],
-    sidecar: Sidecar,
-    facts: VersionFacts,
-) -> RunRecord:
-    noted = {**tags, MLFLOW_RUN_NOTE: description(tags), OWNER_TAG: owner_text()}
-    run = client.create_run(experiment, run_name=f"register {name}", tags=noted)
-    run_id: str = run.info.run_id
-    recorded = RunRecord(run_id, {}, [lambda: client.delete_run(run_id)])
-    try:
-        client.log_dict(run_id, sidecar.manifest.to_json(), "manifest.json")
-        if sidecar.receipt is not None:
-            client.log_dict(run_id, sidecar.receipt.to_json(), "receipt.json")
-        links = _link(client, experiment, name, tags, sidecar, recorded)
-        metrics = metrics_of(sidecar, facts, links[LOGGED_MODEL_TAG])
-        client.log_batch(run_id, metrics, params_of(sidecar))
-        client.set_terminated(run_id)
-    except BaseException:
-        recorded.take_back()
-        raise
-    return RunRecord(run_id, links, recorded.undo)
+        noted = {**tags, MLFLOW_RUN_NOTE: description(tags), OWNER_TAG: owner_text()}
+        run = client.create_run(experiment, run_name=f"register {name}", tags=noted)
+        run_id: str = run.info.run_id
+        recorded = RunRecord(run_id, {}, [lambda: client.delete_run(run_id)])
+        try:
+            client.log_dict(run_id, sidecar.manifest.to_json(), "manifest.json")
+            if sidecar.receipt is not None:
+                client.log_dict(run_id, sidecar.receipt.to_json(), "receipt.json")
+            links = _link(client, experiment, name, tags, sidecar, recorded)
+            metrics = metrics_of(sidecar, facts, links[LOGGED_MODEL_TAG])
+            client.log_batch(run_id, metrics, params_of(sidecar))
+            client.set_terminated(run_id)
+        except BaseException:
+            recorded.take_back()
+            raise
+        return RunRecord(run_id, links, recorded.undo)
 
 
 def end_abandoned(store: str) -> None:

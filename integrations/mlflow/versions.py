@@ -120,7 +120,9 @@ def registering(
         )
         number = str(version.version)
         try:
-            _revive(client, version, uri)
+            if DELETED_TAG in version.tags:  # its checkpoint exists again: the tombstone becomes a version
+                set_tag(client, version.name, number, URI_TAG, uri)
+                client.delete_model_version_tag(version.name, number, DELETED_TAG)
             with (
                 tag_version(client, name, number, tags),
                 move_aliases(client, name, {alias: number} if alias else {}),
@@ -244,13 +246,6 @@ def _adopt(client: MlflowClient, version: ModelVersion) -> bool:
 def _is_held(tags: Mapping[str, str]) -> bool:
     """Whether a version that this attempt adopted is not withdrawn; one that is being deleted may show no tags."""
     return ADOPTED_TAG in tags and WITHDRAWN_TAG not in tags
-
-
-def _revive(client: MlflowClient, version: ModelVersion, uri: str) -> None:
-    """Turn a tombstone back into a version if its checkpoint exists again, with its current URI."""
-    if DELETED_TAG in version.tags:
-        set_tag(client, version.name, str(version.version), URI_TAG, uri)
-        client.delete_model_version_tag(version.name, str(version.version), DELETED_TAG)
 
 
 def _withdraw(client: MlflowClient, version: ModelVersion, recorded: RunRecord, error: BaseException) -> None:

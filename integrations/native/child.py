@@ -64,23 +64,19 @@ def answer_request(request: dict[str, Any]) -> dict[str, Any]:
         `sandbox` says what was limited: `files`, `calls`, `network`.
     """
     try:
-        return _logits(request) if request["task"] == "logits" else _native(request)
+        if request["task"] == "logits":
+            module, limits = _import_confined(
+                request["sandbox"], "transformers", "wherry.integrations.native.logits"
+            )
+            answer = module.compare_logits(Path(request["source"]), Path(request["target"]))
+            return {**answer, "sandbox": limits}
+        name, function = request["function"].split(":")
+        module, limits = _import_confined(request["sandbox"], request["package"], name)
+        return {**_load(request, getattr(module, function)), "devices": devices(), "sandbox": limits}
     except UnsafeLibraryError as error:
         return {"unsafe": error.what, "cure": error.cure}
     except UnsupportedError as error:  # of the library or of the sandbox, not of the checkpoint
         return {"unsupported": error.what, "cure": error.cure}
-
-
-def _logits(request: dict[str, Any]) -> dict[str, Any]:
-    module, limits = _import_confined(request["sandbox"], "transformers", "wherry.integrations.native.logits")
-    answer = module.compare_logits(Path(request["source"]), Path(request["target"]))
-    return {**answer, "sandbox": limits}
-
-
-def _native(request: dict[str, Any]) -> dict[str, Any]:
-    name, function = request["function"].split(":")
-    module, limits = _import_confined(request["sandbox"], request["package"], name)
-    return {**_load(request, getattr(module, function)), "devices": devices(), "sandbox": limits}
 
 
 def _import_confined(wanted: dict[str, Any] | None, package: str, name: str) -> tuple[Any, list[str]]:
@@ -110,18 +106,24 @@ def _import_confined(wanted: dict[str, Any] | None, package: str, name: str) -> 
 def _load(request: dict[str, Any], load: Callable[..., Any]) -> dict[str, Any]:
     manifest = from_json(request["manifest"])
     try:
-        state = load(_place(request["path"]), {spec.name: spec for spec in manifest.tensors.values()})
+        path: str = request["path"]
+        place = path if "://" in path else Path(path)  # from the URI of a store the library itself reads
+        state = load(place, {spec.name: spec for spec in manifest.tensors.values()})
         leaves = survey(state).leaves
     except (UnsafeLibraryError, NoModelError):
         raise
     except Exception as error:  # noqa: BLE001  any error of the library is the finding
         return {"refused": f"{type(error).__name__}: {error}"[:2000]}
-    return _compare(leaves, manifest)
-
-
-def _place(text: str) -> Path | str:
-    """A path, or the URI of a checkpoint in a store from which the library itself reads."""
-    return text if "://" in text else Path(text)
+    names = {path: path for path in manifest.tensors}
+    arrays = [leaf for leaf in leaves if leaf.dtype is not None]
+    matched = match(arrays, manifest, names, cast=True, named=False)
+    failed = [[render(path), "missing: the library did not load it"] for path in matched.unexpected]
+    for pair in matched.pairs:
+        reason = _difference(pair, manifest)
+        if reason:
+            failed.append([render(pair.source.path) if pair.source else pair.leaf.name, reason])
+    sharded = sum(_parts(pair.leaf.value) > 1 for pair in matched.pairs)
+    return {"failed": failed, "checked": len(matched.pairs), "sharded": sharded}
 
 
 def devices() -> str:
@@ -135,19 +137,6 @@ def devices() -> str:
 
         return f"torch {torch.__version__}, {device()}"
     return "host"
-
-
-def _compare(leaves: list[Leaf], manifest: Manifest) -> dict[str, Any]:
-    names = {path: path for path in manifest.tensors}
-    arrays = [leaf for leaf in leaves if leaf.dtype is not None]
-    matched = match(arrays, manifest, names, cast=True, named=False)
-    failed = [[render(path), "missing: the library did not load it"] for path in matched.unexpected]
-    for pair in matched.pairs:
-        reason = _difference(pair, manifest)
-        if reason:
-            failed.append([render(pair.source.path) if pair.source else pair.leaf.name, reason])
-    sharded = sum(_parts(pair.leaf.value) > 1 for pair in matched.pairs)
-    return {"failed": failed, "checked": len(matched.pairs), "sharded": sharded}
 
 
 def _difference(pair: Pair, manifest: Manifest) -> str | None:

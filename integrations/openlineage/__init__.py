@@ -155,13 +155,10 @@ def _about(statement: Statement) -> dict[str, Any]:
             {**one, "facets": {**one.get("facets", {}), "lifecycleStateChange": gone}} for one in subjects
         ]
         return _event("COMPLETE", statement.time, _run(statement), job, outputs=outputs)
-    model = {"namespace": str(body.get("registry") or NAMESPACE), "name": _model(body)}
-    return _event("COMPLETE", statement.time, _run(statement), job, inputs=subjects, outputs=[model])
-
-
-def _model(body: Mapping[str, Any]) -> str:
     parts = [str(body[name]) for name in ("name", "version") if body.get(name)]
-    return f"models:/{'/'.join(parts) or 'unknown'}"
+    name = f"models:/{'/'.join(parts) or 'unknown'}"
+    model = {"namespace": str(body.get("registry") or NAMESPACE), "name": name}
+    return _event("COMPLETE", statement.time, _run(statement), job, inputs=subjects, outputs=[model])
 
 
 def _subjects(statement: Statement) -> list[dict[str, Any]]:

@@ -71,11 +71,25 @@ def describe_dataset(
     name = place_identifier(reference.uri)
     alias = {**identify(reference.checkpoint_digest), "type": "CHECKPOINT"}
     layer = "file" if name["namespace"] == "file" else name["namespace"].partition("://")[0]
+    own = facet(
+        "DatasetFacet",
+        SPEC,
+        checkpointDigest=reference.checkpoint_digest,
+        weightsDigest=reference.weights_digest,
+        fingerprint=reference.fingerprint,
+        format=reference.format,
+        formatVersion=reference.format_version,
+        kind=reference.kind,
+        step=reference.step,
+        tensors=reference.tensors,
+        parameters=reference.parameters,
+        bytes=reference.nbytes,
+    )
     facets = {
         "version": facet("DatasetVersionDatasetFacet", "1-0-1", datasetVersion=reference.checkpoint_digest),
         "storage": facet("StorageDatasetFacet", "1-0-1", storageLayer=layer, fileFormat=reference.format),
         "symlinks": facet("SymlinksDatasetFacet", "1-0-1", identifiers=[alias]),
-        "wherry_checkpoint": _own(reference),
+        "wherry_checkpoint": own,
         **tensors,
     }
     written = facet("OutputStatisticsOutputDatasetFacet", "1-0-2", size=size)
@@ -136,20 +150,3 @@ def _former_names(sidecar: Sidecar, options: Mapping[str, Any]) -> dict[str, str
         return {new: old for old, new in options[RENAMED].items()}
     split = options.get("split")
     return {render(path): render((split.join(path),)) for path in sidecar.manifest.tensors} if split else {}
-
-
-def _own(reference: CheckpointRef) -> dict[str, Any]:
-    return facet(
-        "DatasetFacet",
-        SPEC,
-        checkpointDigest=reference.checkpoint_digest,
-        weightsDigest=reference.weights_digest,
-        fingerprint=reference.fingerprint,
-        format=reference.format,
-        formatVersion=reference.format_version,
-        kind=reference.kind,
-        step=reference.step,
-        tensors=reference.tensors,
-        parameters=reference.parameters,
-        bytes=reference.nbytes,
-    )

@@ -78,21 +78,20 @@ def with_runs(wanted: Sequence[AutomationCore], ids: Mapping[str, str]) -> tuple
         wanted: the automations.
         ids: deployment → its id; a deployment has the name of its flow.
     """
-    return tuple(_with_run(one, ids) for one in wanted)
-
-
-def _with_run(wanted: AutomationCore, ids: Mapping[str, str]) -> AutomationCore:
     from prefect.events.actions import DoNothing, RunDeployment
 
-    related = wanted.trigger.model_dump().get("match_related") or {}
-    missed = ids.get(str(related.get("prefect.resource.name")))
-    actions = [
-        RunDeployment(source="selected", deployment_id=UUID(missed), parameters=None, job_variables=None)
-        if missed and isinstance(one, DoNothing)
-        else one
-        for one in wanted.actions
-    ]
-    return wanted.model_copy(update={"actions": actions})
+    found: list[AutomationCore] = []
+    for one in wanted:
+        related = one.trigger.model_dump().get("match_related") or {}
+        missed = ids.get(str(related.get("prefect.resource.name")))
+        actions = [
+            RunDeployment(source="selected", deployment_id=UUID(missed), parameters=None, job_variables=None)
+            if missed and isinstance(action, DoNothing)
+            else action
+            for action in one.actions
+        ]
+        found.append(one.model_copy(update={"actions": actions}))
+    return tuple(found)
 
 
 async def ensure_automations(client: PrefectClient, wanted: Sequence[AutomationCore]) -> dict[str, Outcome]:

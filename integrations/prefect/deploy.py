@@ -209,17 +209,12 @@ def check(entries: list[dict[str, Any]], chosen: Mapping[str, WorkPool]) -> None
             preflight.refuse_slice(str(variables["tpu_topology"]), int(variables["tpu_chips"] or 0))
         spec = (entry.get("parameters") or {}).get("spec") or {}
         target = {f"target of {entry['name']}": spec["target"]} if "target" in spec else {}
-        preflight.refuse_unshared({**target, **_routed_targets(), **preflight.stores()}, pool.type)
-
-
-def _routed_targets() -> dict[str, str]:
-    """The targets of the routes; empty without a `wherry.toml`."""
-    routes = load_config().routes if config_file() else ()
-    return {
-        f"target {at} of route {route.name}": target.uri
-        for route in routes
-        for at, target in enumerate(route.targets, 1)
-    }
+        routed = {
+            f"target {at} of route {route.name}": one.uri
+            for route in (load_config().routes if config_file() else ())
+            for at, one in enumerate(route.targets, 1)
+        }
+        preflight.refuse_unshared({**target, **routed, **preflight.stores()}, pool.type)
 
 
 async def _prepare(
@@ -277,16 +272,13 @@ def _variables(text: str) -> dict[str, str]:
     return {**passed, **settings, "NO_COLOR": "1"}
 
 
-def _role_variables(entry: dict[str, Any], pool: WorkPool) -> dict[str, str]:
-    """The role of a deployment, if its pool gives each role a secret of its own."""
-    return {_ROLE: ROLES.get(entry["entrypoint"], "worker")} if _ROLE in pool.variables else {}
-
-
 def _with_pool(file: Path, pool: WorkPool, folder: Path) -> Path:
     """Write a copy of the file in which all deployments use one pool, without the variables of other pools."""
     data = _read_table(file)
     for entry in data["deployments"]:
-        entry["work_pool"] = {"name": pool.name, "job_variables": _role_variables(entry, pool)}
+        # The role of the deployment, if the pool gives each role a secret of its own.
+        role = {_ROLE: ROLES.get(entry["entrypoint"], "worker")} if _ROLE in pool.variables else {}
+        entry["work_pool"] = {"name": pool.name, "job_variables": role}
     copy = folder / file.name
     copy.write_text(yaml.safe_dump(data, sort_keys=False), "utf-8")
     return copy

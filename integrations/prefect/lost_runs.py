@@ -48,19 +48,15 @@ def end_lost_runs(client: SyncPrefectClient, own: str | None) -> list[str]:
     """
     ended: list[str] = []
     for state, name in AUTOMATIONS.items():
-        runs = [run for run in _open_runs(client, state) if str(run.id) != own]
+        wanted = FlowRunFilter(
+            tags=FlowRunFilterTags(all_=[TAG]),
+            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[state])),
+        )
+        runs = [run for run in client.read_flow_runs(flow_run_filter=wanted) if str(run.id) != own]
         found = client.read_automations_by_name(name) if runs else []
         if found and found[0].enabled:
             ended += [run.name for run in runs if _end_if_lost(client, run, found[0])]
     return ended
-
-
-def _open_runs(client: SyncPrefectClient, state: StateType) -> list[FlowRun]:
-    wanted = FlowRunFilter(
-        tags=FlowRunFilterTags(all_=[TAG]),
-        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[state])),
-    )
-    return client.read_flow_runs(flow_run_filter=wanted)
 
 
 def _end_if_lost(client: SyncPrefectClient, run: FlowRun, automation: Automation) -> bool:

@@ -140,10 +140,12 @@ def sign(
         raise MismatchError(
             "the checkpoint changed while it was being signed", uri=location.uri, cure="sign it again"
         )
+    local = location.store.capabilities.local
     how = {
         "method": "files",
         "hash_type": algorithm,
-        "allow_symlinks": _has_links(location, names),
+        # In a Hugging Face cache files are symlinks; model_signing then requires `--allow_symlinks`.
+        "allow_symlinks": local and any(Path(location.path, name).is_symlink() for name in names),
         "ignore_paths": [*_IGNORED],
     }
     place = signature_location(location) if out is None else locate(out)
@@ -181,8 +183,15 @@ def verify(
     ignored = tuple(
         one for one in ignored if one != SIGNATURE_NAME
     )  # a folder of that name is nothing of ours
-    everything = _names(location, (*_signature_names(location), *_inside(place, location)))
-    present = [name for name in everything if name in signed or not _is_ignored(name, ignored)]
+    entry = location.join(SIGNATURE_NAME).entry
+    own = [] if entry is not None and entry.is_dir else [SIGNATURE_NAME]
+    if place.path.startswith(f"{location.path}/"):
+        own.append(place.path[len(location.path) + 1 :])
+    everything = _names(location, tuple(own))
+    folders = tuple(f"{one}/" for one in ignored)
+    present = [
+        name for name in everything if name in signed or not (name in ignored or name.startswith(folders))
+    ]
     failed = [(name, "was added after signing") for name in present if name not in signed]
     unsigned = tuple(name for name in everything if name not in present)
     failed += [(name, "is missing") for name in signed if name not in present]
@@ -272,27 +281,6 @@ def _names(location: Location, ignored: tuple[str, ...] = _IGNORED) -> list[str]
         one.name for one in location.walk() if one.name not in ignored and not one.name.startswith(prefixes)
     ]
     return sorted(found)
-
-
-def _signature_names(location: Location) -> tuple[str, ...]:
-    """The signature's usual name, if it is a file: a folder of that name is nothing of ours."""
-    entry = location.join(SIGNATURE_NAME).entry
-    return () if entry is not None and entry.is_dir else (SIGNATURE_NAME,)
-
-
-def _is_ignored(name: str, ignored: tuple[str, ...]) -> bool:
-    return name in ignored or name.startswith(tuple(f"{one}/" for one in ignored))
-
-
-def _inside(place: Location, location: Location) -> tuple[str, ...]:
-    """The signature's own name, if it is inside the folder."""
-    return (place.path[len(location.path) + 1 :],) if place.path.startswith(f"{location.path}/") else ()
-
-
-def _has_links(location: Location, names: list[str]) -> bool:
-    """Whether files are symlinks, as in a Hugging Face cache; model_signing then requires `--allow_symlinks`."""
-    local = location.store.capabilities.local
-    return local and any(Path(location.path, name).is_symlink() for name in names)
 
 
 def _signed_identity(predicate: Mapping[str, Any], uri: str) -> dict[str, Any]:

@@ -73,24 +73,7 @@ def _load_key(key: str | os.PathLike[str], loader: str, *password: bytes | None)
     except ImportError as error:
         raise missing_extra("cryptography", "sign", "signing") from error
     data = read_config(key)
-    _require_half(data, key, private="private" in loader)
-    try:
-        return getattr(serialization, loader)(data, *password)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise UsageError(
-            "cannot load the key",
-            uri=os.fspath(key),
-            cure=f"pass a PEM file; for an encrypted key, set {PASSWORD} to its password",
-        ) from error
-
-
-def _require_half(data: bytes, key: str | os.PathLike[str], *, private: bool) -> None:
-    """Refuse the public key where the private one is needed, and the reverse.
-
-    Raises:
-        UsageError: the file holds the other one.
-    """
-    file = os.fspath(key)
+    file, private = os.fspath(key), "private" in loader
     if private and b"PUBLIC KEY-----" in data:
         raise UsageError(
             "this is a public key; a signature is made with the private key", uri=file,
@@ -102,6 +85,14 @@ def _require_half(data: bytes, key: str | os.PathLike[str], *, private: bool) ->
             cure=f"write the public key: `openssl ec -in {shlex.quote(file)} -pubout -out public.pem`; "
             "then pass --key public.pem",
         )  # fmt: skip
+    try:
+        return getattr(serialization, loader)(data, *password)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise UsageError(
+            "cannot load the key",
+            uri=file,
+            cure=f"pass a PEM file; for an encrypted key, set {PASSWORD} to its password",
+        ) from error
 
 
 def _of_curve(key: Any, file: str | os.PathLike[str]) -> Any:
@@ -133,7 +124,18 @@ def seal_statement(
     """
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    payload = _statement(name, digests, {"serialization": how, **({IDENTITY: identity} if identity else {})})
+    rows = [{"name": key, "algorithm": how["hash_type"], "digest": value} for key, value in digests.items()]
+    statement = {
+        "_type": STATEMENT_TYPE,
+        "subject": [{"name": name, "digest": {"sha256": _root(digests.values())}}],
+        "predicateType": PREDICATE_TYPE,
+        "predicate": {
+            "serialization": how,
+            **({IDENTITY: identity} if identity else {}),
+            "resources": rows,
+        },
+    }
+    payload = json.dumps(statement).encode()
     public = private.public_key()
     signature = private.sign(_pre_authenticated(payload), ec.ECDSA(_hash_for(public)))
     envelope = {
@@ -234,14 +236,6 @@ def _require_consistent(statement: dict[str, Any], uri: str) -> None:
         raise CorruptError("duplicate file name in the signature", uri=uri)
     if [one["digest"]["sha256"] for one in statement["subject"]] != [_root(row["digest"] for row in rows)]:
         raise CorruptError("digest mismatch: the subject's digest differs from that of its files", uri=uri)
-
-
-def _statement(name: str, digests: Mapping[str, str], rest: Mapping[str, Any]) -> bytes:
-    algorithm = rest["serialization"]["hash_type"]
-    rows = [{"name": key, "algorithm": algorithm, "digest": value} for key, value in digests.items()]
-    subject = {"name": name, "digest": {"sha256": _root(digests.values())}}
-    statement = {"_type": STATEMENT_TYPE, "subject": [subject], "predicateType": PREDICATE_TYPE}
-    return json.dumps({**statement, "predicate": {**rest, "resources": rows}}).encode()
 
 
 def _root(digests: Iterable[str]) -> str:

@@ -27,7 +27,7 @@ from wherry.auditor.check import record_name
 from wherry.auditor.cure import add_cures
 from wherry.auditor.markdown import markdown
 from wherry.auditor.marks import mark_versions
-from wherry.auditor.places import PlaceAudit, look_at
+from wherry.auditor.places import look_at
 from wherry.auditor.registrations import RegistryContents, ask, compare_registry
 from wherry.auditor.report import AuditReport, ChainProof, Finding, gravity
 from wherry.auditor.roots import findings_of, normalise_roots, survey_roots
@@ -43,7 +43,7 @@ from wherry.workers import THREADS
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Generator, Iterator, Mapping
+    from collections.abc import Generator, Iterator
 
     from wherry.core.progress import OnProgress
     from wherry.ledger.record import Ledger
@@ -127,7 +127,15 @@ def audit(
     """
     from wherry.ledger.record import open_ledger
 
-    _require_sensible(level, on, {"--sample": sample is not None, "--deep": deep, "--on": on != THREADS})
+    if level not in LEVELS:
+        raise UsageError(f"unknown level {level!r}", cure=f"choose {' or '.join(LEVELS)}")
+    for name, is_given in {"--sample": sample is not None, "--deep": deep, "--on": on != THREADS}.items():
+        if is_given and level != "digest":
+            raise UsageError(f"{name} requires level digest", cure="add --level digest")
+    if on != THREADS:
+        from wherry.workers.engines import engine_of
+
+        engine_of(on)
     how = ReadOptions(parse_budget(memory), progress, on, parse_size(unit))
     request = _AuditRequest(
         scope, level, sample, deep, as_of, native_sample, anchor_hash(anchor), tracking_uri, registry_uri, how,
@@ -143,19 +151,6 @@ def audit(
         return _record(report, ledger, sha256) if request.record else report
 
 
-def _require_sensible(level: str, on: str, given: Mapping[str, bool]) -> None:
-    """Refuse an unknown level or engine, and options that are given without the level that they are for."""
-    if level not in LEVELS:
-        raise UsageError(f"unknown level {level!r}", cure=f"choose {' or '.join(LEVELS)}")
-    for name, is_given in given.items():
-        if is_given and level != "digest":
-            raise UsageError(f"{name} requires level digest", cure="add --level digest")
-    if on != THREADS:
-        from wherry.workers.engines import engine_of
-
-        engine_of(on)
-
-
 def _audit(request: _AuditRequest, ledger: Ledger, started: str, records: Path | None) -> AuditReport:
     from wherry.ledger.statements import moment
 
@@ -165,9 +160,17 @@ def _audit(request: _AuditRequest, ledger: Ledger, started: str, records: Path |
     registry = ask(found, request.tracking_uri, request.registry_uri)
     roots = [] if isinstance(request.scope, str) else normalise_roots(request.scope)
     places, stated = _choose_places(request.scope, roots, found, registry), isinstance(request.scope, str)
-    looked = _look(places, found, records, stated=stated)
+    keep = None if records is None else partial(_keep, records)
+    with threads.executor(_WORKERS, "wherry-audit") as executor:
+        rows = executor.map(partial(look_at, known=found, keep=keep, stated=stated), places)
+        looked = {place.uri: row for place, row in zip(places, rows, strict=True)}
     kept = ledger if request.record else None
-    sample = _read(request, looked, found, kept) if request.level == "digest" else ""
+    sample = ""
+    if request.level == "digest":
+        sample = read_all(
+            looked, found, sample=request.sample, deep=request.deep, how=request.how, ledger=kept,
+            progress=request.progress,
+        )  # fmt: skip
     load_some(looked, found, request.native_sample, kept)
     if request.key is not None:
         check_signatures(looked, request.key)
@@ -215,39 +218,12 @@ def _choose_places(
         return [place for place in places if place.checkpoint_digest in meant]
     if isinstance(scope, str):
         raise UsageError(f"unknown scope {scope!r}", cure="choose registered or all, or give roots as a list")
-    return _below(places, roots)
-
-
-def _below(places: Sequence[PlaceRecord], roots: Sequence[str]) -> list[PlaceRecord]:
-    """The places at or below one of the roots, which are normalised URIs."""
     heads = tuple(f"{root.rstrip('/')}/" for root in roots)
     return [place for place in places if f"{place.uri}/".startswith(heads)]
 
 
-def _look(
-    places: Sequence[PlaceRecord], found: LedgerState, records: Path | None, *, stated: bool
-) -> dict[str, PlaceAudit]:
-    """Check the metadata of all places in parallel."""
-    keep = None if records is None else _keeper(records)
-    with threads.executor(_WORKERS, "wherry-audit") as executor:
-        rows = executor.map(partial(look_at, known=found, keep=keep, stated=stated), places)
-        return {place.uri: row for place, row in zip(places, rows, strict=True)}
-
-
-def _keeper(records: Path) -> Callable[[Sidecar], None]:
-    def keep(sidecar: Sidecar) -> None:
-        (records / record_name(sidecar.checkpoint.checkpoint_digest)).write_bytes(record_of(sidecar))
-
-    return keep
-
-
-def _read(
-    request: _AuditRequest, looked: dict[str, PlaceAudit], found: LedgerState, kept: Ledger | None
-) -> str:
-    return read_all(
-        looked, found, sample=request.sample, deep=request.deep, how=request.how, ledger=kept,
-        progress=request.progress,
-    )  # fmt: skip
+def _keep(records: Path, sidecar: Sidecar) -> None:
+    (records / record_name(sidecar.checkpoint.checkpoint_digest)).write_bytes(record_of(sidecar))
 
 
 def _chain(ledger: Ledger, found: LedgerState, anchor: str | None) -> tuple[ChainProof, list[Finding]]:

@@ -165,14 +165,11 @@ def _check_texts(path: str, checked: CheckReport) -> None:
             "__main__.py: not the check of this version of wherry; do not run `python` on this bundle, and check it "
             "with the wherry that made it"
         )
-    if not re.fullmatch(_pattern(_README), readme.decode("utf-8", "replace")):
+    # Only the first lines of a README name the bundle, whose file may have any name.
+    pattern = _PLAIN_NAME.join(map(re.escape, _README.split("{name}")))
+    if not re.fullmatch(pattern, readme.decode("utf-8", "replace")):
         checked.say("README.txt: not the text that wherry writes; do not follow it")
-    _check_page(page, report, checked)
-
-
-def _check_page(page: bytes, report: bytes, checked: CheckReport) -> None:
-    """Render the report again: the page that people read must say what the data says."""
-    try:
+    try:  # the page that people read must say what the data says
         rendered = render_page(json_value(report))
     except ValueError as error:
         checked.say(f"{REPORT}: {error}")
@@ -187,11 +184,6 @@ def program_text() -> bytes:
     own = re.sub(r"(?m)^from wherry\.auditor\.members import \([^)]*\)\n", "", own, count=1)
     start, future, rest = own.partition("from __future__ import annotations\n")
     return f"{start}{future}{other.partition(future)[2]}{rest}".encode()
-
-
-def _pattern(readme: str) -> str:
-    """A README with the name of any file; only its first lines name the bundle."""
-    return _PLAIN_NAME.join(map(re.escape, readme.split("{name}")))
 
 
 def anchor_hash(anchor: str | None) -> str | None:

@@ -172,7 +172,13 @@ def _check(archive: zipfile.ZipFile, checked: CheckReport, anchor: str | None) -
     report, kept = _json(archive, REPORT), _json(archive, ANCHOR)
     if not (_has_schema(report, REPORT, checked) and _has_schema(kept, ANCHOR, checked)):
         return
-    _check_anchor(report, kept, checked)
+    chain = report["chain"]
+    if (chain["head"], chain["statements"]) != (checked.head, checked.statements):
+        checked.say(
+            f"{REPORT}: its anchor is statement {chain['statements']}, but the chain ends at {checked.statements}"
+        )
+    if (kept["hash"], kept["seq"]) != (checked.head, checked.statements):
+        checked.say(f"{ANCHOR}: it is not the end of the chain")
     if anchor is not None and not any(found.startswith(anchor) for found in stated.hashes):
         checked.say(f"{LEDGER}: no statement has the hash of the anchor, {anchor}")
     names = set(archive.namelist())
@@ -240,16 +246,6 @@ def _fault(row: dict[str, Any], prev: str, seq: int) -> str | None:
     if row["hash"] != _sha256_of("statement", {name: row[name] for name in _HASHED}):
         return "hash mismatch with its contents"
     return None
-
-
-def _check_anchor(report: dict[str, Any], kept: dict[str, Any], checked: CheckReport) -> None:
-    chain = report["chain"]
-    if (chain["head"], chain["statements"]) != (checked.head, checked.statements):
-        checked.say(
-            f"{REPORT}: its anchor is statement {chain['statements']}, but the chain ends at {checked.statements}"
-        )
-    if (kept["hash"], kept["seq"]) != (checked.head, checked.statements):
-        checked.say(f"{ANCHOR}: it is not the end of the chain")
 
 
 def _check_row(
@@ -368,7 +364,7 @@ _CHUNK_START, _CHUNK_END, _PARENT, _ROOT = 1, 2, 4, 8
 
 def _blake3(data: bytes) -> bytes:
     """BLAKE3 of bytes, in pure Python, written from its specification: 32 bytes."""
-    return _words(_tree(data, 0, _ROOT))
+    return struct.pack("<8I", *_tree(data, 0, _ROOT))
 
 
 def _tree(data: bytes, counter: int, flags: int) -> list[int]:
@@ -410,10 +406,6 @@ def _mix(state: list[int], a: int, b: int, c: int, d: int, first: int, second: i
 
 def _rotate(word: int, places: int) -> int:
     return (word >> places | word << (32 - places)) & _WORD
-
-
-def _words(value: list[int]) -> bytes:
-    return struct.pack("<8I", *value)
 
 
 def _digests(value: Any) -> set[str]:

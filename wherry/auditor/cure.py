@@ -79,7 +79,15 @@ def _add_cure(finding: Finding, known: LedgerState, looked: Mapping[str, PlaceAu
         finding,
         cure=_source_of_bytes(digest, finding.uri, known, looked),
         models=known.models(digest),
-        affected=tuple(_affected_checkpoint(child, known) for child in _descendants(digest, known)),
+        affected=tuple(
+            AffectedCheckpoint(
+                child,
+                known.checkpoints[child].format,
+                tuple(place.uri for place in known.living(child)),
+                known.models(child),
+            )
+            for child in _descendants(digest, known)
+        ),
     )
 
 
@@ -93,16 +101,11 @@ def _descendants(digest: str, known: LedgerState) -> Iterator[str]:
         yield from front
 
 
-def _affected_checkpoint(digest: str, known: LedgerState) -> AffectedCheckpoint:
-    uris = tuple(place.uri for place in known.living(digest))
-    return AffectedCheckpoint(digest, known.checkpoints[digest].format, uris, known.models(digest))
-
-
 def _source_of_bytes(digest: str, uri: str, known: LedgerState, looked: Mapping[str, PlaceAudit]) -> str:
     copies = _intact([digest], uri, known, looked)
     for copy in copies:
         if _is_recorded(copy):
-            return _fetch_command(copy, uri)
+            return in_place_of(uri, shlex.join(["wherry", "fetch", copy, uri]), "fetch the intact copy")
     for copy in copies:  # without a sidecar it cannot be fetched, as nothing next to it states its digest
         return _again(_request(known.between.get((digest, digest)), digest, known, copy, uri), copy, uri)
     for parent in known.parents.get(digest, ()):
@@ -129,10 +132,6 @@ def _of_the_change(digest: str, uri: str, known: LedgerState) -> str | None:
 
 def _again(request: Mapping[str, Any], source: str, target: str) -> str:
     return in_place_of(target, command_line(request, source, target))
-
-
-def _fetch_command(copy: str, target: str) -> str:
-    return in_place_of(target, shlex.join(["wherry", "fetch", copy, target]), "fetch the intact copy")
 
 
 def _is_recorded(uri: str) -> bool:

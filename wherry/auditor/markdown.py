@@ -14,7 +14,7 @@ from wherry.core.units import plural, short
 from wherry.errors import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from wherry.auditor.report import AuditReport, CheckpointAudit, Finding
 
@@ -53,13 +53,10 @@ def _block(number: int, row: Finding) -> str:
         "Meaning": KINDS[row.kind].meaning,
     }
     lines = [f"- **{name}:** {_plain(value)}" for name, value in facts.items() if value]
-    lines += [f"- **Affected:** {_plain(one)}" for one in _affected_rows(row)]
-    return "\n\n".join([f"### {number}. {_plain(row.kind)}", _plain(row.what), "\n".join(lines)])
-
-
-def _affected_rows(row: Finding) -> Iterator[str]:
     for one in row.affected:
-        yield ", ".join([f"{one.format} {short(one.checkpoint_digest)}", *one.uris, *one.models])
+        affected = ", ".join([f"{one.format} {short(one.checkpoint_digest)}", *one.uris, *one.models])
+        lines.append(f"- **Affected:** {_plain(affected)}")
+    return "\n\n".join([f"### {number}. {_plain(row.kind)}", _plain(row.what), "\n".join(lines)])
 
 
 def _cells(row: CheckpointAudit) -> tuple[str, ...]:

@@ -70,7 +70,8 @@ def _outcome(
     """
     before = version.tags.get(ALTERED_TAG)
     if wrong is not None:
-        said = _sentence(wrong)
+        where = ", ".join(filter(None, [wrong.uri, wrong.path]))
+        said = f"{wrong.kind}: {wrong.what}{f' at {where}' if where else ''}"
         again = before is not None and before.startswith(said)  # the first audit that found it has said so
         return None if again else {"altered": f"{said} (found {_show_time(time)})", "verified": ""}
     living = known.living(version.digest)
@@ -81,11 +82,6 @@ def _outcome(
         return None
     verified = f"{read}: ok, {_show_time(time)}" if read else ""
     return {"altered": "" if mended else None, "verified": verified}
-
-
-def _sentence(wrong: Finding) -> str:
-    where = ", ".join(filter(None, [wrong.uri, wrong.path]))
-    return f"{wrong.kind}: {wrong.what}{f' at {where}' if where else ''}"
 
 
 def _show_time(time: str) -> str:

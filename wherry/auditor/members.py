@@ -78,22 +78,17 @@ def _name_problems(names: Sequence[str]) -> Iterator[str]:
 def _record_problems(infos: Sequence[zipfile.ZipInfo]) -> Iterator[str]:
     for info in infos:
         most = min(info.compress_size * _RATIO_MAX, sys.maxsize if info.filename == LEDGER else WHOLE_MAX)
+        known = info.compress_type == zipfile.ZIP_DEFLATED or (
+            info.compress_type == zipfile.ZIP_STORED and info.compress_size == info.file_size
+        )
         if info.file_size > max(_RATIO_FREE, most):
             yield f"{info.filename}: {info.file_size} bytes in {info.compress_size} exceed the limits"
-        elif not _is_plain(info):
+        elif not known or info.filename != info.orig_filename or info.extract_version not in _VERSIONS:
             yield f"{info.filename}: another program may read it as a different file"
         elif info.external_attr & ~_REGULAR:
             yield f"{info.filename}: not a regular file"
         elif info.flag_bits or info.volume or info.comment or not _is_extra_of(info):
             yield f"{info.filename}: it has flags, a comment or an extra field"
-
-
-def _is_plain(info: zipfile.ZipInfo) -> bool:
-    """Whether it is stored as every reader of archives understands it."""
-    known = info.compress_type == zipfile.ZIP_DEFLATED or (
-        info.compress_type == zipfile.ZIP_STORED and info.compress_size == info.file_size
-    )
-    return known and info.filename == info.orig_filename and info.extract_version in _VERSIONS
 
 
 def _is_extra_of(info: zipfile.ZipInfo) -> bool:

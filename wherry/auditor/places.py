@@ -130,7 +130,11 @@ def look_at(
     )
     required = place.role != READ or bool(row.models)
     look = _Look(place, subject, required=required, stated=stated)
-    found = (*look.findings(), *_remembered_damage(place, known))
+    found = tuple(look.findings())
+    damage = known.damaged.get((place.checkpoint_digest, place.uri))
+    if damage is not None:  # an earlier verification found what metadata cannot show
+        what = f"{damage.reason} (found {damage.time}; no verification of its bytes has passed since)"
+        found = (*found, about(place, "known-damage", what, path=damage.path, leaf=damage.leaf))
     row = replace(
         row,
         verdict=verdict_of(found),
@@ -140,14 +144,6 @@ def look_at(
     if keep is not None and row.manifest and look.sidecar is not None:
         keep(look.sidecar)
     return PlaceAudit(row, found, look.sidecar is not None, look.fingerprint)
-
-
-def _remembered_damage(place: PlaceRecord, known: LedgerState) -> Iterator[Finding]:
-    """Damage that an earlier verification found, which metadata cannot show."""
-    damage = known.damaged.get((place.checkpoint_digest, place.uri))
-    if damage is not None:
-        what = f"{damage.reason} (found {damage.time}; no verification of its bytes has passed since)"
-        yield about(place, "known-damage", what, path=damage.path, leaf=damage.leaf)
 
 
 class _Look:
@@ -228,34 +224,25 @@ class _Look:
         ]
         yield from missing
         if self.sidecar is not None:
-            yield from self._differences(checkpoint, self.sidecar, named=bool(missing))
+            rows = [*record_differences(checkpoint, self.sidecar)]
+            if self.required:
+                files = file_differences(checkpoint, checkpoint.location, self.sidecar)
+                rows += [] if rows or missing else file_rows(files)
+                rows += added_rows(files)
+            for kind, path, what in rows:
+                yield about(self.place, kind, what, path=path)
         self.fingerprint = present_fingerprint(checkpoint)
         marks = {self.fingerprint, present_fingerprint(checkpoint, marks=False)}
         recorded = {self.place.fingerprint, self.sidecar.checkpoint.fingerprint if self.sidecar else ""}
-        if not marks & recorded:
-            yield self._touch_finding()
-
-    def _differences(self, checkpoint: Checkpoint, sidecar: Sidecar, *, named: bool) -> Iterator[Finding]:
-        """Differences from the recorded structure: tensors, companions, then files unless missing parts are `named`."""
-        rows = [*record_differences(checkpoint, sidecar)]
-        if self.required:
-            files = file_differences(checkpoint, checkpoint.location, sidecar)
-            rows += [] if rows or named else file_rows(files)
-            rows += added_rows(files)
-        for kind, path, what in rows:
-            yield about(self.place, kind, what, path=path)
-
-    def _touch_finding(self) -> Finding:
+        if marks & recorded:
+            return
         if self.required:
             what = "names, sizes or times of its files differ from the recorded ones"
             cure = f"run `wherry audit --level digest {shlex.quote(self.place.uri)}` to read its bytes"
-            return about(self.place, "touched", what, cure=cure)
-        return about(
-            self.place,
-            "source-changed",
-            "its files have changed since the conversion",
-            cure="convert it again",
-        )
+            yield about(self.place, "touched", what, cure=cure)
+        else:
+            what = "its files have changed since the conversion"
+            yield about(self.place, "source-changed", what, cure="convert it again")
 
 
 def error_finding(place: PlaceRecord | CheckpointAudit, error: WherryError) -> Finding:

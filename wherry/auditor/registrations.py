@@ -33,10 +33,10 @@ from wherry.ledger.resolve import DELETED_TAG, DIGEST_TAG, URI_TAG, WEIGHTS_TAG
 from wherry.storage.home import sqlite_file, without_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from wherry.auditor.places import PlaceAudit
-    from wherry.ledger.replay import LedgerState, PlaceRecord
+    from wherry.ledger.replay import LedgerState
 
 _ABSENT = ("gone", "unreachable", "replaced")
 
@@ -136,11 +136,23 @@ def compare_registry(
         return
     permitted = set(_permitted_versions(known))
     for version in registry.versions:
-        in_flight = _is_in_flight(version, known, later)
-        registered = in_flight or _is_registered(version, known)
+        rows = known.registrations.get(version.digest, [])
+        # Its registration is claimed, or was recorded or withdrawn after the ledger state was read.
+        claimed = (row for row in rows if row.state == "pending")
+        in_flight = any(
+            row.name == version.name for row in (*claimed, *later.registrations.get(version.digest, ()))
+        )
+        # In any registry, since a store can have several addresses.
+        registered = in_flight or any(
+            (row.name, row.version) == (version.name, version.version) for row in rows
+        )
         named = (version.name, version.version, version.digest)
         if version.aliases and not as_of and not registered and named not in permitted:
-            yield _unregistered_alias(version, registry.uri)
+            target = f"checkpoint {short(version.digest)}" if version.digest else "no checkpoint of wherry"
+            what = f"{version.shown} points to {target}; the ledger has not registered this version"
+            yield Finding(
+                "alias-unregistered", what, registry.uri, version.digest or None, models=(version.shown,)
+            )
         elif version.digest in known.checkpoints:
             yield from _of_version(version, registry.uri, known, looked, registered=registered)
         elif version.digest and not as_of and not in_flight:
@@ -148,13 +160,11 @@ def compare_registry(
             yield Finding("registration-unknown", what, registry.uri, version.digest, models=(version.shown,))
     yield from _lost_versions(registry, known)
     if not as_of:
-        yield from _unregistered_checkpoints(registry, known)
-
-
-def _is_in_flight(version: ModelVersion, known: LedgerState, later: LedgerState) -> bool:
-    """Whether its registration is claimed, or was recorded or withdrawn after the ledger state was read."""
-    claimed = (row for row in known.registrations.get(version.digest, ()) if row.state == "pending")
-    return any(row.name == version.name for row in (*claimed, *later.registrations.get(version.digest, ())))
+        pointed_at = {version.digest for version in registry.versions}
+        for place in known.places.values():
+            if place.role == WRITTEN and place.checkpoint_digest not in pointed_at:
+                what = "no model version points to it"
+                yield Finding("bytes-without-registration", what, place.uri, place.checkpoint_digest)
 
 
 def _of_version(
@@ -180,24 +190,12 @@ def _of_version(
         yield Finding("registration-unknown", what, registry, **about)
 
 
-def _is_registered(version: ModelVersion, known: LedgerState) -> bool:
-    """Whether the ledger has registered a version, in any registry, since a store can have several addresses."""
-    rows = known.registrations.get(version.digest, [])
-    return any((row.name, row.version) == (version.name, version.version) for row in rows)
-
-
 def _permitted_versions(known: LedgerState) -> Iterator[tuple[str, str, str]]:
     """Name, version and digest of what was promoted without the gate `registered`: its policy has left it out."""
     for row in known.history:
         gates = row.get("gates") if row["kind"] == "promotion" else None
         if isinstance(gates, list) and not any(gate.get("gate") == "registered" for gate in gates):
             yield row["name"], row["version"], row["checkpoint_digest"]
-
-
-def _unregistered_alias(version: ModelVersion, registry: str) -> Finding:
-    target = f"checkpoint {short(version.digest)}" if version.digest else "no checkpoint of wherry"
-    what = f"{version.shown} points to {target}; the ledger has not registered this version"
-    return Finding("alias-unregistered", what, registry, version.digest or None, models=(version.shown,))
 
 
 def _nowhere(digest: str, known: LedgerState, looked: Mapping[str, PlaceAudit]) -> bool:
@@ -245,15 +243,3 @@ def _unfinished_registrations(known: LedgerState, later: LedgerState) -> Iterato
             if row.state == "pending" and (row.registry, row.name) not in ended:
                 what = f"the registration as {row.name} did not finish"
                 yield Finding("registration-pending", what, row.registry, digest)
-
-
-def _unregistered_checkpoints(registry: RegistryContents, known: LedgerState) -> Iterator[Finding]:
-    pointed_at = {version.digest for version in registry.versions}
-    for place in _written_places(known.places.values()):
-        if place.checkpoint_digest not in pointed_at:
-            what = "no model version points to it"
-            yield Finding("bytes-without-registration", what, place.uri, place.checkpoint_digest)
-
-
-def _written_places(places: Iterable[PlaceRecord]) -> Iterator[PlaceRecord]:
-    return (place for place in places if place.role == WRITTEN)

@@ -262,6 +262,9 @@ def summary(report: AuditReport) -> list[tuple[str, str]]:
         sum(row.nbytes for row in report.checkpoints if row.level in levels)
         for levels in (("digest", "native"), (UNCHANGED,))
     )
+    registry = "not compared"
+    if report.registry is not None:
+        registry = f"{report.registry}: {plural(report.versions, 'version')} by wherry"
     return [
         ("scope", ", ".join(report.scope)),
         ("as of", report.as_of or f"now, {report.started}"),
@@ -280,12 +283,6 @@ def summary(report: AuditReport) -> list[tuple[str, str]]:
         ("findings", ", ".join(plural(counts[f"{name}s"], name) for name in SEVERITIES)),
         ("ledger", f"{plural(chain.statements, 'statement')}, {chain.altered or 'the chain is intact'}"),
         ("anchor", f"statement {chain.statements}: {chain.head}"),
-        ("registry", _registry(report)),
+        ("registry", registry),
         ("took", show_seconds(report.seconds)),
     ]
-
-
-def _registry(report: AuditReport) -> str:
-    if report.registry is None:
-        return "not compared"
-    return f"{report.registry}: {plural(report.versions, 'version')} by wherry"

@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wherry.ledger.nodes import LineageNode
-    from wherry.ledger.replay import PlaceRecord, VerificationRecord
-
 _LEVELS = {"digest": "read-back"}  # level of the comparison in a conversion → its name in the list
 
 
@@ -68,30 +65,25 @@ def entries() -> Iterator[CatalogEntry]:
         families, written = families_of(ledger), read_backs(ledger)
         known = nodes(ledger, every_digest(ledger))
     for node in known.values():
+        digest = node.checkpoint_digest
         for place in node.places:
-            digest = node.checkpoint_digest
-            yield _entry(node, place, families.get(digest, ""), written.get((digest, place.uri)))
-
-
-def _entry(
-    node: LineageNode, place: PlaceRecord, family: str, read_back: VerificationRecord | None
-) -> CatalogEntry:
-    last = read_back or node.verified
-    names = _LEVELS if read_back else {}
-    return CatalogEntry(
-        uri=place.uri,
-        checkpoint_digest=node.checkpoint_digest,
-        weights_digest=node.weights_digest,
-        format=node.format,
-        family=family,
-        kind=node.kind,
-        step=node.step,
-        tensors=node.tensors,
-        parameters=node.parameters,
-        nbytes=node.nbytes,
-        versions=tuple(str(row) for row in node.registrations),
-        verified="" if last is None else f"{names.get(last.level, last.level)}: {last.verdict}",
-        verified_at="" if last is None else last.time,
-        seen=place.seen,
-        gone=place.gone,
-    )
+            read_back = written.get((digest, place.uri))
+            last = read_back or node.verified
+            names = _LEVELS if read_back else {}
+            yield CatalogEntry(
+                uri=place.uri,
+                checkpoint_digest=digest,
+                weights_digest=node.weights_digest,
+                format=node.format,
+                family=families.get(digest, ""),
+                kind=node.kind,
+                step=node.step,
+                tensors=node.tensors,
+                parameters=node.parameters,
+                nbytes=node.nbytes,
+                versions=tuple(str(row) for row in node.registrations),
+                verified="" if last is None else f"{names.get(last.level, last.level)}: {last.verdict}",
+                verified_at="" if last is None else last.time,
+                seen=place.seen,
+                gone=place.gone,
+            )

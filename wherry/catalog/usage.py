@@ -65,22 +65,32 @@ def usage(
     """
     if by not in get_args(Grouping):
         raise UsageError(f"cannot group by {by!r}", cure=f"choose one of: {', '.join(get_args(Grouping))}")
-    group = _groups(now or datetime.now(UTC))[by]
-    free = _prunable(routes)
-    found: dict[str, list[CatalogEntry]] = defaultdict(list)
-    for entry in listing(below):
-        found[group(entry)].append(entry)
-    rows = [_sum(name, entries, free) for name, entries in found.items()]
-    return sorted(rows, key=lambda row: (-row.nbytes, row.group))
-
-
-def _groups(now: datetime) -> Mapping[str, Callable[[CatalogEntry], str]]:
-    return {
+    moment = now or datetime.now(UTC)
+    groups: Mapping[str, Callable[[CatalogEntry], str]] = {
         "run": run_of,
         "format": lambda entry: entry.format,
         "family": lambda entry: entry.family or "unknown",
-        "age": lambda entry: _age((now - stored_time(entry.seen)).days),
+        "age": lambda entry: _age((moment - stored_time(entry.seen)).days),
     }
+    group, chosen, free = groups[by], tuple(routes), frozenset[str]()
+    if chosen:
+        from wherry.routes.prune import prune
+
+        report = prune(chosen, dry_run=True)
+        free = frozenset(one.uri for one in report.checkpoints if one.action == "remove")
+    found: dict[str, list[CatalogEntry]] = defaultdict(list)
+    for entry in listing(below):
+        found[group(entry)].append(entry)
+    rows = [
+        Usage(
+            name,
+            len(entries),
+            sum(entry.nbytes for entry in entries),
+            sum(entry.nbytes for entry in entries if entry.uri in free),
+        )
+        for name, entries in found.items()
+    ]
+    return sorted(rows, key=lambda row: (-row.nbytes, row.group))
 
 
 def run_of(entry: CatalogEntry) -> str:
@@ -94,18 +104,3 @@ def run_of(entry: CatalogEntry) -> str:
 
 def _age(days: int) -> str:
     return next((text for limit, text in _AGES if days < limit), "over a year")
-
-
-def _prunable(routes: Iterable[Route]) -> frozenset[str]:
-    chosen = tuple(routes)
-    if not chosen:
-        return frozenset()
-    from wherry.routes.prune import prune
-
-    report = prune(chosen, dry_run=True)
-    return frozenset(one.uri for one in report.checkpoints if one.action == "remove")
-
-
-def _sum(name: str, entries: list[CatalogEntry], free: frozenset[str]) -> Usage:
-    removable = sum(entry.nbytes for entry in entries if entry.uri in free)
-    return Usage(name, len(entries), sum(entry.nbytes for entry in entries), removable)

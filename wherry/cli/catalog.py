@@ -12,7 +12,6 @@ from wherry.console.say import say
 from wherry.core.units import plural, short, show_size
 
 if TYPE_CHECKING:
-    from wherry.catalog.entries import CatalogEntry
     from wherry.catalog.usage import Grouping
 
 _GROUPS = ("run", "format", "family", "age")
@@ -39,28 +38,28 @@ def ls(
     if json_:
         tables.print_json({"schema": 1, "checkpoints": [one.to_json() for one in found]})
     elif found:
+        cells = (
+            [
+                one.uri if one.gone is None else f"{one.uri} (deleted {one.gone[:10]})",
+                one.format,
+                one.family,
+                "" if one.step is None else str(one.step),
+                show_size(one.nbytes),
+                short(one.checkpoint_digest).rpartition(":")[2],
+                ", ".join(one.versions),
+                f"{one.verified}, {one.verified_at[:10]}" if one.verified else "",
+            ]
+            for one in found
+        )
         tables.print_table(
             ["checkpoint", "format", "family", "step", "size", "digest", "models", "verified"],
-            map(_cells, found),
+            cells,
             cut="checkpoint",
             drop=("family", "verified", "models", "format", "size", "step"),
         )
     else:
         which = "no matching checkpoints" if root or format or family or model else "no checkpoints"
         say(f"{which} in the ledger; conversions and `wherry verify --record` add some")
-
-
-def _cells(one: CatalogEntry) -> list[str]:
-    return [
-        one.uri if one.gone is None else f"{one.uri} (deleted {one.gone[:10]})",
-        one.format,
-        one.family,
-        "" if one.step is None else str(one.step),
-        show_size(one.nbytes),
-        short(one.checkpoint_digest).rpartition(":")[2],
-        ", ".join(one.versions),
-        f"{one.verified}, {one.verified_at[:10]}" if one.verified else "",
-    ]
 
 
 @click.command()
@@ -88,12 +87,14 @@ def du(root: str | None, by: Grouping, config: str | None, json_: bool) -> None:
         return
     if rows:
         cells = (
-            [one.group, str(one.checkpoints), show_size(one.nbytes), _free(one.prunable)] for one in rows
+            [
+                one.group,
+                str(one.checkpoints),
+                show_size(one.nbytes),
+                show_size(one.prunable) if one.prunable else "",
+            ]
+            for one in rows
         )
         tables.print_table([by, "checkpoints", "size", "prune would remove"], cells)
     total = plural(sum(one.checkpoints for one in rows), "checkpoint")
     say(f"{show_size(sum(one.nbytes for one in rows))} in {total}")
-
-
-def _free(nbytes: int) -> str:
-    return show_size(nbytes) if nbytes else ""

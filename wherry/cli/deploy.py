@@ -62,13 +62,22 @@ def deploy(
 
     prefect = service("deploy")
     chosen = file or package_path("prefect.yaml")
+    slots: dict[str, int] = {}
+    for word in limits:
+        name, separator, number = word.partition("=")
+        if not (name and separator and number.isdigit()):
+            raise UsageError(
+                f"invalid value for --limit: {word!r}; expected NAME=SLOTS",
+                cure="write for example --limit s3-runs=4",
+            )
+        slots[name] = int(number)
     plan = prefect.DeployPlan(
         file=chosen,
         pools=pools or _file_next_to(chosen, "pools"),
         automations=automations or _file_next_to(chosen, "automations.yaml"),
         pool=pool,
         notify=notify,
-        limits=dict(_slots(word) for word in limits),
+        limits=slots,
     )
     done = prefect.deploy(plan)
     if json_:
@@ -124,16 +133,6 @@ def preflight(targets: Sequence[str], pool_type: str, json_: bool) -> None:
         raise SystemExit(UsageError.exit_code if found else 0)
     engine.refuse_unshared(places, pool_type)
     say(f"{plural(len(places), 'place', 'is/are')} shared with the workers of a {pool_type} pool")
-
-
-def _slots(word: str) -> tuple[str, int]:
-    name, separator, slots = word.partition("=")
-    if not (name and separator and slots.isdigit()):
-        raise UsageError(
-            f"invalid value for --limit: {word!r}; expected NAME=SLOTS",
-            cure="write for example --limit s3-runs=4",
-        )
-    return name, int(slots)
 
 
 @click.command()

@@ -81,7 +81,7 @@ def _of_click(error: click.ClickException, words: Sequence[str]) -> UsageError:
                 f"no such option {error.option_name!r}",
                 cure=f"did you mean {' or '.join(meant)}? See `{command} --help`",
             )
-        if _writes(context.command):
+        if any("--if-exists" in option.opts for option in context.command.params):  # it has a target
             cure = _HABITS.get(error.option_name, cure)
     if (
         isinstance(error, click.NoSuchOption)
@@ -90,11 +90,6 @@ def _of_click(error: click.ClickException, words: Sequence[str]) -> UsageError:
     ):
         cure = _cure_of_group(context, error, words) or cure
     return UsageError(text[:1].lower() + text[1:], cure=cure)
-
-
-def _writes(command: click.Command) -> bool:
-    """Whether a command has a target, of which `--if-exists` says what is accepted there."""
-    return any("--if-exists" in option.opts for option in command.params)
 
 
 def _cure_of_group(context: click.Context, error: click.NoSuchOption, words: Sequence[str]) -> str | None:

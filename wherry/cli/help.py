@@ -54,7 +54,11 @@ def show_help(context: click.Context, verbs: tuple[str, ...]) -> None:
     """Show the help of a command, as in `wherry help ledger record`."""
     found = context.find_root()
     for verb in verbs:
-        found = click.Context(_command(found, verb), parent=found, info_name=verb)
+        known = found.command.commands if isinstance(found.command, click.Group) else {}
+        if verb not in known:
+            path = f"{found.command_path} {verb}"
+            raise UsageError(f"no such command: {path}", cure=choose(verb, known))
+        found = click.Context(known[verb], parent=found, info_name=verb)
     click.echo(found.get_help())
 
 
@@ -138,15 +142,6 @@ def _families(_written: bool) -> Iterable[str]:
     return families()
 
 
-def _command(context: click.Context, verb: str) -> click.Command:
-    group = context.command
-    known = group.commands if isinstance(group, click.Group) else {}
-    if verb not in known:
-        path = f"{context.command_path} {verb}"
-        raise UsageError(f"no such command: {path}", cure=choose(verb, known))
-    return known[verb]
-
-
 _OF_COMMANDS = ("-q", "--quiet", "--json")  # options of commands, which are accepted before the command too
 _OF_ALL = ("-v", "--verbose")  # options of `wherry`, which are accepted after the command too
 
@@ -162,20 +157,15 @@ def place_options(words: list[str], group: click.Group) -> list[str]:
     if at is None:
         return words
     end = words.index("--") if "--" in words else len(words)
-    known = _options_after(words[at:end], group)
+    command: click.Command = group
+    for word in words[at:end]:
+        below = command.commands.get(word) if isinstance(command, click.Group) else None
+        if below is None:
+            break
+        command = below
+    known = {name for one in command.params for name in one.opts}
     late = [word for word in words[:at] if word in _OF_COMMANDS and word in known]
     early = [word for word in words[at:end] if word in _OF_ALL and word not in known]
     before = [word for word in words[:at] if word not in late]
     after = [word for word in words[at:end] if word not in early]
     return [*early, *before, *after, *late, *words[end:]]
-
-
-def _options_after(words: list[str], group: click.Group) -> set[str]:
-    """The options of the command that words name."""
-    command: click.Command = group
-    for word in words:
-        below = command.commands.get(word) if isinstance(command, click.Group) else None
-        if below is None:
-            break
-        command = below
-    return {name for one in command.params for name in one.opts}

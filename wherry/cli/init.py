@@ -54,25 +54,8 @@ def init(file: Path, yes: bool, force: bool, json_: bool, **given: str | None) -
     file = file.expanduser()
     if file.exists() and not force:
         write_config(file, "")  # raises its error before any question
-    wanted = FirstRoute(**_answers(given, asks=not (yes or json_)))
-    write_config(file, first_config(wanted), force=force)
-    with in_force(file) as loaded:
-        problems = check(loaded)
-        report = run_night(loaded, loaded.routes, dry_run=True)
-    _show(loaded, problems, report, json_=json_)
-    sys.exit(2 if any(one.severity == "error" for one in problems) else 0)
-
-
-def _answers(given: dict[str, str | None], *, asks: bool) -> dict[str, str]:
-    """The values of the options, and of the questions for what was not given.
-
-    Raises:
-        UsageError: no questions are allowed, and the root is missing.
-    """
-    from wherry.routes.first import FirstRoute
-
     values = {name: value for name, value in given.items() if value}
-    for name, question in _QUESTIONS.items() if asks else ():
+    for name, question in () if yes or json_ else _QUESTIONS.items():
         if name not in values:
             default = getattr(FirstRoute(""), name) or None
             values[name] = _answer(question, default)
@@ -80,7 +63,12 @@ def _answers(given: dict[str, str | None], *, asks: bool) -> dict[str, str]:
         raise UsageError(
             "missing option '--root'", cure="pass --root URI, or leave out --yes to be prompted for it"
         )
-    return values
+    write_config(file, first_config(FirstRoute(**values)), force=force)
+    with in_force(file) as loaded:
+        problems = check(loaded)
+        report = run_night(loaded, loaded.routes, dry_run=True)
+    _show(loaded, problems, report, json_=json_)
+    sys.exit(2 if any(one.severity == "error" for one in problems) else 0)
 
 
 def _answer(question: str, default: str | None) -> str:

@@ -70,16 +70,11 @@ def inspect(
         return
     _show_inspection(inspection, tree=tree)
     if arguments["write"]:
-        _say_written(inspection.detection.uri)
+        from wherry.storage.sidecar import sidecar_location
+        from wherry.storage.stores import locate
 
-
-def _say_written(uri: str) -> None:
-    from wherry.storage.sidecar import sidecar_location
-    from wherry.storage.stores import locate
-
-    say(
-        f"wrote {sidecar_location(locate(uri)).uri}: `wherry ledger record` and `register` can use these digests"
-    )
+        sidecar = sidecar_location(locate(inspection.detection.uri)).uri
+        say(f"wrote {sidecar}: `wherry ledger record` and `register` can use these digests")
 
 
 @click.command()
@@ -234,17 +229,15 @@ def _show_inspection(inspection: Inspection, *, tree: bool) -> None:
     statistics = list(rows[0]["statistics"]) if rows and "statistics" in rows[0] else []
     cells = (
         [
-            *_cells(row),
+            row["path"],
+            " x ".join(map(str, row["shape"])),
+            row["dtype"],
             *(row[name] or "" for name in hashed),
             *(_number(row["statistics"][name]) for name in statistics),
         ]
         for row in rows
     )
     print_table(["tensor", "shape", "dtype", *hashed, *statistics], cells)
-
-
-def _cells(row: Mapping[str, Any]) -> list[str]:
-    return [row["path"], " x ".join(map(str, row["shape"])), row["dtype"]]
 
 
 def _number(value: Any) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -14,11 +13,6 @@ from wherry.core.units import short
 from wherry.errors import storage_error
 from wherry.lineage.address import PORT
 from wherry.lineage.nearest import NEIGHBOURS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from wherry.lineage.stale import Stale
 
 _ABOUT = "X is a URI, a digest (at least 8 hex digits) or models:/NAME@ALIAS."
 _every = click.option(
@@ -51,7 +45,11 @@ def show_(x: str, html_file: str | None, *, all_: bool, json_: bool) -> None:
     if html_file is not None:
         from wherry.lineage.page import page
 
-        _write(html_file, page(tree))
+        text = page(tree)
+        try:
+            Path(html_file).expanduser().write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise storage_error(error, html_file) from error
     if json_ or html_file is None:
         results.show_lineage(tree, json_=json_)
     else:
@@ -119,22 +117,11 @@ def stale_(x: str | None, config: str | None, json_: bool) -> None:
     if json_:
         tables.print_json({"schema": SCHEMA, "stale": [one.to_json() for one in found]})
     else:
-        for line in _stale_lines(found):
-            say(line)
+        for one in found:
+            say(f"{one.uri} ({one.format}, {short(one.checkpoint_digest)})")
+            for reason in one.reasons:
+                say(f"  {reason.kind}: {reason.detail}")
+            if one.cure:
+                say(f"  move the target away, then run: {one.cure}")
+        say(f"{len(found)} stale" if found else "nothing is stale")
     sys.exit(_STALE_CODE if found else 0)
-
-
-def _stale_lines(found: Sequence[Stale]) -> Iterator[str]:
-    for one in found:
-        yield f"{one.uri} ({one.format}, {short(one.checkpoint_digest)})"
-        yield from (f"  {reason.kind}: {reason.detail}" for reason in one.reasons)
-        if one.cure:
-            yield f"  move the target away, then run: {one.cure}"
-    yield f"{len(found)} stale" if found else "nothing is stale"
-
-
-def _write(file: str, text: str) -> None:
-    try:
-        Path(file).expanduser().write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise storage_error(error, file) from error

@@ -92,7 +92,19 @@ def promote(
             further: dict[str, Any] = {"model": model, "policy": policy, "to_registry_uri": to_registry_uri}
             with nullcontext() if is_model_uri(subject) else typed_by_a_person(subject):
                 done = carry_out(subject, alias=alias, progress=progress, **further, **arguments)
-    _show_promotion(done, json_=json_)
+    _show(done, "the alias is already set; nothing was changed", [
+        ("model", f"{done.name} version {done.version}"),
+        ("alias", done.alias),
+        ("replaced", f"version {done.replaced}" if done.replaced else "nothing"),
+        ("checkpoint", done.uri),
+        ("digest", done.checkpoint_digest),
+        ("verified", f"at level {done.level}"),
+        ("by", done.by),
+        ("registry", done.registry),
+        ("page", done.page),
+    ], json_=json_)  # fmt: skip
+    for gate in [] if json_ else done.gates:
+        say(f"  {gate.gate}: required {gate.asked}, found {gate.found}")
 
 
 @click.command()
@@ -148,22 +160,6 @@ def _show_fetched(done: FetchReport, *, json_: bool) -> None:
         ("resumed", show_size(done.resumed_bytes) if done.resumed_bytes else ""),
         ("lineage", done.lineage),
     ], json_=json_)  # fmt: skip
-
-
-def _show_promotion(done: Promotion, *, json_: bool) -> None:
-    _show(done, "the alias is already set; nothing was changed", [
-        ("model", f"{done.name} version {done.version}"),
-        ("alias", done.alias),
-        ("replaced", f"version {done.replaced}" if done.replaced else "nothing"),
-        ("checkpoint", done.uri),
-        ("digest", done.checkpoint_digest),
-        ("verified", f"at level {done.level}"),
-        ("by", done.by),
-        ("registry", done.registry),
-        ("page", done.page),
-    ], json_=json_)  # fmt: skip
-    for gate in [] if json_ else done.gates:
-        say(f"  {gate.gate}: required {gate.asked}, found {gate.found}")
 
 
 def _show(

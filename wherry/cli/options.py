@@ -181,22 +181,16 @@ def matched_targets(
         taken = {name: names | known for name, names in taken.items()}
     unknown = sorted(further - set[str]().union(*taken.values()))
     if unknown:
+        from wherry.view.system import layout_options
+
+        own = [option for name in formats for option in find_target_format(name).options]
+        near = similar(unknown[0], {*own, *TREE_OPTIONS, *layout_options()})
+        start = f"did you mean {' or '.join(near)}? " if near else ""
         raise UsageError(
             f"unknown option {', '.join(map(repr, unknown))} for format {' and '.join(formats)}",
-            cure=_cure_of_option(unknown[0], formats),
+            cure=f"{start}`wherry formats {formats[0]}` lists its options",
         )
     return [
         TargetRequest(uri, name, {key: value for key, value in options.items() if key in taken[name]})
         for uri, name in zip(uris, formats, strict=True)
     ]
-
-
-def _cure_of_option(unknown: str, formats: Sequence[str]) -> str:
-    from wherry.formats.registry import find_target_format
-    from wherry.tree.mapping import TREE_OPTIONS
-    from wherry.view.system import layout_options
-
-    own = [option for name in formats for option in find_target_format(name).options]
-    near = similar(unknown, {*own, *TREE_OPTIONS, *layout_options()})
-    start = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"{start}`wherry formats {formats[0]}` lists its options"

@@ -11,7 +11,7 @@ import click
 
 from wherry.cli.options import as_json
 from wherry.console.say import say, say_lines
-from wherry.core.units import plural
+from wherry.core.units import plural, show_size
 from wherry.errors import StorageError
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from wherry.config.config import ConfigFault, ConfigFaultsError
     from wherry.config.schema import Route
-    from wherry.routes.prune import PruneReport
     from wherry.routes.report import NightPlan, WorkOutcome
 
 
@@ -205,8 +204,6 @@ def _warn_of_registry(chosen: Iterable[Route]) -> None:
 
 
 def _say_plan(plan: NightPlan) -> None:
-    from wherry.core.units import show_size
-
     todo = plan.todo
     waiting = (
         f"{plural(todo.count, 'checkpoint')} waiting, {show_size(todo.nbytes)}, about {plan.hours:.1f} h"
@@ -249,16 +246,10 @@ def prune(names: tuple[str, ...], config: str | None, env: str | None, yes: bool
             json.dumps({"dry_run": not yes, "bytes": done.nbytes, "checkpoints": rows, "staging": staging})
         )
     else:
-        _show(done, dry_run=not yes)
+        for one in done.checkpoints:
+            say(f"{one.action:<8} {one.uri}  ({one.route}: {one.reason})")
+        for area in done.staging:
+            say(f"{'removed' if area.removed else 'left':<8} {area.uri}  (staging: {area.reason})")
+        verb = "removed" if yes else "would be removed; add --yes to remove it"
+        say(f"{show_size(done.nbytes)} {verb}")
     sys.exit(10 if any(one.action == "failed" for one in done.checkpoints) else 0)
-
-
-def _show(done: PruneReport, *, dry_run: bool) -> None:
-    from wherry.core.units import show_size
-
-    for one in done.checkpoints:
-        say(f"{one.action:<8} {one.uri}  ({one.route}: {one.reason})")
-    for area in done.staging:
-        say(f"{'removed' if area.removed else 'left':<8} {area.uri}  (staging: {area.reason})")
-    verb = "would be removed; add --yes to remove it" if dry_run else "removed"
-    say(f"{show_size(done.nbytes)} {verb}")

@@ -45,8 +45,17 @@ def config_differences(a: Checkpoint, b: Checkpoint) -> Iterator[AttributeDiffer
     for name in sorted(a_sizes.keys() | b_sizes.keys()):
         if name not in a_sizes or name not in b_sizes:
             yield AttributeDifference(name, "", _size(a_sizes.get(name)), _size(b_sizes.get(name)))
+            continue
+        a_digest, b_digest = (file_digest(side.reader.companion(name)) for side in (a, b))
+        if a_digest == b_digest:
+            continue
+        is_small = max(a_sizes[name], b_sizes[name]) <= _MOST_BYTES
+        parsed = [_attributes(side, name) for side in (a, b)] if is_small else [None]
+        a_attributes, b_attributes = parsed[0], parsed[-1]
+        if a_attributes is None or b_attributes is None:
+            yield AttributeDifference(name, "", f"sha256 {a_digest}", f"sha256 {b_digest}")
         else:
-            yield from _of_file(a, b, name, max(a_sizes[name], b_sizes[name]))
+            yield from value_differences(a_attributes, b_attributes, name)
 
 
 def value_differences(
@@ -59,18 +68,6 @@ def value_differences(
             yield AttributeDifference(file, name, a_text, b_text)
 
 
-def _of_file(a: Checkpoint, b: Checkpoint, name: str, nbytes: int) -> Iterator[AttributeDifference]:
-    a_digest, b_digest = (file_digest(side.reader.companion(name)) for side in (a, b))
-    if a_digest == b_digest:
-        return
-    parsed = [_attributes(side, name) for side in (a, b)] if nbytes <= _MOST_BYTES else [None]
-    a_attributes, b_attributes = parsed[0], parsed[-1]
-    if a_attributes is None or b_attributes is None:
-        yield AttributeDifference(name, "", f"sha256 {a_digest}", f"sha256 {b_digest}")
-    else:
-        yield from value_differences(a_attributes, b_attributes, name)
-
-
 def _attributes(checkpoint: Checkpoint, name: str) -> dict[str, Any] | None:
     """The attributes of a JSON companion by their joined names; None if it is no JSON object."""
     if not name.endswith(".json"):
@@ -80,11 +77,10 @@ def _attributes(checkpoint: Checkpoint, name: str) -> dict[str, Any] | None:
         found = parse_json(b"".join(place.pieces()), name, uri=place.uri)
     except (CorruptError, HostileError):
         return None
-    return _in_one_spelling(dict(_flat(found, ""))) if isinstance(found, dict) else None
-
-
-def _in_one_spelling(attributes: dict[str, Any]) -> dict[str, Any]:
-    """The attributes under the names that transformers 5 writes; `torch_dtype` of transformers 4 is its `dtype`."""
+    if not isinstance(found, dict):
+        return None
+    # Under the names that transformers 5 writes: `torch_dtype` of transformers 4 is its `dtype`.
+    attributes = dict(_flat(found, ""))
     names = {name: re.sub(r"(^|\.)torch_dtype$", r"\1dtype", name) for name in attributes}
     return {name if names[name] in attributes else names[name]: value for name, value in attributes.items()}
 

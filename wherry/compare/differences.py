@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from wherry.compare.configs import AttributeDifference, config_differences, value_differences
 from wherry.compare.statistics import is_match, matching
-from wherry.compare.values import Distance, distance
+from wherry.compare.values import distance
 from wherry.config.digests import digest_choice
 from wherry.core import dtypes
 from wherry.core.keypath import render
@@ -129,11 +129,21 @@ def diff(
         if other is not two:
             stack.enter_context(other)
         matching(one, filter)
-        a_specs, b_specs = (_specs(side, filter) for side in (one, other))
+        a_specs, b_specs = (
+            {path: spec for path, spec in side.manifest.tensors.items() if is_match(spec.name, filter)}
+            for side in (one, other)
+        )
         found = [*_of_trees(a_specs, b_specs)]
         if values:
             found = [*_of_values(one, other, a_specs, b_specs, found, parse_budget(memory), progress)]
         shared = a_specs.keys() & b_specs.keys()
+        attributes: tuple[AttributeDifference, ...] = ()
+        if other is two:
+            attributes = (
+                *value_differences({"step": one.manifest.step}, {"step": two.manifest.step}),
+                *value_differences(_values(one), _values(two)),
+                *config_differences(one, two),
+            )
         return Comparison(
             a=one.uri,
             b=two.uri,
@@ -143,7 +153,7 @@ def diff(
             equal=len(shared) - sum(row.what not in (ONLY_A, ONLY_B) for row in found),
             values_read=values,
             differences=tuple(sorted(found, key=lambda row: row.path)),
-            attributes=tuple(_of_attributes(one, two)) if other is two else (),
+            attributes=attributes,
         )
 
 
@@ -158,11 +168,6 @@ def _in_layout_of(
     row = find_format(one.detection.format)
     seen, _options, _only = plan_view(other, row, options, layout, None, files=False)
     return seen
-
-
-def _specs(checkpoint: Checkpoint, pattern: str | None) -> dict[KeyPath, TensorSpec]:
-    every = checkpoint.manifest.tensors
-    return {path: spec for path, spec in every.items() if is_match(spec.name, pattern)}
 
 
 def _of_trees(
@@ -206,20 +211,9 @@ def _of_values(
         measured = executor.map(partial(distance, one, other), [*unequal, *retyped])
         for path, far in zip([*unequal, *retyped], measured, strict=True):
             what = DTYPE if path in retyped else VALUES
-            yield _measure(path, what, _text(a_specs[path]), _text(b_specs[path]), far)
-
-
-def _measure(
-    path: KeyPath, what: Literal["dtype", "values"], a: str | None, b: str | None, far: Distance | None
-) -> TensorDifference:
-    error, elements = (None, None) if far is None else far
-    return TensorDifference(render(path), what, a, b, error, elements)
-
-
-def _of_attributes(one: Checkpoint, other: Checkpoint) -> Iterator[AttributeDifference]:
-    yield from value_differences({"step": one.manifest.step}, {"step": other.manifest.step})
-    yield from value_differences(_values(one), _values(other))
-    yield from config_differences(one, other)
+            texts = _text(a_specs[path]), _text(b_specs[path])
+            error, elements = (None, None) if far is None else far
+            yield TensorDifference(render(path), what, *texts, error, elements)
 
 
 def _values(checkpoint: Checkpoint) -> dict[str, Any]:

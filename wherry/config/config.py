@@ -29,7 +29,7 @@ from wherry.text.config_text import parse_toml
 from wherry.text.limits import beyond, exceeds, scale_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from pydantic import BaseModel, ValidationError
 
@@ -126,8 +126,7 @@ def _load(
 ) -> Config:
     from wherry.config.schema import ConfigFile, Settings
 
-    text = _text(file) if file else ""
-    data = _parse(text, file)
+    text, data = _read(file) if file else ("", {})
     sections = _environments(data.pop("env", {}), text, file)
     if env is not None and file is not None and env not in sections:
         known = f"choose {' or '.join(sections)}" if sections else f"add [env.{env}] to the file"
@@ -199,18 +198,16 @@ def value_at(data: Mapping[str, Any], name: str) -> Any:
     return data
 
 
-def _text(file: Path) -> str:
+def _read(file: Path) -> tuple[str, dict[str, Any]]:
+    """The text of the file, and its tables."""
     try:
-        return locate(file).read_whole(MOST_CONFIG).decode()
+        text = locate(file).read_whole(MOST_CONFIG).decode()
     except UnicodeDecodeError as error:
         raise UsageError(
             f"invalid UTF-8 in the configuration: {error}", uri=str(file), cure="save the file as UTF-8"
         ) from error
-
-
-def _parse(text: str, file: Path | None) -> dict[str, Any]:
     try:
-        return parse_toml(text.encode(), "the configuration", uri=str(file) if file else None)
+        return text, parse_toml(text.encode(), "the configuration", uri=str(file))
     except ValueError as error:
         raise UsageError(
             f"invalid TOML: {error}", uri=str(file), cure="`wherry config example` prints a commented one"
@@ -298,8 +295,10 @@ def _refusal(
     error: ValidationError, data: Mapping[str, Any], text: str, file: Path | None, env: str | None
 ) -> WherryError:
     """The first faults in one error, with the cure of the first one."""
-    places, rows = lines_of(text), text.splitlines()
-    causes = _first_causes(error.errors())
+    places, rows, found = lines_of(text), text.splitlines(), error.errors()
+    # Without those that only report a fault below them.
+    above = {fault["loc"][:depth] for fault in found for depth in range(len(fault["loc"]))}
+    causes = [fault for fault in found if fault["loc"] not in above]
     causes.sort(key=lambda fault: line_at(places, tuple(fault["loc"]), env) or 0)
     fault_at = partial(_fault, places, rows, env)
     faults = tuple(fault_at(tuple(one["loc"]), *_words(one)) for one in causes[:_MOST_FAULTS])
@@ -334,47 +333,30 @@ def _words(fault: Any) -> tuple[str, str | None]:
     cause = fault.get("ctx", {}).get("error")
     if isinstance(cause, WherryError):
         return cause.what, cause.cure
-    return str(_FAULTS.get(fault["type"], fault["msg"])), _advice(fault)
-
-
-def _first_causes(faults: list[Any]) -> list[Any]:
-    """Faults without those that only report a fault below them."""
-    above = {fault["loc"][:depth] for fault in faults for depth in range(len(fault["loc"]))}
-    return [fault for fault in faults if fault["loc"] not in above]
-
-
-def _advice(fault: Any) -> str:
-    """The cure of a fault that pydantic found."""
-    if fault["type"] == "extra_forbidden":
-        return _cure_of_field(tuple(fault["loc"]))
-    if fault["type"] == "literal_error":
-        return f"write {fault['ctx']['expected']}"
-    if fault["type"] == "missing":
-        return f"add {fault['loc'][-1]!r}"
-    return "`wherry config example` shows all fields with their values"
+    kind, cure = fault["type"], "`wherry config example` shows all fields with their values"
+    if kind == "extra_forbidden":
+        cure = _cure_of_field(tuple(fault["loc"]))
+    elif kind == "literal_error":
+        cure = f"write {fault['ctx']['expected']}"
+    elif kind == "missing":
+        cure = f"add {fault['loc'][-1]!r}"
+    return str(_FAULTS.get(kind, fault["msg"])), cure
 
 
 def _cure_of_field(at: FieldPath) -> str:
-    from wherry.config.schema import Section
+    from wherry.config.schema import ConfigFile, Section
 
+    table: type[BaseModel] = ConfigFile  # in which the field is
+    for part in at[:-1]:
+        field = table.model_fields.get(str(part))
+        table = next(_models_in(field.annotation), table) if field is not None else table
     name = str(at[-1])
-    names = {field for section in _kinds(Section) for field in section.model_fields} - {name}
-    near = meant_names(name, _fields_at(at)) or similar(name, names)
+    names = {other for section in _kinds(Section) for other in section.model_fields} - {name}
+    near = meant_names(name, table.model_fields) or similar(name, names)
     start = (
         f"did you mean {' or '.join(near)}? Otherwise remove it" if near else f"remove {name!r}, or move it"
     )
     return f"{start}; `wherry config example` shows all fields and their tables"
-
-
-def _fields_at(at: FieldPath) -> Collection[str]:
-    """The fields of the table in which a field is."""
-    from wherry.config.schema import ConfigFile
-
-    kind: type[BaseModel] = ConfigFile
-    for part in at[:-1]:
-        field = kind.model_fields.get(str(part))
-        kind = next(_models_in(field.annotation), kind) if field is not None else kind
-    return kind.model_fields
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:

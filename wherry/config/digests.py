@@ -12,16 +12,12 @@ import os
 import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from wherry.config.settings import configured_value, ledger_url
 from wherry.core.algorithms import ALGORITHMS, BLAKE3, SHA256, algorithm_of
 from wherry.core.services import service
 from wherry.errors import UsageError, WherryError
 from wherry.storage.home import ledger_to_read, sqlite_file
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 DIGEST_ENV = "WHERRY_DIGEST"
 _FIPS = Path("/proc/sys/crypto/fips_enabled")
@@ -55,7 +51,11 @@ def digest_choice(*, ledger: bool = True) -> DigestChoice:
     """
     stated = os.environ.get(DIGEST_ENV) or configured_value("digest")
     if stated:
-        return DigestChoice(_require_known(stated), "setting `digest`")
+        if stated not in ALGORITHMS:
+            raise UsageError(
+                f"unknown digest algorithm {stated!r}", cure=f"set digest to {' or '.join(ALGORITHMS)}"
+            )
+        return DigestChoice(stated, "setting `digest`")
     if _fips():
         note = "digests are SHA-256, because this host is in FIPS mode"
         return DigestChoice(SHA256, "this host is in FIPS mode", note)
@@ -63,14 +63,6 @@ def digest_choice(*, ledger: bool = True) -> DigestChoice:
     if last is not None:
         return DigestChoice(algorithm_of(last), "algorithm of the ledger's last conversion")
     return DigestChoice(BLAKE3, "default")
-
-
-def _require_known(algorithm: str) -> str:
-    if algorithm not in ALGORITHMS:
-        raise UsageError(
-            f"unknown digest algorithm {algorithm!r}", cure=f"set digest to {' or '.join(ALGORITHMS)}"
-        )
-    return algorithm
 
 
 def _fips() -> bool:
@@ -82,19 +74,14 @@ def _fips() -> bool:
 
 def _last_target() -> str | None:
     """The digest of the last target in the ledger; None if there is none, or the ledger cannot be read."""
-    url = ledger_url()
-    file = sqlite_file(url)
-    read: Callable[[], str | None] = service("ledger").last_target if file is None else lambda: _last_in(file)
+    file = sqlite_file(ledger_url())
     try:
-        return read()
+        if file is None:
+            return service("ledger").last_target()
+        if not file.exists():  # a ledger is not created for this
+            return None
+        with ledger_to_read(file, ("conversion",)) as connection:
+            row = connection.execute(_LAST).fetchone()
     except (WherryError, sqlite3.Error):
         return None  # the conversion reports a ledger that cannot be used when it records its result
-
-
-def _last_in(file: Path) -> str | None:
-    """The same of a SQLite ledger, which is not created."""
-    if not file.exists():
-        return None
-    with ledger_to_read(file, ("conversion",)) as connection:
-        row = connection.execute(_LAST).fetchone()
     return row[0] if row else None

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 # Possessive: a line of thousands of spaces would be tried in every division.
 _HEADER = re.compile(r"\s*+(\[\[?+)([^\]]++)\]\]?+\s*+(?:#.*)?")
@@ -59,27 +59,19 @@ def dotted_name(at: Path) -> str:
 def lines_of(text: str) -> dict[Path, int]:
     """The line, from 1, of each key and table."""
     found: dict[Path, int] = {}
-    for number, path in _paths(text):
-        found.setdefault(path, number)
-    return found
-
-
-def _paths(text: str) -> Iterator[tuple[int, Path]]:
-    """Every header and key with its line and its path from the top."""
     table: Path = ()
     counts: dict[Path, int] = {}
     fence: str | None = None
     for number, line in enumerate(text.splitlines(), 1):
         if fence is not None:
             fence = None if fence in line else fence
-            continue
-        if header := _HEADER.fullmatch(line):
+        elif header := _HEADER.fullmatch(line):
             table = _table(_parts(header.group(2)), counts, array=header.group(1) == "[[")
-            yield number, table
+            found.setdefault(table, number)
         elif key := _KEY.match(line):
-            yield number, (*table, *_parts(key.group(1)))
-            opened = next((one for one in _FENCES if line.count(one) % 2), None)
-            fence = opened
+            found.setdefault((*table, *_parts(key.group(1))), number)
+            fence = next((one for one in _FENCES if line.count(one) % 2), None)
+    return found
 
 
 def _table(parts: list[str], counts: dict[Path, int], *, array: bool) -> Path:

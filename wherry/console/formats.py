@@ -43,19 +43,15 @@ def show_formats(rows: list[Format], *, json_: bool) -> None:
     if json_:
         print_json([_format_json(row) for row in rows])
         return
-    for heading, group in _groups(rows):
+    by_name = sorted(rows, key=lambda row: row.name)
+    groups = (
+        ("Formats of systems", [row for row in by_name if row.system]),
+        ("Containers", [row for row in by_name if not row.system]),
+    )
+    for heading, group in groups:
         say(heading)
         print_table(("format", "is", "wherry"), ([row.name, row.title, _uses(row)] for row in group))
     say("`wherry formats NAME` shows what a format holds, its options and what loads it.")
-
-
-def _groups(rows: list[Format]) -> list[tuple[str, list[Format]]]:
-    """The formats of systems, and the containers that hold the trees of any system, by name."""
-    by_name = sorted(rows, key=lambda row: row.name)
-    return [
-        ("Formats of systems", [row for row in by_name if row.system]),
-        ("Containers", [row for row in by_name if not row.system]),
-    ]
 
 
 def _uses(row: Format) -> str:
@@ -104,19 +100,9 @@ def show_format(row: Format, *, json_: bool) -> None:
     if json_:
         print_json(_format_json(row))
         return
-    print_rows(_describe(row))
-    for name, option in row.options.items():
-        choices = f" ({' | '.join(option.choices)})" if option.choices else ""
-        say(f"  --set {name}={option.default}{choices}  {option.help}")
-    for name, one in rewrites(row.name).items():
-        value = f"  (VALUE: {one.value})" if one.value else ""
-        say(f"  rewrite --as {name}{'[=VALUE]' if one.value else ''}  {one.help}{value}")
-
-
-def _describe(row: Format) -> list[tuple[str, str]]:
     depth = row.holds.depth
-    step = row.step_folder(1000) if row.step_folder else ""
-    return [
+    kinds = [name.replace("_", " ") for name in _PARTS if getattr(row.holds, name)]
+    print_rows([
         ("name", row.name),
         ("system", row.title),
         ("aliases", ", ".join(row.aliases)),
@@ -125,19 +111,18 @@ def _describe(row: Format) -> list[tuple[str, str]]:
         ("written", "yes" if row.is_written else "no"),
         ("loaded by", row.loaded_by),
         ("is", "one file" if row.single_file else "a folder"),
-        (
-            "key paths",
-            "" if not row.is_written else "of any depth" if depth is None else f"of at most {depth} parts",
-        ),
+        ("key paths", "" if not row.is_written else "of any depth" if depth is None else f"of at most {depth} parts"),
         ("dtypes", ", ".join(dtype_words(row.holds.dtypes))),
-        ("holds", ", ".join(_kinds_held(row)) if row.is_written else ""),
-        ("step 1000 is", step),
+        ("holds", ", ".join(kinds) if row.is_written else ""),
+        ("step 1000 is", row.step_folder(1000) if row.step_folder else ""),
         ("commit member", ", ".join(row.commit_members)),
-    ]
-
-
-def _kinds_held(row: Format) -> list[str]:
-    return [name.replace("_", " ") for name in _PARTS if getattr(row.holds, name)]
+    ])  # fmt: skip
+    for name, option in row.options.items():
+        choices = f" ({' | '.join(option.choices)})" if option.choices else ""
+        say(f"  --set {name}={option.default}{choices}  {option.help}")
+    for name, one in rewrites(row.name).items():
+        value = f"  (VALUE: {one.value})" if one.value else ""
+        say(f"  rewrite --as {name}{'[=VALUE]' if one.value else ''}  {one.help}{value}")
 
 
 def _format_json(row: Format) -> dict[str, Any]:

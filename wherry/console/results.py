@@ -164,7 +164,22 @@ def show_receipts(group: GroupReceipt, *, json_: bool) -> None:
         print_json(group.to_json())
         return
     for receipt in group.receipts:
-        _show_receipt(receipt)
+        if receipt.already:
+            say("already converted; nothing was written")
+        rate = receipt.bytes_written / receipt.seconds if receipt.seconds else 0
+        print_rows([
+            ("source", f"{receipt.source.uri} ({receipt.source.format})"),
+            ("target", f"{receipt.target.uri} ({receipt.target.format}, {receipt.target.format_version})"),
+            ("tensors", f"{receipt.target.tensors:,}"),
+            ("bytes", f"{show_size(receipt.bytes_written)} in {show_seconds(receipt.seconds)}, {show_size(rate)}/s"),
+            ("weights", receipt.target.weights_digest),
+            ("checkpoint", receipt.target.checkpoint_digest),
+            ("verified", _verified_how(receipt.verification)),
+            ("lossy", _lossy_words(receipt)),
+            ("lineage", receipt.lineage),
+        ])  # fmt: skip
+        show_ignored(receipt.ignored)
+        _show_notes(receipt.warnings, receipt.snippet)
 
 
 def _verified_how(checked: Mapping[str, Any] | None) -> str:
@@ -184,26 +199,6 @@ def _lossy_words(receipt: Receipt) -> str:
         return ""
     worst = max(rows, key=lambda row: row["error"])
     return f"{plural(len(rows), 'tensor')}; largest error {worst['error']:.3g} in {worst['path']}"
-
-
-def _show_receipt(receipt: Receipt) -> None:
-    if receipt.already:
-        say("already converted; nothing was written")
-    rate = receipt.bytes_written / receipt.seconds if receipt.seconds else 0
-    checked = receipt.verification
-    print_rows([
-        ("source", f"{receipt.source.uri} ({receipt.source.format})"),
-        ("target", f"{receipt.target.uri} ({receipt.target.format}, {receipt.target.format_version})"),
-        ("tensors", f"{receipt.target.tensors:,}"),
-        ("bytes", f"{show_size(receipt.bytes_written)} in {show_seconds(receipt.seconds)}, {show_size(rate)}/s"),
-        ("weights", receipt.target.weights_digest),
-        ("checkpoint", receipt.target.checkpoint_digest),
-        ("verified", _verified_how(checked)),
-        ("lossy", _lossy_words(receipt)),
-        ("lineage", receipt.lineage),
-    ])  # fmt: skip
-    show_ignored(receipt.ignored)
-    _show_notes(receipt.warnings, receipt.snippet)
 
 
 def show_verification(verification: Verification, *, json_: bool) -> None:

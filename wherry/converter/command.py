@@ -82,19 +82,19 @@ def stated_options(
     for one in in_order((_OPTIONS[name] for name in values), (*_ORDER[1:], "options")):
         value = values[one.name]
         if one.stated and (value != one.default or one.stated == "settings"):
-            said[one.name] = _stated_value(one.stated, value, target)
+            if one.stated == "run":
+                value = target and locate(target.uri).uri
+            elif one.stated == "settings":
+                settings = target.settings if target else {}
+                value = {name: _spell_value(word) for name, word in settings.items() if word is not None}
+            elif one.stated == "file":
+                value = _file(value)
+            elif one.stated == "place":
+                value = _place(value)
+            said[one.name] = value
     if said.get("meta"):
         said["meta"] = redact_values(said["meta"])
     return {name: _plain(value) for name, value in said.items() if _is_said(value)}
-
-
-def _stated_value(how: str, value: Any, target: TargetRequest | None) -> Any:
-    if how == "run":
-        return target and locate(target.uri).uri
-    if how == "settings":
-        settings = target.settings if target else {}
-        return {name: _spell_value(one) for name, one in settings.items() if one is not None}
-    return _file(value) if how == "file" else _place(value) if how == "place" else value
 
 
 def planned_again(stated: Mapping[str, Any], source: SourceRequest, target: TargetRequest) -> ConvertRequest:

@@ -51,15 +51,13 @@ from wherry.target.object_staging import is_unfinished
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping
     from contextlib import AbstractContextManager
     from typing import Unpack
 
-    from wherry.config.digests import DigestChoice
     from wherry.core.progress import OnProgress
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.format import Format, Options
-    from wherry.formats.pin import JoinedPin, Pin
     from wherry.storage.location import Location
 
 
@@ -165,12 +163,9 @@ def convert_opened(
         jobs = [job if index in there else prepare(job) for index, job in enumerate(jobs)]
     receipts = _make(jobs, there, lineage=lineage)
     group = GroupReceipt(jobs[0].group, tuple(replace(one, lineage=LEFT_OUT) for one in receipts))
-    return _record_group(group) if lineage else group
-
-
-def _record_group(group: GroupReceipt) -> GroupReceipt:
-    """Record committed targets, including existing ones, which the ledger may lack."""
-    try:
+    if not lineage:
+        return group
+    try:  # existing targets too, which the ledger may lack
         return replace(group, receipts=record_all(group.receipts))
     except NotRecordedError as error:
         error.result = replace(group, receipts=error.result)
@@ -200,18 +195,13 @@ def _signing_committed(key: str | None, progress: OnProgress | None) -> Generato
         if key is not None:
             _sign(error.result.receipts, key, progress)
         raise
-    except WherryError as error:
+    except WherryError as failure:
         if key is not None:
-            _signed_anyway(error, key, progress)
+            try:
+                _sign(failure.committed.values(), key, progress)
+            except WherryError as error:  # the original failure is still the one that is raised
+                failure.add_note(f"not signed: {error.for_shell()}")
         raise
-
-
-def _signed_anyway(failure: WherryError, key: str, progress: OnProgress | None) -> None:
-    """Sign committed targets although others failed; the original failure is still the one that is raised."""
-    try:
-        _sign(failure.committed.values(), key, progress)
-    except WherryError as error:
-        failure.add_note(f"not signed: {error.for_shell()}")
 
 
 def _sign(receipts: Iterable[Receipt], key: str, progress: OnProgress | None) -> None:
@@ -225,33 +215,25 @@ def _sign(receipts: Iterable[Receipt], key: str, progress: OnProgress | None) ->
 def plan_jobs(checkpoint: Checkpoint, request: ConvertRequest, running: RunContext) -> list[Job]:
     """Plan all targets; nothing is written."""
     pin, choice = take_pins(checkpoint), digest_choice(ledger=request.lineage)
-    jobs = [_job(checkpoint, target, request, running, pin, choice) for target in request.targets]
-    _require_distinct(jobs)
+    jobs: list[Job] = []
+    for target in request.targets:
+        row = find_target_format(target.to)
+        committed, place = _places(locate(target.uri), row, checkpoint, target, request.as_step)
+        _require_apart(checkpoint, place)
+        seen, plan = plan_target(checkpoint, row, replace(target, uri=place.uri), request)
+        job = Job(
+            checkpoint=seen, plan=plan, row=row, target=place, committed=committed,
+            running=running, meta=request.meta, pin=pin, choice=choice, stated=stated_options(request, target),
+        )  # fmt: skip
+        jobs.append(job)
+    uris = [job.committed.uri for job in jobs]
+    twice = next((uri for uri in uris if uris.count(uri) > 1), None)
+    if twice is not None:
+        raise UsageError("duplicate target", uri=twice, cure="choose a different path for each target")
     require_used(checkpoint.uri, request.targets, [job.plan.unused for job in jobs])
-    return [replace(job, group=_group(jobs)) for job in jobs]
-
-
-def _job(
-    checkpoint: Checkpoint,
-    target: TargetRequest,
-    request: ConvertRequest,
-    running: RunContext,
-    pin: Pin | JoinedPin,
-    choice: DigestChoice,
-) -> Job:
-    row = find_target_format(target.to)
-    committed, place = _places(locate(target.uri), row, checkpoint, target, request.as_step)
-    _require_apart(checkpoint, place)
-    seen, plan = plan_target(checkpoint, row, replace(target, uri=place.uri), request)
-    return Job(
-        checkpoint=seen, plan=plan, row=row, target=place, committed=committed,
-        running=running, meta=request.meta, pin=pin, choice=choice, stated=stated_options(request, target),
-    )  # fmt: skip
-
-
-def _group(jobs: Sequence[Job]) -> str:
-    """The name of a pass: the same for the same plans, so that a resumed pass has the same name."""
-    return sha256_of("group", [job.plan.digest for job in jobs]) if len(jobs) > 1 else ""
+    # The same for the same plans, so that a resumed pass has the same name.
+    group = sha256_of("group", [job.plan.digest for job in jobs]) if len(jobs) > 1 else ""
+    return [replace(job, group=group) for job in jobs]
 
 
 def _ahead(lineage: bool) -> None:
@@ -328,10 +310,3 @@ def _require_apart(checkpoint: Checkpoint, target: Location) -> None:
         raise UsageError(
             "the target is inside the source", uri=target.uri, cure="choose a target outside the source"
         )
-
-
-def _require_distinct(jobs: list[Job]) -> None:
-    uris = [job.committed.uri for job in jobs]
-    twice = next((uri for uri in uris if uris.count(uri) > 1), None)
-    if twice is not None:
-        raise UsageError("duplicate target", uri=twice, cure="choose a different path for each target")

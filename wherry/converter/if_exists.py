@@ -54,7 +54,10 @@ def existing_result(
         raise UsageError(f"invalid value for if_exists: {if_exists!r}", cure=f"choose {' or '.join(CHOICES)}")
     if not committed.exists() or is_blank(committed):
         return None
-    sidecar = _sidecar(target)
+    try:
+        sidecar = read_sidecar(target)
+    except WherryError:
+        sidecar = None  # an unreadable sidecar proves nothing, so the target must not be touched
     receipt = sidecar.receipt if sidecar else None
     accepted = if_exists == "skip" or (if_exists != "fail" and _is_result(sidecar, checkpoint, plan, target))
     if receipt is not None and accepted:
@@ -64,13 +67,6 @@ def existing_result(
         uri=committed.uri,
         cure="choose another target, or remove this one",
     )
-
-
-def _sidecar(target: Location) -> Sidecar | None:
-    try:
-        return read_sidecar(target)
-    except WherryError:
-        return None  # an unreadable sidecar proves nothing, so the target must not be touched
 
 
 def _is_result(sidecar: Sidecar | None, checkpoint: Checkpoint, plan: AnyPlan, target: Location) -> bool:
@@ -83,15 +79,15 @@ def _is_result(sidecar: Sidecar | None, checkpoint: Checkpoint, plan: AnyPlan, t
     try:
         which = SourceRequest(target.uri, sidecar.checkpoint.format, allow_opaque=tuple(target.opaque))
         with open_source(which) as present:
-            mark = _mark(present, sidecar, target)
+            can = target.store.capabilities
+            # Without the page of a repository that wherry has added to the target.
+            own = (
+                CARD
+                if can.one_commit and CARD not in {one.name for one in sidecar.manifest.companions}
+                else ""
+            )
+            members = [entry for entry in present.reader.members() if entry.name != own]
+            mark = fingerprint(members, target, marks=can.local)
     except WherryError:
         return False  # damaged since then: not a complete result, and not repaired here
     return mark == sidecar.checkpoint.fingerprint
-
-
-def _mark(present: Checkpoint, sidecar: Sidecar, target: Location) -> str:
-    """The fingerprint of a target, without the page of a repository that wherry has added to it."""
-    can = target.store.capabilities
-    own = CARD if can.one_commit and CARD not in {one.name for one in sidecar.manifest.companions} else ""
-    members = [entry for entry in present.reader.members() if entry.name != own]
-    return fingerprint(members, target, marks=can.local)

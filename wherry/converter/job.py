@@ -138,31 +138,44 @@ def stage(job: Job, algorithms: tuple[str, ...], recorded: Sidecar | None, stack
         TargetInUseError: another run is writing the target.
         StorageError: the storage failed.
     """
-    staging = stack.enter_context(_staging(job, header_of(job, algorithms)))
+    header, by_checksum = header_of(job, algorithms), job.plan.verify == "store"
+    opening = open_staging(
+        job.committed,
+        identity_of(header),
+        header,
+        job.row.commit_members,
+        job.plan.manifest.nbytes,
+        # A file that states companions is read before the commit, for their digests.
+        is_file=job.row.single_file and not (by_checksum and job.row.holds.stated),
+        memory=job.plan.memory,
+        by_checksum=by_checksum,
+    )
+    staging = stack.enter_context(opening)
     journal = staging.journal()
     staged = inside(job, staging.location)
     make_folder(staged.parent)
-    companions = _copy_companions(job, staged)
+    companions: tuple[Companion, ...] = ()
+    if not job.row.single_file:  # the layout of a single file reads what the file states of them
+        companions = tuple(
+            copy_companion(job.checkpoint, one, staged.member(f"{job.row.companion_folder}{one.name}"))
+            for one in job.plan.manifest.companions
+        )
     evidence = job.evidence(staged)  # the writer may write headers again, which changes files
     writer = writer_of(job.row, staged, job.plan.manifest, job.plan.options, job.checkpoint.reader.companion)
     stack.callback(writer.close)
     staging.sync_names()
     targets = targets_of(job.plan)
-    meanwhile = job.plan.verify == "digest"
     back = None
-    if meanwhile:
-        back = ReadBack(
-            writer, targets, job.target.uri, _files_of(staged), evidence=evidence, algorithms=algorithms
-        )
+    if job.plan.verify == "digest":
+        files = FilesBeingWritten()
+        if is_staged(staged):
+            # Each range of an object costs a request, so only large ones are read meanwhile.
+            files = FilesBeingWritten(
+                is_readable, run_of(staged).using.sender.drain, least_alone(objects=True)
+            )
+        back = ReadBack(writer, targets, job.target.uri, files, evidence=evidence, algorithms=algorithms)
     output = Output(writer, targets, journal, back, job.plan.overflow)
     return StagedJob(job, staging, staged, journal, companions, output, recorded)
-
-
-def _files_of(staged: Location) -> FilesBeingWritten:
-    """When files of the staged target can be read; each range of an object costs a request, so only large ones are."""
-    if not is_staged(staged):
-        return FilesBeingWritten()
-    return FilesBeingWritten(is_readable, run_of(staged).using.sender.drain, least_alone(objects=True))
 
 
 def least_alone(*, objects: bool) -> int:
@@ -190,22 +203,6 @@ def inside(job: Job, committed: Location) -> Location:
     """The location of the checkpoint in what is committed in one step, for example in a staged step folder."""
     inner = job.target.path[len(job.committed.path) :].strip("/")
     return committed.join(inner) if inner else committed
-
-
-def _staging(job: Job, header: Mapping[str, str]) -> Staging:
-    """The staging of the target; a store that takes parts needs no local disk."""
-    by_checksum = job.plan.verify == "store"
-    return open_staging(
-        job.committed,
-        identity_of(header),
-        header,
-        job.row.commit_members,
-        job.plan.manifest.nbytes,
-        # A file that states companions is read before the commit, for their digests.
-        is_file=job.row.single_file and not (by_checksum and job.row.holds.stated),
-        memory=job.plan.memory,
-        by_checksum=by_checksum,
-    )
 
 
 def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
@@ -315,16 +312,6 @@ def _target_hashes(plan: Plan, hashes: Hashes) -> Hashes:
     return hashes.renamed({source: target for target, source in plan.pairs.items()})
 
 
-def _copy_companions(job: Job, staged: Location) -> tuple[Companion, ...]:
-    if job.row.single_file:
-        return ()  # its layout reads what the file states of them
-    folder = job.row.companion_folder
-    return tuple(
-        copy_companion(job.checkpoint, one, staged.member(f"{folder}{one.name}"))
-        for one in job.plan.manifest.companions
-    )
-
-
 def _hash_boxes(staged: StagedJob, written: Checkpoint, ours: Hashes) -> Hashes:
     """The digests of tensors whose boxes were not hashed when they were carried: the written target is read.
 
@@ -431,16 +418,16 @@ def _open_staged(job: Job, staged: Location) -> Checkpoint:
 
 def _require_structure(job: Job, found: Manifest) -> None:
     planned, written = job.plan.manifest.tensors, found.tensors
-    odd = [path for path, spec in planned.items() if not _is_alike(spec, written.get(path))]
+    odd = [
+        path
+        for path, spec in planned.items()
+        if path not in written or (spec.shape, spec.dtype) != (written[path].shape, written[path].dtype)
+    ]
     odd += written.keys() - planned.keys()
     if odd:
         raise MismatchError(
             f"read-back differs from the plan in shape or dtype at {'/'.join(min(odd))}", uri=job.target.uri
         )
-
-
-def _is_alike(spec: TensorSpec, written: TensorSpec | None) -> bool:
-    return written is not None and spec.shape == written.shape and spec.dtype == written.dtype
 
 
 def _sidecar(

@@ -64,7 +64,7 @@ def spelled_out(
         without: names of options that the function does not take.
     """
     declared = {one.name: one for one in options if one.name not in without}
-    stated = _annotations(keywords)
+    stated = {name: getattr(kind, "__forward_arg__", kind) for name, kind in keywords.__annotations__.items()}
     annotations = stated | {name: one.type for name, one in declared.items() if name not in stated}
     rows = [
         inspect.Parameter(
@@ -86,8 +86,3 @@ def spelled_out(
         return verb
 
     return with_signature
-
-
-def _annotations(keywords: type) -> dict[str, str]:
-    """Keyword → its annotation as text, those of the bases first."""
-    return {name: getattr(kind, "__forward_arg__", kind) for name, kind in keywords.__annotations__.items()}

@@ -43,8 +43,13 @@ if TYPE_CHECKING:
 
 def run(jobs: Sequence[Job]) -> list[Receipt | WherryError]:
     """Carry out all jobs; returns the result of each, in order. A failed pass does not stop the others."""
+    groups: dict[tuple[int, int], list[int]] = {}
+    for number, job in enumerate(jobs):
+        # A job whose files are uploaded needs its own order of the moves.
+        alone = number if job.committed.store.capabilities.parts else -1
+        groups.setdefault((id(job.checkpoint), alone), []).append(number)
     results: dict[int, Receipt | WherryError] = {}
-    for group in _groups(jobs):
+    for group in groups.values():
         go_on()
         try:
             done = _pass([jobs[number] for number in group])
@@ -52,15 +57,6 @@ def run(jobs: Sequence[Job]) -> list[Receipt | WherryError]:
             done = [error] * len(group)
         results |= dict(zip(group, done, strict=True))
     return [results[number] for number in range(len(jobs))]
-
-
-def _groups(jobs: Sequence[Job]) -> list[list[int]]:
-    """The indexes of jobs that share a pass; one whose files are uploaded needs its own order of the moves."""
-    groups: dict[tuple[int, int], list[int]] = {}
-    for number, job in enumerate(jobs):
-        alone = number if job.committed.store.capabilities.parts else -1
-        groups.setdefault((id(job.checkpoint), alone), []).append(number)
-    return list(groups.values())
 
 
 def _pass(jobs: list[Job]) -> list[Receipt | WherryError]:

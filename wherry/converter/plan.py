@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from wherry.formats.format import Format, Options
     from wherry.formats.shortage import Shortage
     from wherry.mover.move import Way, Ways
-    from wherry.storage.location import Location
 
 
 @spelled_out(ConvertKeywords, options_of(SourceRequest, TargetRequest, ConvertRequest))
@@ -147,6 +146,10 @@ def _make(checkpoint: Checkpoint, row: Format, target: TargetRequest, request: C
     ignored = within_source(found, request.source.uri, checkpoint.uri)
     require_requested(ignored, request, checkpoint.uri)
     version = row.version(prepared, checked)
+    notes, can = checkpoint.notes, place.store.capabilities
+    if not (can.local or can.parts):
+        what = f"{place.store.protocol}:// takes whole files, so the target is staged on the local disk first"
+        notes = (*notes, what)
     budget = parse_budget(request.memory)
     source = Source(checkpoint.reader, Pool(budget))
     return Plan(
@@ -167,29 +170,19 @@ def _make(checkpoint: Checkpoint, row: Format, target: TargetRequest, request: C
         digest=_digest(checkpoint, [row.name, version], {**checked, **tree}, prepared, mapped),
         lossy=checkpoint.lossy,
         overflow=target.layout.allow_overflow,
-        notes=(*checkpoint.notes, *_staged_note(place)),
+        notes=notes,
         snippet=checkpoint.snippet,
     )
-
-
-def _staged_note(target: Location) -> tuple[str, ...]:
-    if target.store.capabilities.local or target.store.capabilities.parts:
-        return ()
-    return (f"{target.store.protocol}:// takes whole files, so the target is staged on the local disk first",)
 
 
 def _without_hints(manifest: Manifest) -> Manifest:
     """A target's manifest without the chunk hints for its format."""
     hinted = {
-        path: replace(spec, tags=_rest(spec.tags))
+        path: replace(spec, tags={name: text for name, text in spec.tags.items() if name != GRID} or None)
         for path, spec in manifest.tensors.items()
         if spec.tags and GRID in spec.tags
     }
     return replace(manifest, tensors={**manifest.tensors, **hinted}) if hinted else manifest
-
-
-def _rest(tags: Mapping[str, str] | None) -> dict[str, str] | None:
-    return {name: text for name, text in (tags or {}).items() if name != GRID} or None
 
 
 def _left_by(mapped: MappedTree, source: Manifest) -> Callable[[KeyPath], bool]:
@@ -219,6 +212,12 @@ def _digest(
     checkpoint: Checkpoint, to: list[str], options: Mapping[str, Any], prepared: Manifest, mapped: MappedTree
 ) -> str:
     source = checkpoint.detection
+    layout, merge = prepared.origin.get("layout"), prepared.origin.get("merge")
+    if merge:  # the places of its sources do not decide its values
+        sources = [
+            {name: one for name, one in row.items() if name != "uri"} for row in merge.get("sources", ())
+        ]
+        merge = {**merge, "sources": sources}
     rows = (
         (path, mapped.pairs[path], spec.shape, spec.dtype, spec.chunks or ())
         for path, spec in ((path, prepared.tensors[path]) for path in sorted(prepared.tensors))
@@ -231,18 +230,12 @@ def _digest(
             "options": {name: value for name, value in sorted(options.items()) if value is not None},
             "ignored": sorted((render(entry.path), entry.rule) for entry in mapped.ignored),
             "companions": sorted((companion.name, companion.size) for companion in prepared.companions),
-            **({"layout": layout} if (layout := prepared.origin.get("layout")) else {}),
-            **({"merge": _values_of(merge)} if (merge := prepared.origin.get("merge")) else {}),
+            **({"layout": layout} if layout else {}),
+            **({"merge": merge} if merge else {}),
         },
         "tensors",
         rows,
     )
-
-
-def _values_of(merge: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides the values of a merge; the places of its sources do not."""
-    sources = [{name: one for name, one in row.items() if name != "uri"} for row in merge.get("sources", ())]
-    return {**merge, "sources": sources}
 
 
 BASE_BYTES = 64 << 20  # the interpreter, numpy and, for zarr and OCDBT, tensorstore

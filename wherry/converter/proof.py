@@ -147,8 +147,21 @@ def prove(
             return None
         expected = known.hashes.renamed({path: change.name(path) for path in known.hashes.digests})
         if wanted.digests:
-            _require_equal(_read(found, expected.algorithm, wanted, "verify"), expected, rewriting.target)
-            _require_companions(_digest_companions(found), known.companions, rewriting.target)
+            read = _read(found, expected.algorithm, wanted, "verify")
+            failed = compare(read, expected.digests, expected.leaves)
+            del read
+            if failed:
+                raise MismatchError(
+                    f"read-back differs from the source: {failed[0].reason}",
+                    uri=rewriting.target,
+                    path=failed[0].path,
+                    cure="check the storage; nothing was committed",
+                )
+            odd = sorted({one.name for one in set(_digest_companions(found)) ^ set(known.companions)})
+            if odd:
+                raise MismatchError(
+                    f"the companion file {odd[0]} differs from the source", uri=rewriting.target
+                )
         seconds = round(time.monotonic() - clock, 3)
         proof = {"level": "digest", "ok": True, "tensors": len(expected.digests), "seconds": seconds}
         mark = fingerprint(found.reader.members(), written, marks=written.store.capabilities.local)
@@ -193,7 +206,9 @@ def open_written(written: Location, source: Detection, target: str) -> Checkpoin
 
 def _hashes(checkpoint: Checkpoint, recorded: Sidecar | None, wanted: ProofRequest) -> Hashes | None:
     if not wanted.digests:
-        return _recorded_hashes(checkpoint, recorded)
+        if recorded is None or recorded.checkpoint.fingerprint != present_fingerprint(checkpoint):
+            return None  # the digests of the sidecar are not those of these files
+        return Hashes(recorded.algorithm, recorded.manifest.digests, recorded.leaves)
     if recorded is not None:
         known = _read(checkpoint, recorded.algorithm, wanted, "digest")
         agree_with_source(checkpoint, recorded, known)
@@ -212,13 +227,6 @@ def _read(checkpoint: Checkpoint, algorithm: str, wanted: ProofRequest, stage: s
         folder=wanted.folder,
         straight=stage == "verify",
     )
-
-
-def _recorded_hashes(checkpoint: Checkpoint, sidecar: Sidecar | None) -> Hashes | None:
-    """The digests of the sidecar, if the files still have its fingerprint; None otherwise."""
-    if sidecar is None or sidecar.checkpoint.fingerprint != present_fingerprint(checkpoint):
-        return None
-    return Hashes(sidecar.algorithm, sidecar.manifest.digests, sidecar.leaves)
 
 
 def _digest_companions(checkpoint: Checkpoint) -> tuple[Companion, ...]:
@@ -254,23 +262,6 @@ def _require_alike(source: Manifest, found: Manifest, change: Change, uri: str) 
 def _print_values(held: Mapping[Any, Any]) -> dict[str, str]:
     """Values by printed key path, as text, so that 1 and True differ and a NaN equals itself."""
     return {render(path): repr(value) for path, value in held.items()}
-
-
-def _require_equal(found: Hashes, expected: Hashes, uri: str) -> None:
-    failed = compare(found, expected.digests, expected.leaves)
-    if failed:
-        raise MismatchError(
-            f"read-back differs from the source: {failed[0].reason}",
-            uri=uri,
-            path=failed[0].path,
-            cure="check the storage; nothing was committed",
-        )
-
-
-def _require_companions(found: tuple[Companion, ...], known: tuple[Companion, ...], uri: str) -> None:
-    odd = sorted({one.name for one in set(found) ^ set(known)})
-    if odd:
-        raise MismatchError(f"the companion file {odd[0]} differs from the source", uri=uri)
 
 
 def _receipt(

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from wherry.core.account import IgnoredEntry
     from wherry.core.progress import OnProgress
-    from wherry.formats.format import Change, Rewrite
+    from wherry.formats.format import Change
     from wherry.storage.location import Location
     from wherry.storage.sidecar import Sidecar
     from wherry.target.staging import Staging
@@ -148,14 +148,9 @@ def carry_out(request: RewriteRequest, *, progress: OnProgress | None = None) ->
     with _ready(request) as ready:
         there = None if request.in_place else _existing(ready, request.if_exists)
         done = there or (_in_place if request.in_place else _stage)(ready, wanted)
-    return _record(done, lineage=request.lineage)
-
-
-def _record(done: Rewritten, *, lineage: bool) -> Rewritten:
-    """Record a rewrite in the ledger; without digests nothing can be recorded."""
-    if done.receipt is None:
+    if done.receipt is None:  # without digests nothing can be recorded
         return done
-    if not lineage:
+    if not request.lineage:
         return replace(done, receipt=replace(done.receipt, lineage=LEFT_OUT))
     try:
         return replace(done, receipt=record(done.receipt))
@@ -172,9 +167,17 @@ def _ready(request: RewriteRequest) -> Generator[_Ready]:
     location, detection = resolve_source(resolve_named(request.source))
     home = location if target is None else locate(target, location.opaque)
     require_places(location, home, in_place=in_place)
-    _require_apart(location, home)
+    if f"{home.path}/".startswith(f"{location.path}/") and home.path != location.path:
+        raise UsageError("the target is inside the source", uri=home.uri, cure="choose a target outside it")
     name, _, value = request.as_.partition("=")
-    row = _find(detection.format, name, location)
+    known = rewrites(detection.format)
+    if name not in known:
+        raise UsageError(
+            f"unknown rewrite {name!r} for format {detection.format}",
+            uri=location.uri,
+            cure=f"choose {' or '.join(known)}" if known else "use `wherry convert` instead",
+        )
+    row = known[name]
     with settled_checkpoint(
         lambda: Checkpoint(row.plan(location, detection, value or None).opened, opaque=location.opaque)
     ) as settled:
@@ -193,17 +196,6 @@ def _ready(request: RewriteRequest) -> Generator[_Ready]:
         require_requested(rows, request, location.uri)
         rewriting = _rewriting(change, location, home, (name, value or None), rows, in_place=in_place)
         yield _Ready(rewriting, change, location, home, checkpoint, pin)
-
-
-def _find(format: str, name: str, location: Location) -> Rewrite:
-    known = rewrites(format)
-    if name not in known:
-        raise UsageError(
-            f"unknown rewrite {name!r} for format {format}",
-            uri=location.uri,
-            cure=f"choose {' or '.join(known)}" if known else "use `wherry convert` instead",
-        )
-    return known[name]
 
 
 def _rewriting(
@@ -247,7 +239,8 @@ def _members(ready: _Ready) -> tuple[str, ...]:
 
 def _stage(ready: _Ready, wanted: ProofRequest) -> Rewritten:
     identity = sha256_of("run", [ready.rewriting.digest, ready.pin.digest])[:8]
-    with _staging(ready, identity) as staging:
+    header, nbytes = {"rewrite": identity, "target": ready.target.name}, ready.rewriting.carried[1]
+    with open_staging(ready.target, identity, header, _members(ready), nbytes, resume=False) as staging:
         wanted = replace(wanted, folder=staging.spill)
         with blaming_changes(ready.pin, ready.checkpoint):
             sidecar, ways = _write_and_prove(ready, staging, wanted)
@@ -258,12 +251,6 @@ def _stage(ready: _Ready, wanted: ProofRequest) -> Rewritten:
         with committing(ready.target.uri):
             staging.commit()
     return Rewritten(ready.rewriting, sidecar and sidecar.receipt, ways)
-
-
-def _staging(ready: _Ready, identity: str) -> Staging:
-    header = {"rewrite": identity, "target": ready.target.name}
-    nbytes = ready.rewriting.carried[1]
-    return open_staging(ready.target, identity, header, _members(ready), nbytes, resume=False)
 
 
 def _write_and_prove(
@@ -300,8 +287,3 @@ def _in_place(ready: _Ready, wanted: ProofRequest) -> Rewritten:
             if sidecar is not None:
                 replace_sidecar(ready.source, encode(sidecar))
     return Rewritten(ready.rewriting, sidecar and sidecar.receipt)
-
-
-def _require_apart(source: Location, target: Location) -> None:
-    if f"{target.path}/".startswith(f"{source.path}/") and target.path != source.path:
-        raise UsageError("the target is inside the source", uri=target.uri, cure="choose a target outside it")

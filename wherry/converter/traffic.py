@@ -219,8 +219,11 @@ def traffic_of(seen: Checkpoint, plan: PlannedConversion, shared: SharedTraffic 
         stores.append(_of_source(seen.original.location, seen, plan, shared))
     if _is_remote(plan.target):
         stores.append(_of_target(locate(plan.target), plan, shared))
-    joined = stores[:1] if len(stores) > 1 and stores[0].store == stores[1].store else []
-    return Traffic((_join(*stores),) if joined else tuple(stores), _space(plan))
+    if len(stores) > 1 and stores[0].store == stores[1].store:
+        one, other = stores
+        sums = {name: value + getattr(other, name) for name, value in asdict(one).items() if name != "store"}
+        stores = [StoreTraffic(one.store, **sums)]
+    return Traffic(tuple(stores), _space(plan))
 
 
 def require_room(plan: PlannedConversion) -> None:
@@ -257,11 +260,6 @@ def _is_remote(uri: str) -> bool:
     return local_path(uri) is None and not is_live(uri)
 
 
-def _join(one: StoreTraffic, other: StoreTraffic) -> StoreTraffic:
-    sums = {name: value + getattr(other, name) for name, value in asdict(one).items() if name != "store"}
-    return StoreTraffic(one.store, **sums)
-
-
 def _store_name(place: Location) -> str:
     return "/".join(place.uri.split("/", 3)[:3])
 
@@ -273,7 +271,9 @@ def _of_source(
     twice = seen.is_view and not hashes_on_the_way()
     reads, egress = _reads_of_source(seen, plan, times=2 if twice else 1)
     reads, egress = round(reads * shared.times), round(egress * shared.times)
-    companions, nbytes = _count(_companion_reads(plan))
+    companions, nbytes = _count(
+        piece for companion in plan.manifest.companions for piece in _cut(companion.size, LARGEST)
+    )
     folders: dict[str, int] = {}
     for member in original.reader.members():
         folder = member.name.rpartition("/")[0]
@@ -364,11 +364,6 @@ def _decoded_reads(access: Chunked | Computed, spec: TensorSpec) -> Iterator[int
             return
     count = chunk_count(spec.shape, spec.chunks) if spec.chunks else 1
     yield from (math.ceil(spec.nbytes / count) for _ in range(count))
-
-
-def _companion_reads(plan: PlannedConversion) -> Iterator[int]:
-    for companion in plan.manifest.companions:
-        yield from _cut(companion.size, LARGEST)
 
 
 def _cut(nbytes: int, step: int) -> Iterator[int]:

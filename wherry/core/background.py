@@ -93,21 +93,17 @@ def wait_at_exit() -> None:
 def _wait() -> None:
     begun = time.monotonic()
     while _running:
+        from wherry.core.progress import logger
+
+        log = logger(__name__)
         for work in sorted(
             _running, key=lambda one: float("inf") if one.exit_wait is None else one.exit_wait
         ):
-            _wait_for(work, begun)
-
-
-def _wait_for(work: BackgroundWork, begun: float) -> None:
-    from wherry.core.progress import logger
-
-    log = logger(__name__)
-    log.info("waiting for %s before the process exits", work.what)
-    left = None if work.exit_wait is None else max(work.exit_wait - (time.monotonic() - begun), 0)
-    if not work.ended.wait(left):
-        _running.discard(work)
-        work.on_timeout()
+            log.info("waiting for %s before the process exits", work.what)
+            left = None if work.exit_wait is None else max(work.exit_wait - (time.monotonic() - begun), 0)
+            if not work.ended.wait(left):
+                _running.discard(work)
+                work.on_timeout()
 
 
 def _begin_anew() -> None:

@@ -204,7 +204,7 @@ def repeated_notes(
         for path, element in seen.repeated.items()
         if element and any(element) and path in digests
         and element != _one(specs[path].dtype)
-        and digests[path] == _filled_digest(algorithm, element, specs[path])
+        and digests[path] == _filled_form(algorithm, element, specs[path].dtype, specs[path].shape)
     ]  # fmt: skip
     return _note(f"{len(found):,} of {plural(len(specs), 'tensor')} hold a single value", found)
 
@@ -227,11 +227,6 @@ def _note(what: str, found: Iterable[KeyPath]) -> list[str]:
 def _algorithm_of_all(digests: Mapping[KeyPath, str]) -> str:
     """The algorithm of some digests, which is the same for all."""
     return algorithm_of(next(iter(digests.values()), ""))
-
-
-def _filled_digest(algorithm: str, element: bytes, spec: TensorSpec) -> str:
-    """The digest of a tensor with one element again and again; empty for a tensor that does not count."""
-    return _filled_form(algorithm, element, spec.dtype, spec.shape)
 
 
 @lru_cache(1 << 12)

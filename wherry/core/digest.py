@@ -106,11 +106,6 @@ def _header(kind: str) -> bytes:
     return f"wherry {kind} 1\n".encode()
 
 
-def _digest_of(algorithm: str, kind: str, value: object) -> str:
-    found = new_hash(algorithm, _header(kind) + canonical_json(value))
-    return f"{algorithm}:{found.digest().hex()}"
-
-
 def leaf_count(nbytes: int) -> int:
     """Number of leaves of a tensor with this many bytes; 0 for an empty tensor."""
     return -(-nbytes // LEAF)
@@ -160,18 +155,16 @@ def checkpoint_digest(
         weights: the weights digest, if it is known.
     """
     content = weights or weights_digest(manifest.digests, algorithm)
-    return _digest_of(
-        algorithm,
-        "checkpoint",
-        {
-            "weights": content.removeprefix(f"{algorithm}:"),
-            "format": format_name,
-            "format_version": format_version,
-            "values": {render(path): value for path, value in manifest.values.items()},
-            "empties": {render(path): kind for path, kind in manifest.empties.items()},
-            "companions": {companion.name: companion.sha256 for companion in manifest.companions},
-        },
-    )
+    identity = {
+        "weights": content.removeprefix(f"{algorithm}:"),
+        "format": format_name,
+        "format_version": format_version,
+        "values": {render(path): value for path, value in manifest.values.items()},
+        "empties": {render(path): kind for path, kind in manifest.empties.items()},
+        "companions": {companion.name: companion.sha256 for companion in manifest.companions},
+    }
+    found = new_hash(algorithm, _header("checkpoint") + canonical_json(identity))
+    return f"{algorithm}:{found.digest().hex()}"
 
 
 class _Hashes:

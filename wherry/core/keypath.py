@@ -25,7 +25,7 @@ def render(path: KeyPath) -> str:
     text = "/".join(path)
     if "~" not in text and all(path) and text.count("/") + 1 == len(path):
         return text  # nothing to escape, as almost always
-    return "/".join([_escape(part) for part in path])
+    return "/".join([part.replace("~", "~0").replace("/", "~1") if part else "~2" for part in path])
 
 
 def parse(text: str) -> KeyPath:
@@ -35,10 +35,6 @@ def parse(text: str) -> KeyPath:
         UsageError: a `~` is not followed by 0, 1 or 2.
     """
     return tuple(_unescape(part) for part in text.split("/")) if text else ()
-
-
-def _escape(part: str) -> str:
-    return part.replace("~", "~0").replace("/", "~1") if part else "~2"
 
 
 def _unescape(text: str) -> str:

@@ -164,7 +164,29 @@ class Manifest:
     def tensor_rows(self) -> Iterator[JsonObject]:
         """The rows of `tensors` of the JSON form, one after the other."""
         for path in sorted(self.tensors):
-            yield _tensor_json(self.tensors[path], self.digests.get(path))
+            spec = self.tensors[path]
+            row: JsonObject = {
+                "path": spec.name,
+                "shape": list(spec.shape),
+                "dtype": spec.dtype,
+                "digest": self.digests.get(path),
+            }
+            if spec.chunks is not None:
+                row["chunks"] = list(spec.chunks)
+            if spec.axes is not None:
+                row["axes"] = [list(axis) if isinstance(axis, tuple) else axis for axis in spec.axes]
+            if spec.sharding is not None:
+                row["sharding"] = {
+                    "mesh": [list(axis) for axis in spec.sharding.mesh],
+                    "spec": [list(axis) if isinstance(axis, tuple) else axis for axis in spec.sharding.spec],
+                    "rules": [
+                        [name, list(axis) if isinstance(axis, tuple) else axis]
+                        for name, axis in spec.sharding.rules
+                    ],
+                }
+            if spec.tags:
+                row["tags"] = dict(spec.tags)
+            yield row
 
     def json_form(self) -> JsonObject:
         """The JSON form with no row in `tensors`."""
@@ -218,25 +240,6 @@ def from_json(data: JsonObject, uri: str = "") -> Manifest:
             uri=uri,
             cure="delete the sidecar, or restore it from a backup",
         ) from error
-
-
-def _tensor_json(spec: TensorSpec, digest: str | None) -> JsonObject:
-    row: JsonObject = {"path": spec.name, "shape": list(spec.shape), "dtype": spec.dtype, "digest": digest}
-    if spec.chunks is not None:
-        row["chunks"] = list(spec.chunks)
-    if spec.axes is not None:
-        row["axes"] = [list(axis) if isinstance(axis, tuple) else axis for axis in spec.axes]
-    if spec.sharding is not None:
-        row["sharding"] = {
-            "mesh": [list(axis) for axis in spec.sharding.mesh],
-            "spec": [list(axis) if isinstance(axis, tuple) else axis for axis in spec.sharding.spec],
-            "rules": [
-                [name, list(axis) if isinstance(axis, tuple) else axis] for name, axis in spec.sharding.rules
-            ],
-        }
-    if spec.tags:
-        row["tags"] = dict(spec.tags)
-    return row
 
 
 def tensor_row(row: JsonObject) -> tuple[TensorSpec, str | None]:

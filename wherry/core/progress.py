@@ -92,14 +92,10 @@ class Meter:
             if self._report is None or not due:
                 return
             self._last = now
-            self._report(self._progress(now, current))
-
-    def _progress(self, now: float, current: str) -> Progress:
-        rate = (self.done - self._before) / max(now - self._started, 1e-9)
-        eta = (self._total - self.done) / rate if rate else None
-        return Progress(
-            self._stage, self.done, self._total, rate, eta, current, self._units and replace(self._units)
-        )
+            rate = (self.done - self._before) / max(now - self._started, 1e-9)
+            eta = (self._total - self.done) / rate if rate else None
+            units = self._units and replace(self._units)
+            self._report(Progress(self._stage, self.done, self._total, rate, eta, current, units))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,15 +129,14 @@ class LineLogger(logging.LoggerAdapter[Any]):
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         """Log the text as one line; see `logging.Logger.log`."""
         if self.isEnabledFor(level):
-            shown = tuple(_one_line(value) if isinstance(value, BaseException) else value for value in args)
+            # An error and its cure become one line; their names are printable already.
+            shown = tuple(
+                " ".join(str(value).splitlines()) if isinstance(value, BaseException) else value
+                for value in args
+            )
             text = str(msg) % shown if shown else str(msg)
             kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1  # the caller, not this file
             self.logger.log(level, printable(redact(text)), **kwargs)
-
-
-def _one_line(error: BaseException) -> str:
-    """An error and its cure, whose names are printable already."""
-    return " ".join(str(error).splitlines())
 
 
 def logger(name: str) -> LineLogger:

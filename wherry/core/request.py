@@ -432,16 +432,16 @@ def convert_request(
     Raises:
         TypeError: an option is unknown.
     """
-    given = {name: _text(value) for name, value in options.items() if value is not None}
+    given = {
+        name: os.fspath(value) if isinstance(value, os.PathLike) else value
+        for name, value in options.items()
+        if value is not None
+    }
     chosen = _take_options(SourceRequest, given)
     layout = replace(layout or PLAIN, **_take_options(LayoutRequest, given))
     shared = {**_take_options(TargetRequest, given), "layout": layout}
     whole = tuple(_with_defaults(one, shared) for one in targets)
     return ConvertRequest(source=SourceRequest(os.fspath(source), **chosen), targets=whole, **given)
-
-
-def _text(value: Any) -> Any:
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _with_defaults(target: TargetRequest, shared: Mapping[str, Any]) -> TargetRequest:

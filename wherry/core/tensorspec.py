@@ -120,16 +120,16 @@ def checked_region(spec: TensorSpec, region: Region | None) -> Region:
         return spec.whole
     if len(region) != len(spec.shape):
         raise UsageError(f"expected {len(spec.shape)} slices, got {len(region)}", path=spec.name)
-    bounds = [_bounds(part, extent, spec) for part, extent in zip(region, spec.shape, strict=True)]
-    return tuple(slice(start, stop) for start, stop in bounds)
-
-
-def _bounds(part: slice, extent: int, spec: TensorSpec) -> tuple[int, int]:
-    start = 0 if part.start is None else part.start
-    stop = extent if part.stop is None else part.stop
-    if part.step not in (None, 1) or not 0 <= start <= stop <= extent:
-        raise UsageError(f"{part} is out of range for an extent of {extent}, or has a step", path=spec.name)
-    return start, stop
+    bounds: list[slice] = []
+    for part, extent in zip(region, spec.shape, strict=True):
+        start = 0 if part.start is None else part.start
+        stop = extent if part.stop is None else part.stop
+        if part.step not in (None, 1) or not 0 <= start <= stop <= extent:
+            raise UsageError(
+                f"{part} is out of range for an extent of {extent}, or has a step", path=spec.name
+            )
+        bounds.append(slice(start, stop))
+    return tuple(bounds)
 
 
 def region_shape(region: Region) -> tuple[int, ...]:
@@ -200,15 +200,9 @@ def _bands(
             yield from _bands(spec, (*fixed, slice(index, index + 1)), limit, multiple)
         return
     rows = max(limit // (row * step), 1) * step
-    base = _offset(spec, fixed)
+    elements = sum(part.start * math.prod(spec.shape[at + 1 :]) for at, part in enumerate(fixed))
+    base = dtypes.canonical_size(spec.dtype, elements)
     for start in range(0, spec.shape[axis], rows):
         stop = min(start + rows, spec.shape[axis])
         region = (*fixed, slice(start, stop), *(slice(0, extent) for extent in rest))
         yield region, Span(base + start * row, base + stop * row)
-
-
-def _offset(spec: TensorSpec, fixed: Region) -> int:
-    elements = 0
-    for axis, part in enumerate(fixed):
-        elements += part.start * math.prod(spec.shape[axis + 1 :])
-    return dtypes.canonical_size(spec.dtype, elements)

@@ -45,7 +45,7 @@ from wherry.text.config_text import parse_toml, read_config
 from wherry.tree.tree_reading import read_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
@@ -154,14 +154,13 @@ def _over_shared(data: Mapping[str, Any], known: set[str]) -> Mapping[str, Any]:
     """A family file with what holds for its systems, except for systems that the extended family has."""
     rows = data.get("systems", {})
     added = {
-        name: merge_tables(_defaults(name), row) for name, row in rows.items() if row and name not in known
+        name: merge_tables(
+            _parse_own(f"systems/{name}") if (_FOLDER / f"systems/{name}.toml").is_file() else {}, row
+        )
+        for name, row in rows.items()
+        if row and name not in known
     }
     return {**data, "systems": {**rows, **added}} if added else data
-
-
-def _defaults(system: str) -> Mapping[str, Any]:
-    """What holds for a system in every family."""
-    return _parse_own(f"systems/{system}") if (_FOLDER / "systems" / f"{system}.toml").is_file() else {}
 
 
 def family_of_config(config: Mapping[str, Any]) -> str | None:
@@ -260,7 +259,10 @@ def convert_layout(
     source_choices, target_choices = _texts(source_options or {}), _texts(options or {})
     _require_known(one, other, source_choices, target_choices)
     alike = source == target
-    config_facts = _facts_of(one, tell(one, config, config_source), facts or {}, stated or {})
+    config_facts = tell(one, config, config_source)
+    always = assumed_facts(one, {**config_facts.sizes, **config_facts.facts})
+    known = {**(facts or {}), **always, **config_facts.facts, **(stated or {})}
+    config_facts = replace(config_facts, facts=known, stated=dict(stated or {}))
     require_fitting(family, config_facts, {**family.constants, **config_facts.sizes})
     if not alike:
         stated_names = {**config_facts.sizes, **config_facts.facts}
@@ -288,8 +290,11 @@ def convert_layout(
     bound = bound if alike else replace(bound, notes=(*notes, *bound.notes))
     of_target = {**(source_conventions if alike else {}), **_conventions(other, target_choices)}
     target_conventions, _ = conventions_of(other, of_target, tell(other, None), config_facts.facts)
+    kept = {
+        name: bound.chosen[name] for name, form in other.forms.items() if form.kept and name in bound.chosen
+    }
     forms = {
-        **_keep(bound, other),
+        **kept,
         **other.by_format.get(target_format or "", {}),
         **_forms(other, target_choices),
     }
@@ -297,16 +302,6 @@ def convert_layout(
         bound, other, conventions=target_conventions, forms=forms, only=only, dtype=dtype, pads=pads
     )
     return projected if alike else _complete(projected)
-
-
-def _facts_of(
-    system: System, config_facts: ConfigFacts, facts: Mapping[str, Any], stated: Mapping[str, Any]
-) -> ConfigFacts:
-    """What is known of a source: what the user states, its config, its software, and the files next to it."""
-    always = assumed_facts(system, {**config_facts.sizes, **config_facts.facts})
-    return replace(
-        config_facts, facts={**facts, **always, **config_facts.facts, **stated}, stated=dict(stated)
-    )
 
 
 def _complete(projected: Projection) -> Projection:
@@ -330,24 +325,18 @@ def _require_held(
     try:
         require_assumed(family, source, target, config_facts, names)
     except UnrepresentableError as error:
-        same = _of_the_same_tensors(family, source)
-        others = [one.name for one in same if _holds(one, target.name, names)]
+        # the families with which a checkpoint that names none could be read as well
+        same = (one for one in map(load_family, families()) if one.yields_in(source.name) == family.name)
+        others = [
+            one.name
+            for one in same
+            if target.name in one.systems
+            and not any(different(one, names, assumed_facts(one.systems[target.name], names)))
+        ]
         if others:
             error.cure = f"choose a family that holds it: --family {' or '.join(others)}; or {error.cure}"
         raise
     require_accepted(target, names)
-
-
-def _of_the_same_tensors(family: Family, source: System) -> Iterator[Family]:
-    """The families with which a checkpoint that names no family could be read as well."""
-    return (one for one in map(load_family, families()) if one.yields_in(source.name) == family.name)
-
-
-def _holds(family: Family, target: str, names: Mapping[str, Any]) -> bool:
-    """Whether a family's target can be a model of which these names are known."""
-    return target in family.systems and not any(
-        different(family, names, assumed_facts(family.systems[target], names))
-    )
 
 
 def _texts(options: Mapping[str, str | int | bool]) -> dict[str, str]:
@@ -362,13 +351,6 @@ def _conventions(system: System, options: Mapping[str, str]) -> dict[str, str]:
 
 def _forms(system: System, options: Mapping[str, str]) -> dict[str, str]:
     return {name: text for name, text in options.items() if name in system.forms}
-
-
-def _keep(bound: BoundFamily, system: System) -> dict[str, str]:
-    """The forms of a target that are those of the source."""
-    return {
-        name: bound.chosen[name] for name, form in system.forms.items() if form.kept and name in bound.chosen
-    }
 
 
 def _require_known(

@@ -96,24 +96,19 @@ def _projections(base: Family) -> Iterator[tuple[str, dict[str, _Sides]]]:
             continue
         if row.key.endswith(_WEIGHT) and other.key.endswith(_KERNEL):
             sides = _Sides((dimensions[1],), (dimensions[0],))
-            maxtext_sides = _divide(DIMENSION.findall(other.axes[0]), sides, base.systems[MAXTEXT])
-            yield name, {PEFT: sides, MAXTEXT: maxtext_sides}
+            inputs = set(_NAME.findall(dimensions[1]))
+            others, system = DIMENSION.findall(other.axes[0]), base.systems[MAXTEXT]
+            of_maxtext = _Sides(
+                tuple(one for one in others if _axes(one, system) <= inputs),
+                tuple(one for one in others if not _axes(one, system) & inputs),
+            )
+            assert len(of_maxtext.inputs) + len(of_maxtext.outputs) == len(others), others
+            yield name, {PEFT: sides, MAXTEXT: of_maxtext}
 
 
 def _own_rows(system: System) -> Mapping[str, Row]:
     """The rows of tensors that hold one parameter."""
     return {row.parameters[0]: row for row in system.layouts if len(row.parameters) == 1}
-
-
-def _divide(dimensions: list[str], sides: _Sides, system: System) -> _Sides:
-    """The dimensions of another system on the same sides."""
-    inputs = {name for one in sides.inputs for name in _NAME.findall(one)}
-    found = _Sides(
-        tuple(one for one in dimensions if _axes(one, system) <= inputs),
-        tuple(one for one in dimensions if not _axes(one, system) & inputs),
-    )
-    assert len(found.inputs) + len(found.outputs) == len(dimensions), dimensions
-    return found
 
 
 def _axes(dimension: str, system: System) -> set[str]:

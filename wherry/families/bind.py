@@ -176,7 +176,14 @@ def bind(
     if not fits:
         raise failures[0]
     if any(fit.stored != fits[0].stored for fit in fits[1:]):
-        raise _ambiguous(system, fits)
+        differing = [name for name in system.forms if len({one.chosen[name] for one in fits}) > 1]
+        choices = "; ".join(", ".join(f"{name}={one.chosen[name]}" for name in differing) for one in fits)
+        raise AmbiguousError(
+            f"the shapes fit several forms of {system.name}: {choices}",
+            cure=f"choose one with --set {differing[0]}=…"
+            if differing
+            else "pass the model's config with --config",
+        )
     return fits[0]
 
 
@@ -210,7 +217,14 @@ def _candidates(
             if not candidate.left:
                 break
     if not found and worst is not None:
-        raise _unmatched_error(family, system, worst)
+        names = [render(path) for path in worst.matching.unmatched]
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        raise UnrepresentableError(
+            f"{plural(len(names), 'tensor', 'does/do')} not belong to family {family.name} as {system.name} stores it: "
+            f"{', '.join(names[:_SHOWN])}{more}",
+            path=names[0],
+            cure="choose another family, or add layouts or `ignore` rules for them with --family-file",
+        )
     least = min((len(candidate.left) for candidate in found.values()), default=0)
     yield from (candidate for candidate in found.values() if len(candidate.left) == least)
 
@@ -312,7 +326,12 @@ def _require_implied(
         wanted = evaluate(text, names)
         members = {one for one, row in family.parameters.items() if name in (one, row.part)}
         if wanted is True and not members <= present:
-            raise _lacking(candidate, min(members - present), text, config_facts)
+            first = min(members - present)
+            raise IncompleteError(
+                f"missing parameter {first}: {_layout_text(candidate, first)}, which {config_facts.source} implies "
+                f"({text})",
+                cure="restore the missing tensors, or correct the config",
+            )
         if wanted is False and members & present:
             path = next(
                 path for path, one in stored.items() if {p.parameter[1] for p in one.pieces} & members
@@ -324,51 +343,9 @@ def _require_implied(
             )
 
 
-def _require_untied(
-    system: System, candidate: _Candidate, present: frozenset[str], config_facts: ConfigFacts
-) -> None:
-    """Require the parameters that this system stores even if they are tied."""
-    names = {**config_facts.facts, "there": dict.fromkeys(present, True)}
-    for name, text in system.untied.items():
-        if name not in present and evaluate(text, names) is True:
-            raise IncompleteError(
-                f"missing parameter {name}: {_layout_text(candidate, name)}; {system.name} stores it even if tied",
-                cure="restore the missing tensors, or correct the config",
-            )
-
-
 def _layout_text(candidate: _Candidate, name: str) -> str:
     rows = (one for one in candidate.templates if one.slot == "params" and name in one.parameters)
     return next(rows).layouts[0].text
-
-
-def _lacking(candidate: _Candidate, name: str, text: str, config_facts: ConfigFacts) -> IncompleteError:
-    return IncompleteError(
-        f"missing parameter {name}: {_layout_text(candidate, name)}, which {config_facts.source} implies ({text})",
-        cure="restore the missing tensors, or correct the config",
-    )
-
-
-def _unmatched_error(family: Family, system: System, candidate: _Candidate) -> UnrepresentableError:
-    names = [render(path) for path in candidate.matching.unmatched]
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return UnrepresentableError(
-        f"{plural(len(names), 'tensor', 'does/do')} not belong to family {family.name} as {system.name} stores it: "
-        f"{', '.join(names[:_SHOWN])}{more}",
-        path=names[0],
-        cure="choose another family, or add layouts or `ignore` rules for them with --family-file",
-    )
-
-
-def _ambiguous(system: System, fits: list[BoundFamily]) -> AmbiguousError:
-    differing = [name for name in system.forms if len({one.chosen[name] for one in fits}) > 1]
-    choices = "; ".join(", ".join(f"{name}={one.chosen[name]}" for name in differing) for one in fits)
-    return AmbiguousError(
-        f"the shapes fit several forms of {system.name}: {choices}",
-        cure=f"choose one with --set {differing[0]}=…"
-        if differing
-        else "pass the model's config with --config",
-    )
 
 
 def _bind(
@@ -392,10 +369,26 @@ def _bind(
             f"no tensor of the checkpoint is a parameter of {family.name} in {system.name}",
             cure="convert the checkpoint that has the model's parameters, or keep the tree with --to orbax",
         )
-    _require_untied(system, candidate, params, config_facts)
+    names = {**config_facts.facts, "there": dict.fromkeys(params, True)}
+    for name, text in system.untied.items():
+        if name not in params and evaluate(text, names) is True:
+            raise IncompleteError(
+                f"missing parameter {name}: {_layout_text(candidate, name)}; {system.name} stores it even if tied",
+                cure="restore the missing tensors, or correct the config",
+            )
     copies = candidate.sorted.copies
-    _require_first_copies(copies, params)
+    for path, (_rule, parameter) in copies.items():
+        if parameter not in params:
+            raise IncompleteError(
+                f"missing parameter {parameter}, of which {render(path)} is a second copy",
+                path=render(path),
+                cure="restore the missing tensors",
+            )
     _require_implied(family, system, candidate, stored, params, config_facts)
+    copied = [
+        IgnoredEntry(path, rule, copy_reason(holding(stored, parameter).spec))
+        for path, (rule, parameter) in copies.items()
+    ]
     return BoundFamily(
         family=family,
         system=system,
@@ -406,25 +399,8 @@ def _bind(
         stored=stored,
         present=present,
         scalars=candidate.sorted.scalars,
-        ignored=(*candidate.sorted.ignored, *_copied_entries(copies, stored), *candidate.left),
+        ignored=(*candidate.sorted.ignored, *copied, *candidate.left),
         apart=candidate.sorted.apart,
         specs=specs,
         copies={path: parameter for path, (_rule, parameter) in copies.items()},
     )
-
-
-def _require_first_copies(copies: Mapping[KeyPath, tuple[str, str]], present: frozenset[str]) -> None:
-    for path, (_rule, parameter) in copies.items():
-        if parameter not in present:
-            raise IncompleteError(
-                f"missing parameter {parameter}, of which {render(path)} is a second copy",
-                path=render(path),
-                cure="restore the missing tensors",
-            )
-
-
-def _copied_entries(
-    copies: Mapping[KeyPath, tuple[str, str]], stored: Mapping[KeyPath, StoredTensor]
-) -> Iterator[IgnoredEntry]:
-    for path, (rule, parameter) in copies.items():
-        yield IgnoredEntry(path, rule, copy_reason(holding(stored, parameter).spec))

@@ -24,7 +24,7 @@ from wherry.storage.location import MOST_CONFIG
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
     from wherry.families.project import Projection
     from wherry.families.schema import Family, System
@@ -128,27 +128,25 @@ def companion_files(
     carried = tuple(
         name for name in names if name not in files and (every or name in configs or matches(name, _CARRIED))
     )
+    there = [*files, *carried]
+    warnings = [*_restated_warnings(projected), *projected.source.notes, *written.warnings, *made.notes]
+    if not any(matches(name, _TOKENIZERS) for name in there):
+        reason = made.missing or "no tokenizer found next to the source"
+        warnings.append(f"{reason}: {system.name} needs one; pass its folder with --assets")
+    if token_ids and _GENERATION in there:  # it is read before the config in which the stated token ids are
+        warnings.append(
+            f"{_GENERATION} is copied unchanged; transformers generates with its token ids, not those of --set"
+        )
     return CompanionFiles(
         files=files,
         carried=carried,
         left=tuple(name for name in names if name not in files and name not in carried),
         warnings=(
-            *_restated_warnings(projected),
-            *projected.source.notes,
-            *written.warnings,
-            *made.notes,
-            *_lacking(projected, [*files, *carried], made.missing),
-            *_overridden(token_ids or {}, [*files, *carried]),
+            *warnings,
             *_padding(projected),
         ),
         snippet=_snippet(system, written),
     )
-
-
-def _overridden(token_ids: Mapping[str, Any], names: Sequence[str]) -> Iterator[str]:
-    """A warning that a copied file is read before the config in which the stated token ids are."""
-    if token_ids and _GENERATION in names:
-        yield f"{_GENERATION} is copied unchanged; transformers generates with its token ids, not those of --set"
 
 
 def _agreeing(projected: Projection, checkpoint: Checkpoint, names: Mapping[str, Any]) -> set[str]:
@@ -397,13 +395,6 @@ def _tokenizer(checkpoint: Checkpoint, names: list[str], files: Mapping[str, byt
     else:
         return None
     return "sp" if head == b"\n" else "tiktoken"
-
-
-def _lacking(projected: Projection, names: list[str], missing: str) -> list[str]:
-    if any(matches(name, _TOKENIZERS) for name in names):
-        return []
-    reason = missing or "no tokenizer found next to the source"
-    return [f"{reason}: {projected.system.name} needs one; pass its folder with --assets"]
 
 
 def _padding(projected: Projection) -> list[str]:

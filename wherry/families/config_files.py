@@ -194,18 +194,44 @@ def complete_config(config: dict[str, Any], file: str) -> dict[str, Any]:
     """
     if _BLOCK in config and not {_PARENT, _NAME} & config.keys():
         stem = file.rpartition(".")[0]
-        _require_name(config, stem, file)
+        # by the name MaxText decides about rotary positions: a block may have models of both kinds
+        alike = {name for name, values in _models().items() if config.get(_BLOCK) == values[_BLOCK]}
+        decides = any(name.startswith(_NEIGHBOURS) for name in alike)
+        named = stem in alike or stem.startswith(_NEIGHBOURS)
+        if decides and not named and _ROTARY not in config:
+            raise UsageError(
+                f"{file} does not state {_NAME}: MaxText turns and scales rotary positions of {_NEIGHBOURS} otherwise "
+                "than those of other models, by the name alone",
+                cure=f"add the name to the file ({_NAME}: llama3.1-8b, {_NAME}: llama2-7b), or {_NAME}: {_NONE} if the "
+                "run has none",
+            )
         return {**config, _NAME: stem}
     name = config.get(_NAME)
     if not isinstance(name, str) or name == _NONE or not {_PARENT, _BLOCK, "base_emb_dim"} & config.keys():
         return config
     values = _models().get(name.replace(_INSTRUCT, ""))
     if values is None:
-        _require_whole(config, name, file)
+        # of another release, or a user's: its file may state whatever the file of any such model states
+        alike = [one for one in _models().values() if config.get(_BLOCK) in (None, one[_BLOCK])]
+        missing = {attribute for one in alike for attribute in one} - config.keys()
+        if missing:
+            raise UsageError(
+                f"{file}: unknown model {name!r}: its own file in MaxText's configs/models may state "
+                f"{', '.join(sorted(missing))}",
+                cure=f"pass that file with --config configs/models/{name}.yml, or {_WHOLE}",
+            )
         return config
     if values.keys() <= config.keys():
         return config
-    _require_agreement(config, values, name, file)
+    wrong = [one for one in values if one in config and config[one] != values[one]]
+    if wrong and not config.get(_OVERRIDE):
+        first = wrong[0]
+        raise UsageError(
+            f"{file} states {first}: {json.dumps(config[first])}, but the file of its model {name} states "
+            f"{json.dumps(values[first])}, which MaxText takes unless its command line overrides it",
+            cure=f"add {_OVERRIDE}: true to the config if the run was started with these values, else remove "
+            f"{', '.join(wrong)}; or pass {_WHOLE}",
+        )
     return {**values, **config}
 
 
@@ -216,42 +242,3 @@ def _models() -> Mapping[str, Mapping[str, Any]]:
     return {
         name: {_BLOCK: block, **values} for block, models in blocks.items() for name, values in models.items()
     }
-
-
-def _require_name(config: Mapping[str, Any], stem: str, file: str) -> None:
-    """A renamed file of a model must state what MaxText decides by the name, if its block has models of both kinds."""
-    alike = {name for name, values in _models().items() if config.get(_BLOCK) == values[_BLOCK]}
-    decides = any(name.startswith(_NEIGHBOURS) for name in alike)
-    named = stem in alike or stem.startswith(_NEIGHBOURS)
-    if decides and not named and _ROTARY not in config:
-        raise UsageError(
-            f"{file} does not state {_NAME}: MaxText turns and scales rotary positions of {_NEIGHBOURS} otherwise than "
-            "those of other models, by the name alone",
-            cure=f"add the name to the file ({_NAME}: llama3.1-8b, {_NAME}: llama2-7b), or {_NAME}: {_NONE} if the run "
-            "has none",
-        )
-
-
-def _require_whole(config: Mapping[str, Any], name: str, file: str) -> None:
-    """A model of another release, or a user's: its file may state whatever the file of any such model states."""
-    alike = [values for values in _models().values() if config.get(_BLOCK) in (None, values[_BLOCK])]
-    missing = {attribute for values in alike for attribute in values} - config.keys()
-    if missing:
-        raise UsageError(
-            f"{file}: unknown model {name!r}: its own file in MaxText's configs/models may state "
-            f"{', '.join(sorted(missing))}",
-            cure=f"pass that file with --config configs/models/{name}.yml, or {_WHOLE}",
-        )
-
-
-def _require_agreement(config: Mapping[str, Any], values: Mapping[str, Any], name: str, file: str) -> None:
-    """MaxText replaces what a config states by what its model's file states, unless the command line states it too."""
-    wrong = [one for one in values if one in config and config[one] != values[one]]
-    if wrong and not config.get(_OVERRIDE):
-        first = wrong[0]
-        raise UsageError(
-            f"{file} states {first}: {json.dumps(config[first])}, but the file of its model {name} states "
-            f"{json.dumps(values[first])}, which MaxText takes unless its command line overrides it",
-            cure=f"add {_OVERRIDE}: true to the config if the run was started with these values, else remove "
-            f"{', '.join(wrong)}; or pass {_WHOLE}",
-        )

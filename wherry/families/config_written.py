@@ -79,14 +79,23 @@ def written_config(
     alike = system is bound.system
     warnings: list[str] = []
     if not alike:
-        presumed = _presumed_facts(bound.system, names)
+        presumed = {
+            fact: value
+            for fact, text in bound.system.presumes.items()
+            if names.get(fact) is None and (value := evaluate(text, names)) is not None
+        }
         names |= presumed
-        warnings += _presumptions(bound.system, presumed)
+        if presumed:
+            listed = ", ".join(f"{fact} = {value!r}" for fact, value in presumed.items())
+            warnings.append(
+                f"not stated anywhere, so the documented values of {bound.system.name} were taken: {listed}"
+            )
         require_known(bound.family, bound.system, system, names)
     if write.file is None:
         return WrittenConfig({}, {}, names, (*warnings, *_notes(system, names)))
     config: dict[str, Any] = copy.deepcopy(dict(given or {}))
-    table = _table(system, config)
+    key = system.config.table
+    table = config if key is None or not (key in config or write.nested) else config.setdefault(key, {})
     _require_table(system, names, has_table=table is not config)
     stated = {
         **(bound.config_facts.facts if bound.system.like == system.name else {}),
@@ -107,22 +116,14 @@ def written_config(
             config.update({attribute: value} if doubled and attribute in dropped else {})
     warnings += [] if whole else _complete_config(system, config, table, said, names)
     if alike and not whole:
-        warnings += _unstated_warning(projected, names)
+        missing = [fact for fact in applicable(bound.family, names) if names.get(fact) is None]
+        if missing:
+            warnings.append(
+                f"{write.file}: the source does not state {', '.join(missing)}: add them before use"
+            )
     warnings += _notes(system, names)
     _require_same(projected, config, names)
     return WrittenConfig(config, table, names, tuple(warnings))
-
-
-def _presumed_facts(source: System, names: Mapping[str, Any]) -> dict[str, Any]:
-    """The documented values of facts that nobody states."""
-    found = {fact: evaluate(text, names) for fact, text in source.presumes.items() if names.get(fact) is None}
-    return {fact: value for fact, value in found.items() if value is not None}
-
-
-def _presumptions(source: System, presumed: Mapping[str, Any]) -> Iterator[str]:
-    if presumed:
-        listed = ", ".join(f"{fact} = {value!r}" for fact, value in presumed.items())
-        yield f"not stated anywhere, so the documented values of {source.name} were taken: {listed}"
 
 
 def _restated_attributes(
@@ -137,25 +138,11 @@ def _restated_attributes(
     return {name for fact in wrong for name in names_in(system.config.facts.get(fact) or "None")}
 
 
-def _unstated_warning(projected: Projection, names: Mapping[str, Any]) -> Iterator[str]:
-    """A warning that names the facts that a config of the same system leaves open, as the source does."""
-    missing = [fact for fact in applicable(projected.source.family, names) if names.get(fact) is None]
-    if missing:
-        yield f"{projected.system.write.file}: the source does not state {', '.join(missing)}: add them before use"
-
-
 def attribute_value(known: str | Cases, names: Mapping[str, Any]) -> Any:
     """The value of an attribute that is written: of an expression, or of the first case whose rule is true."""
     if isinstance(known, str):
         return evaluate(known, names)
     return next((copy.deepcopy(value) for rule, value in known if evaluate(rule, names)), None)
-
-
-def _table(system: System, config: dict[str, Any]) -> dict[str, Any]:
-    name = system.config.table
-    if name is None or (name not in config and not system.write.nested):
-        return config
-    return config.setdefault(name, {})
 
 
 def _require_table(system: System, names: Mapping[str, Any], *, has_table: bool) -> None:
@@ -291,20 +278,16 @@ def _require_same(projected: Projection, config: Mapping[str, Any], names: Mappi
     else:
         if system is not bound.system:
             require_carried(bound.family, bound.system, system, bound.config_facts, names, written)
-        wrong = [*contradictions(written, system, names), *_other_choices(projected, written)]
+        wrong = contradictions(written, system, names)
+        for convention, one in system.conventions.items():
+            value = evaluate(one.config, written.config) if one.config and written.config else None
+            if value is not None and value != projected.chosen[convention]:
+                wrong.append(f"{convention} is {value}, but {projected.chosen[convention]} in the tensors")
     if wrong:
         raise UnrepresentableError(
             f"{system.name} cannot hold this model: its {system.write.file} would contradict it: {wrong[0]}",
             cure="choose another target, or declare how its config states this with --family-file",
         )
-
-
-def _other_choices(projected: Projection, written: ConfigFacts) -> Iterator[str]:
-    """The conventions of which the written config means another choice than the tensors have."""
-    for name, one in projected.system.conventions.items():
-        value = evaluate(one.config, written.config) if one.config and written.config else None
-        if value is not None and value != projected.chosen[name]:
-            yield f"{name} is {value}, but {projected.chosen[name]} in the tensors"
 
 
 def contradictions(config_facts: ConfigFacts, system: System, names: Mapping[str, Any]) -> list[str]:

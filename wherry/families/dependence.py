@@ -55,23 +55,20 @@ def _depends(attribute: str | Cases, name: str, known: Mapping[str, Any]) -> boo
     texts = [attribute] if isinstance(attribute, str) else [rule for rule, _value in attribute]
     if not any(name in names_in(text) for text in texts):
         return False
-    own = attribute_value(attribute, known)
-    for other in _other_values(known[name]):
+    own, value = attribute_value(attribute, known), known[name]
+    # no value, and another of the same kind: a value that is the default of an attribute is stated all the same
+    others: list[object] = [None]
+    if isinstance(value, bool):
+        others.append(not value)
+    elif isinstance(value, int | float):
+        others.append(2 * value + 1)
+    for other in others:
         try:
             if attribute_value(attribute, {**known, name: other}) != own:
                 return True
         except WherryError:  # it has no value at all
             return True
     return False
-
-
-def _other_values(value: object) -> Iterator[object]:
-    """No value, and another of the same kind: a value that is the default of an attribute is stated all the same."""
-    yield None
-    if isinstance(value, bool):
-        yield not value
-    elif isinstance(value, int | float):
-        yield 2 * value + 1
 
 
 def _deciding_forms(projected: Projection, system: System, chosen: Mapping[str, str]) -> Iterator[str]:

@@ -41,6 +41,10 @@ def known_names(projected: Projection) -> dict[str, Any]:
     if ties:
         facts["tied"] = not any(name in there for name in ties)
     slots = {piece.parameter[0] for one in projected.targets.values() for piece in one.pieces}
+    dtypes: Counter[str] = Counter()  # of parameters, by their elements
+    for one in projected.targets.values():
+        if one.pieces and one.pieces[0].parameter[0] == "params":
+            dtypes[one.spec.dtype] += one.spec.size
     return {
         **bound.solved.sizes,
         **facts,
@@ -48,7 +52,7 @@ def known_names(projected: Projection) -> dict[str, Any]:
         "there": dict.fromkeys(there, True),
         "copied": dict.fromkeys(copies, True),
         "source": dict(bound.chosen),
-        "dtype": _dtype(projected),
+        "dtype": dtypes.most_common(1)[0][0],
         "moments": bool(slots - {"params", "scalars"}),
     }
 
@@ -58,15 +62,6 @@ def _choice(text: str) -> str | int | bool:
     if text in ("true", "false"):
         return text == "true"
     return int(text) if text.isdecimal() else text
-
-
-def _dtype(projected: Projection) -> str:
-    """The element type of most of the parameters."""
-    counted: Counter[str] = Counter()
-    for one in projected.targets.values():
-        if one.pieces and one.pieces[0].parameter[0] == "params":
-            counted[one.spec.dtype] += one.spec.size
-    return counted.most_common(1)[0][0]
 
 
 def applicable(family: Family, names: Mapping[str, Any]) -> Iterator[str]:

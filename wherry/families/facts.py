@@ -111,7 +111,8 @@ def _require_declared(system: System, attributes: Mapping[str, Any], read: set[s
     for name in sorted(rest & set(system.config.usual)):
         usual = _plain(system.config.usual[name], attributes)
         if attributes[name] not in (None, usual):
-            where = _reading(system, name)
+            version, line, _default = known_attributes(system.like or system.name).get(name, ("", "", ""))
+            where = f"; version {version} of its library reads it in {line}" if line else ""
             raise UnrepresentableError(
                 f"{source}: {name} is {attributes[name]!r}, for which {system.name} has no layout{where}",
                 cure=f"these layouts require {name} = {usual!r}",
@@ -124,12 +125,6 @@ def _require_declared(system: System, attributes: Mapping[str, Any], read: set[s
             f"unknown attributes in {source}: {', '.join(sorted(unknown))}",
             cure="declare them with --family-file: as sizes or facts, or as ignored if they cannot change an output",
         )
-
-
-def _reading(system: System, name: str) -> str:
-    """Where a system's library reads an attribute, for messages; empty if no table says it."""
-    version, line, _default = known_attributes(system.like or system.name).get(name, ("", "", ""))
-    return f"; version {version} of its library reads it in {line}" if line else ""
 
 
 @cache

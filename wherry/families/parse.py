@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from wherry.errors import UsageError, describe_exception
 from wherry.families.schema import (
-    Cases,
     ConfigRules,
     Convention,
     Fact,
@@ -281,7 +280,10 @@ def _write(row: Mapping[str, Any], where: str) -> Write:
         file=row.get("file"),
         nested=bool(row.get("nested", False)),
         fixed=row.get("fixed", {}),
-        attributes={name: one if isinstance(one, str) else _cases(one) for name, one in attributes.items()},
+        attributes={
+            name: one if isinstance(one, str) else tuple((str(rule), value) for rule, value in one)
+            for name, one in attributes.items()
+        },
         replaced=tuple(row.get("replaced", ())),
         nullable=tuple(row.get("nullable", ())),
         tabled={form: tuple(choices) for form, choices in row.get("tabled", {}).items()},
@@ -291,10 +293,6 @@ def _write(row: Mapping[str, Any], where: str) -> Write:
         words=_texts(row.get("words", {})),
         snippet=row.get("snippet", ""),
     )
-
-
-def _cases(rows: Any) -> Cases:
-    return tuple((str(rule), value) for rule, value in rows)
 
 
 def _row(names: str, row: Any, where: str) -> Row:

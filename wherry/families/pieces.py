@@ -42,7 +42,12 @@ def stored_tensors(
     stored: dict[KeyPath, StoredTensor] = {}
     for match in matches:
         if match.form not in forms:
-            forms[match.form] = _forms(system, match, sizes, config_facts.facts)
+            template, words = match.template, words_of(match.template, sizes, config_facts.facts)
+            rows = [
+                dimensions_of(system, layout, match) or layout.present(sizes) for layout in template.layouts
+            ]
+            forms[match.form], total = join_pieces(template, rows, sizes, words)
+            _check_shape(match, tuple(one.names for one in rows[0]), sizes, total)
         pieces = tuple([_piece(form, match, sizes) for form in forms[match.form]])
         stored[match.spec.path] = StoredTensor(match.spec, pieces)
     return stored
@@ -82,16 +87,6 @@ def _piece(form: PieceForm, match: Match, sizes: Mapping[str, int]) -> TensorPie
     return form.piece(at)
 
 
-def _forms(
-    system: System, match: Match, sizes: Mapping[str, int], facts: Mapping[str, object]
-) -> list[PieceForm]:
-    template, words = match.template, words_of(match.template, sizes, facts)
-    rows = [dimensions_of(system, layout, match) or layout.present(sizes) for layout in template.layouts]
-    forms, total = join_pieces(template, rows, sizes, words)
-    _check_shape(match, tuple(one.names for one in rows[0]), sizes, total)
-    return forms
-
-
 def join_pieces(
     template: Template,
     rows: Sequence[tuple[Dimension, ...]],
@@ -111,7 +106,17 @@ def join_pieces(
     for index in range(sizes[template.each]) if template.each else (0,):
         for name, layout, whole in zip(template.parameters, template.layouts, rows, strict=True):
             dimensions = _one_of(template, whole)
-            forms.append(_form_of(template, name, layout, dimensions, start, words, index))
+            shown = {axis for one in dimensions for axis in one.names}
+            # axes without a dimension have size 1, or one index
+            hidden = tuple(
+                (axis, index if axis == template.each else 0) for axis in layout.held if axis not in shown
+            )
+            place = tuple(
+                start if dimension == template.along and len(template.parameters) > 1 else 0
+                for dimension in range(len(dimensions))
+            )
+            groups = tuple(one.names for one in dimensions)
+            forms.append(PieceForm((template.slot, name), layout, hidden, groups, place, words))
             start += dimensions[template.along].extent(sizes) if dimensions else 0
     return forms, start
 
@@ -128,26 +133,6 @@ def _one_of(template: Template, dimensions: tuple[Dimension, ...]) -> tuple[Dime
         )
     inner = replace(joined_, names=joined_.names[1:])
     return (*dimensions[: template.along], inner, *dimensions[template.along + 1 :])
-
-
-def _form_of(
-    template: Template,
-    name: str,
-    layout: Layout,
-    dimensions: tuple[Dimension, ...],
-    start: int,
-    words: tuple[Elementwise, ...],
-    index: int,
-) -> PieceForm:
-    """A parameter as a piece of a tensor with these dimensions; axes without a dimension have size 1, or one index."""
-    shown = {axis for one in dimensions for axis in one.names}
-    hidden = tuple((axis, index if axis == template.each else 0) for axis in layout.held if axis not in shown)
-    place = tuple(
-        start if dimension == template.along and len(template.parameters) > 1 else 0
-        for dimension in range(len(dimensions))
-    )
-    groups = tuple(one.names for one in dimensions)
-    return PieceForm((template.slot, name), layout, hidden, groups, place, words)
 
 
 def words_of(

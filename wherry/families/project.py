@@ -135,6 +135,13 @@ def project(
         targets.update(fillers(bound, system, chosen, tree, targets))
     if tree:
         targets.update(repeated_numbers(bound, system, chosen, tree, pieces))
+    left: list[IgnoredEntry] = []
+    if dropped is not None:
+        left = [
+            IgnoredEntry(path, _ONLY, dropped)
+            for path, one in bound.stored.items()
+            if all(piece.parameter[0] != "params" for piece in one.pieces)
+        ]
     empties = tree.empties if tree else system.empties
     if not tree:
         targets.update(zeros(system, scalars))
@@ -147,7 +154,7 @@ def project(
         scalars={**scalars, **carried},
         lists=frozenset(parse(text) for text in tree.lists) if tree else frozenset(),
         empties={parse(text): kind for text, kind in empties.items()},
-        ignored=(*bound.ignored, *_dropped_entries(bound, dropped), *unwritten),
+        ignored=(*bound.ignored, *left, *unwritten),
         bounds=_bounds(targets, pieces),
     )
 
@@ -165,7 +172,11 @@ def target_manifest(projected: Projection, source: Manifest) -> Manifest:
         path: replace(source.tensors[taken], path=path, chunks=None, axes=None, sharding=None)
         for path, taken in projected.scalars.items()
     }
-    moments = any(slot != "params" for slot in _slots(projected))
+    targets = projected.targets
+    moments = any(piece.parameter[0] != "params" for one in targets.values() for piece in one.pieces)
+    # by the config, which counts the second copies that the files have
+    expected = source.origin.get("expected_parameters")
+    counted = {} if expected is None else {"expected_parameters": expected - bound.repeated}
     layout = {
         "family": bound.family.name,
         "from": {"system": bound.system.name, **bound.chosen},
@@ -174,24 +185,14 @@ def target_manifest(projected: Projection, source: Manifest) -> Manifest:
         **({"sizes": dict(bound.solved.sizes)} if of_adapter else {}),
     }
     return Manifest(
-        tensors={**{path: stored.spec for path, stored in projected.targets.items()}, **scalars},
+        tensors={**{path: one.spec for path, one in targets.items()}, **scalars},
         empties=projected.empties,
         lists=projected.lists,
         step=source.step,
         kind="train-state" if moments else "params",
         companions=source.companions,
-        origin={**source.origin, **_counted_once(bound, source), "layout": layout},
+        origin={**source.origin, **counted, "layout": layout},
     )
-
-
-def _counted_once(bound: BoundFamily, source: Manifest) -> dict[str, int]:
-    """The number of parameters according to the config, which counts the second copies that the files have."""
-    expected = source.origin.get("expected_parameters")
-    return {} if expected is None else {"expected_parameters": expected - bound.repeated}
-
-
-def _slots(projected: Projection) -> set[str]:
-    return {piece.parameter[0] for stored in projected.targets.values() for piece in stored.pieces}
 
 
 def _place(
@@ -309,16 +310,6 @@ def _scalars(
                 IgnoredEntry(path, f"no {name}", f"{system.name} does not store it with the carried tensors")
             )
     return carried, ignored
-
-
-def _dropped_entries(bound: BoundFamily, reason: str | None) -> list[IgnoredEntry]:
-    if reason is None:
-        return []
-    return [
-        IgnoredEntry(path, _ONLY, reason)
-        for path, one in bound.stored.items()
-        if all(piece.parameter[0] != "params" for piece in one.pieces)
-    ]
 
 
 def _bounds(targets: Mapping[KeyPath, StoredTensor], pieces: Pieces) -> dict[KeyPath, words.Bound]:

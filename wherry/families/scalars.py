@@ -72,8 +72,10 @@ def sort_tensors(
     numbers = [(glob(text), key, rank) for key, ranks in texts.items() for rank, text in enumerate(ranks)]
     rules = list(_rules(system, chosen, known))
     own = system.optimizers.get(optimizer or "")
-    fillers = [_slot_pattern(replace_macros(text, system, chosen)) for slot in own.slots.values() for text in slot] \
-        if own and own.filler else []  # fmt: skip
+    slots = own.slots.values() if own and own.filler else ()
+    fillers = [
+        glob(replace_macros(text, system, chosen).replace("@", "**")) for slot in slots for text in slot
+    ]
     second = _copy_keys(family, system, chosen)
     copied: dict[KeyPath, tuple[str, str]] = {}
     for path in sorted(manifest.tensors):
@@ -91,7 +93,9 @@ def sort_tensors(
         elif rule:
             ignored.append(IgnoredEntry(path, f"{system.name}: {rule.text}", rule.reason))
         elif tower := next((row for row in system.towers if name.startswith(row[0])), None):
-            apart.append(_of_tower(path, system, *tower))
+            # outside the text model: other systems get it only if their own layouts have it
+            start, what = tower
+            apart.append(IgnoredEntry(path, f"{system.name}: {start}*", _TEXT_ALONE, what, weights=True))
         else:
             rest.append(path)
     scalars: dict[str, KeyPath] = {}
@@ -112,11 +116,6 @@ def _copy_keys(family: Family, system: System, chosen: Mapping[str, str]) -> dic
         assert tie, f"{system.name} declares a tie of {name}, which is tied to nothing"
         found.update(dict.fromkeys(tied_keys(system, name, chosen), (f"tied {name}", tie)))
     return found
-
-
-def _of_tower(path: KeyPath, system: System, start: str, what: str) -> IgnoredEntry:
-    """The entry of a tensor outside the text model: other systems get it only if their own layouts have it."""
-    return IgnoredEntry(path, f"{system.name}: {start}*", _TEXT_ALONE, what, weights=True)
 
 
 class _Rule(NamedTuple):
@@ -156,10 +155,6 @@ def _modules_apart(manifest: Manifest, system: System) -> Iterator[_Module]:
             name = render(path)
             if marked.fullmatch(name):
                 yield _Module(name.removesuffix(mark), reason)
-
-
-def _slot_pattern(text: str) -> re.Pattern[str]:
-    return glob(text.replace("@", "**"))
 
 
 def tied_keys(system: System, parameter: str, chosen: Mapping[str, str]) -> tuple[str, ...]:

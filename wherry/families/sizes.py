@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from wherry.families.facts import ConfigFacts
     from wherry.families.schema import Family, System
-    from wherry.families.templates import FamilyMatch, Match, Template
+    from wherry.families.templates import FamilyMatch, Match
     from wherry.layout.layout import Dimension, IndexSlot, Layout
 
 _CURE = "pass the model's config with --config FILE"
@@ -43,7 +43,8 @@ def solved_sizes(
         ),
     ]
     sure = [matches[0] for matches in matching.found.values() if len(matches) == 1]
-    cure = _cure(system)
+    files = dict.fromkeys(one for one in (system.write.file, _COMMON) if one)
+    cure = f"{_CURE} (its {' or '.join(files)})"
     _require_rows(system, sure, config_facts)
     _require_counts(family, system, sure, config_facts)
     first = solve(stated, list(_equations(system, sure)), wanted=(), cure=cure)
@@ -54,12 +55,6 @@ def solved_sizes(
     wanted = sorted({name for one in used for layout in one.layouts for name in layout.names})
     offsets = {name for one in used for index in one.layouts[0].indices for name in index.needed}
     return solve(stated, equations, wanted=[*wanted, *sorted(offsets - set(wanted))], cure=cure), matches
-
-
-def _cure(system: System) -> str:
-    """The cure of a size that no tensor states, with the names of the files that state it."""
-    files = dict.fromkeys(one for one in (system.write.file, _COMMON) if one)
-    return f"{_CURE} (its {' or '.join(files)})"
 
 
 def _decide(options: Sequence[Match], sizes: Mapping[str, int]) -> Match:
@@ -152,8 +147,14 @@ def _index_equations(group: list[Match]) -> Iterator[Equation]:
         source = f"the indices {numbers[0]} to {numbers[-1]} of {template.layouts[0].text}"
         if index.offset:
             yield Equation(index.offset, numbers[0], "+".join(template.parameters), source)
-        if not index.steps:
-            _require_contiguous(template, numbers, numbers[0] if index.offset else 0)
+        first = numbers[0] if index.offset else 0
+        if not index.steps and (numbers[0] != first or numbers[-1] - first + 1 != len(numbers)):
+            there = set(numbers)
+            missing = next(number for number in range(first, numbers[-1] + 1) if number not in there)
+            raise IncompleteError(
+                f"missing index {missing} of {'+'.join(template.parameters)} in {template.layouts[0].text}",
+                cure="restore the missing tensors, or choose another step",
+            )
         yield Equation(index.names, len(numbers), "+".join(template.parameters), source)
 
 
@@ -224,14 +225,3 @@ def _require_numbers(
             path=by_number[min(odd)].spec.name,
             cure="correct the config, or remove the tensors that do not belong to the model",
         )
-
-
-def _require_contiguous(template: Template, numbers: list[int], first: int) -> None:
-    if numbers[0] == first and numbers[-1] - first + 1 == len(numbers):
-        return
-    there = set(numbers)
-    missing = next(number for number in range(first, numbers[-1] + 1) if number not in there)
-    raise IncompleteError(
-        f"missing index {missing} of {'+'.join(template.parameters)} in {template.layouts[0].text}",
-        cure="restore the missing tensors, or choose another step",
-    )

@@ -36,9 +36,14 @@ def place_tensors(
 ) -> Iterator[StoredTensor]:
     """The tensors that hold parameters and moments."""
     sizes = bound.solved.sizes
+    there = {axis for name in bound.present["params"] for axis in bound.family.parameters[name].axes}
     for template in kept:
-        sizes = {**_absent(bound, template), **sizes}
-        own, words = _dtype(template, pieces, dtype), words_of(template, sizes, bound.config_facts.facts)
+        offsets = {axis for index in template.layouts[0].indices for axis in index.offset}
+        # axes that only shift indices and that no parameter of this model has: no layers of that kind
+        sizes = {**dict.fromkeys(offsets - there, 0), **sizes}
+        held = [next(iter(pieces.held[(template.slot, name)].values()))[0] for name in template.parameters]
+        own = dtype if dtype and template.slot == "params" else held[0].dtype
+        words = words_of(template, sizes, bound.config_facts.facts)
         rows = [layout.present(sizes) for layout in template.layouts]
         forms, total = join_pieces(template, rows, sizes, words)
         shape = [_pad_extent(one, sizes, pads) for one in rows[0]]
@@ -48,13 +53,6 @@ def place_tensors(
         for at in template.layouts[0].places(sizes):
             spec = TensorSpec(template.layouts[0].path(at, sizes), tuple(shape), own, axes=axes)
             yield StoredTensor(spec, tuple([form.piece(at) for form in forms]))
-
-
-def _absent(bound: BoundFamily, template: Template) -> dict[str, int]:
-    """Size 0 for axes that only shift indices and that no parameter of this model has: no layers of that kind."""
-    there = {axis for name in bound.present["params"] for axis in bound.family.parameters[name].axes}
-    offsets = {axis for index in template.layouts[0].indices for axis in index.offset}
-    return dict.fromkeys(offsets - there, 0)
 
 
 def _pad_extent(dimension: Dimension, sizes: Mapping[str, int], pads: Mapping[str, int]) -> int:
@@ -105,11 +103,6 @@ def fillers(
                 path = template.layouts[0].path(at, bound.solved.sizes)
                 if path not in targets:
                     yield path, StoredTensor(TensorSpec(path, (1,), str(optimizer.filler)), ())
-
-
-def _dtype(template: Template, pieces: Pieces, dtype: str | None) -> str:
-    specs = [next(iter(pieces.held[(template.slot, name)].values()))[0] for name in template.parameters]
-    return dtype if dtype and template.slot == "params" else specs[0].dtype
 
 
 def tied_tensors(

@@ -26,7 +26,7 @@ from wherry.layout.copies import StoredTensor, gather
 from wherry.layout.cuts import bands
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     import numpy as np
 
@@ -108,7 +108,14 @@ def _settle_ties(bound: BoundFamily, source: Checkpoint | None) -> BoundFamily:
 
 
 def _settled_tie(bound: BoundFamily, name: str, tie: str, source: Checkpoint | None) -> BoundFamily:
-    copies = list(_as_copies(bound, name, tie))
+    copies = [  # the tensors of the parameter and of its moments, as if they held the one that it is tied to
+        StoredTensor(
+            one.spec,
+            tuple([replace(piece, parameter=(piece.parameter[0], tie)) for piece in one.pieces]),
+        )
+        for one in bound.stored.values()
+        if any(piece.parameter[1] == name for piece in one.pieces)
+    ]
     if source is not None and all(_is_copy(one, bound.pieces, source) for one in copies):
         paths = {one.spec.path for one in copies}
         reason = copy_reason(bound.holding(tie).spec)
@@ -130,14 +137,6 @@ def _settled_tie(bound: BoundFamily, name: str, tie: str, source: Checkpoint | N
     return replace(
         bound, config_facts=config_facts, notes=(*bound.notes, *([note] if source is not None else []))
     )
-
-
-def _as_copies(bound: BoundFamily, name: str, tie: str) -> Iterator[StoredTensor]:
-    """The tensors of a parameter and of its moments, as if they held the one that it is tied to."""
-    for one in bound.stored.values():
-        if any(piece.parameter[1] == name for piece in one.pieces):
-            renamed = [replace(piece, parameter=(piece.parameter[0], tie)) for piece in one.pieces]
-            yield StoredTensor(one.spec, tuple(renamed))
 
 
 def _is_copy(copy: StoredTensor, pieces: Pieces, source: Checkpoint) -> bool:

@@ -105,7 +105,18 @@ class Checkpoint:
         Raises:
             CorruptError: two leaves have one key path.
         """
-        _require_one_leaf_each(opened)
+        tensors, values, empties = opened.manifest.tensors, opened.manifest.values, opened.manifest.empties
+        both = (
+            tensors.keys() & values.keys()
+            or tensors.keys() & empties.keys()
+            or values.keys() & empties.keys()
+        )
+        for path in both:
+            raise CorruptError(
+                f"two leaves have the key path {render(path)}",
+                uri=opened.detection.uri,
+                cure="restore the checkpoint from a backup; its metadata contradicts itself",
+            )
         self._files = files
         self._place = place
         self.opaque = tuple(opaque)
@@ -320,17 +331,3 @@ def fingerprint(members: Iterable[Entry], location: Location, *, marks: bool = T
 def present_fingerprint(checkpoint: Checkpoint, *, marks: bool = True) -> str:
     """Fingerprint of the current state of an opened checkpoint."""
     return fingerprint(checkpoint.reader.members(), checkpoint.location, marks=marks)
-
-
-def _require_one_leaf_each(opened: Opened) -> None:
-    manifest = opened.manifest
-    both = (
-        manifest.tensors.keys() & manifest.values.keys() or manifest.tensors.keys() & manifest.empties.keys()
-    )
-    both = both or manifest.values.keys() & manifest.empties.keys()
-    for path in both:
-        raise CorruptError(
-            f"two leaves have the key path {render(path)}",
-            uri=opened.detection.uri,
-            cure="restore the checkpoint from a backup; its metadata contradicts itself",
-        )

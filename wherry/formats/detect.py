@@ -141,7 +141,11 @@ def resolve_source(source: SourceRequest) -> tuple[Location, Detection]:
     found = look(glimpse, rows) or _in_run(glimpse, rows)
     if found is None:
         raise _record_without_checkpoint(glimpse, source.format) or _nothing(glimpse, source.format)
-    return _root_at(location, found.uri), replace(found, evidence=(*chosen, *found.evidence))
+    store = location.store
+    is_root = isinstance(store, LocalStore) and store.root is not None and store.root.path == location.path
+    if not is_root or found.uri != location.uri:
+        location = locate_near(location, found.uri)  # the root of everything that is read of the checkpoint
+    return location, replace(found, evidence=(*chosen, *found.evidence))
 
 
 def look(glimpse: Glimpse, rows: Mapping[str, Format]) -> Detection | None:
@@ -377,16 +381,6 @@ def locate_near(near: Location, uri: str) -> Location:
         with storage_errors(found.uri):
             return replace(found, store=LocalStore(root_within(near.store.root, found.path)))
     return found
-
-
-def _root_at(named: Location, uri: str) -> Location:
-    """A checkpoint below the location that the user named, as the root of everything that is read of it."""
-    return named if _is_root(named) and uri == named.uri else locate_near(named, uri)
-
-
-def _is_root(location: Location) -> bool:
-    store = location.store
-    return isinstance(store, LocalStore) and store.root is not None and store.root.path == location.path
 
 
 def _existing(given: str, location: Location) -> Location:

@@ -103,20 +103,17 @@ class Signs:
     def are_at(self, glimpse: Glimpse) -> bool:
         """Whether one of them is at a location; at one that does not exist, whatever its name, they may be."""
         if glimpse.is_dir:
-            return self._are_in(glimpse)
+            entries = glimpse.entries
+            return (
+                not self.entries.isdisjoint(entries)
+                or bool(self.starts and any(name.startswith(self.starts) for name in entries))
+                or bool(self.ends and any(name.endswith(self.ends) for name in entries))
+                or (self.folders and any(entry.is_dir for entry in entries.values()))
+                or bool(self.named and re.fullmatch(self.named, glimpse.location.name))
+            )
         if glimpse.is_file:
             name = glimpse.location.name
             return name.endswith(self.files) or bool(
                 self.head and re.compile(self.head, re.DOTALL).match(glimpse.head)
             )
         return True
-
-    def _are_in(self, folder: Glimpse) -> bool:
-        entries = folder.entries
-        return (
-            not self.entries.isdisjoint(entries)
-            or bool(self.starts and any(name.startswith(self.starts) for name in entries))
-            or bool(self.ends and any(name.endswith(self.ends) for name in entries))
-            or (self.folders and any(entry.is_dir for entry in entries.values()))
-            or bool(self.named and re.fullmatch(self.named, folder.location.name))
-        )

@@ -76,8 +76,14 @@ class Pin:
             MismatchError: a member was replaced, modified, added or removed; it is named.
         """
         now = _look(self.base, self.members, whole=self.base.uri == self.uri)
-        for name, entry in self.members.items():
-            _require_same(self.base.join(name), entry, now["members"].get(name))
+        for name, then in self.members.items():
+            place, entry = self.base.join(name), now["members"].get(name)
+            if entry is None:
+                raise _change_error("a file of the source was removed", place)
+            if then.inode != entry.inode:
+                raise _change_error("a file of the source was replaced", place)
+            if then != entry:
+                raise _change_error("a file of the source was modified", place)
         if now["around"] - self.around:
             self._require_no_more(checkpoint)
 
@@ -222,39 +228,22 @@ def _look(base: Location, names: Iterable[str], *, whole: bool) -> _Observation:
     """
     members: dict[str, Entry] = {}
     around: set[str] = set()
-    for folder, wanted in _by_folder(names).items():
+    by_folder: dict[str, list[str]] = {}
+    for path in names:
+        folder, _, name = path.rpartition("/")
+        by_folder.setdefault(folder, []).append(name)
+    for folder, wanted in by_folder.items():
         place, prefix = (base.join(folder), f"{folder}/") if folder else (base, "")
         own = whole or bool(folder)
         listed = {one.name: one for one in place.entries()} if own else _looked_up(place, wanted)
         members |= {prefix + name: listed[name] for name in wanted if name in listed}
-        around |= {prefix + name for name in listed if own and not _is_ours(name)}
+        around |= {prefix + name for name in listed if own and not (name in OWN_NAMES or is_staging(name))}
     return {"members": members, "around": frozenset(around)}
-
-
-def _by_folder(names: Iterable[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for path in names:
-        folder, _, name = path.rpartition("/")
-        found.setdefault(folder, []).append(name)
-    return found
 
 
 def _looked_up(place: Location, names: Iterable[str]) -> dict[str, Entry]:
     found = ((name, place.join(name).stat()) for name in names)
     return {name: entry for name, entry in found if entry is not None}
-
-
-def _is_ours(name: str) -> bool:
-    return name in OWN_NAMES or is_staging(name)
-
-
-def _require_same(location: Location, then: Entry, now: Entry | None) -> None:
-    if now is None:
-        raise _change_error("a file of the source was removed", location)
-    if then.inode != now.inode:
-        raise _change_error("a file of the source was replaced", location)
-    if then != now:
-        raise _change_error("a file of the source was modified", location)
 
 
 def _change_error(what: str, location: Location) -> MismatchError:

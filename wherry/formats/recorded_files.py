@@ -22,7 +22,7 @@ from wherry.storage.sidecar import FOLDER_NAME, OWN_NAMES, Sidecar
 from wherry.store.hub_commit import BLANK
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.contents import Contents
@@ -118,7 +118,9 @@ def file_differences(checkpoint: Checkpoint, location: Location, sidecar: Sideca
         marks = find_format(checkpoint.detection.format).commit_members  # the last of which follow the record
         added |= sizes.keys() - recorded.keys() - companions - {_ITSELF, *marks}
     page = BLANK if location.store.capabilities.one_commit else frozenset[str]()
-    own = _recorded_folders(sizes, recorded)
+    # Folders that have a sidecar of their own, and no recorded file of the checkpoint around them.
+    folders = [folder for folder, _, name in (one.rpartition("/") for one in sizes) if name == FOLDER_NAME]
+    own = [folder for folder in folders if not any(one.startswith(f"{folder}/") for one in recorded)]
     named: dict[str, str] = {}
     for name in sorted(added):
         what = known_file(name, page)
@@ -157,14 +159,8 @@ def _present_files(location: Location) -> dict[str, int]:
         return {}
     if not entry.is_dir:
         return {_ITSELF: entry.size}
-    return {one.name: one.size for one in location.walk() if not _is_own(one.name)}
-
-
-def _recorded_folders(sizes: Iterable[str], recorded: Iterable[str]) -> list[str]:
-    """The folders that have a sidecar of their own, and no recorded file of the checkpoint around them."""
-    folders = [folder for folder, _, name in (one.rpartition("/") for one in sizes) if name == FOLDER_NAME]
-    return [folder for folder in folders if not any(one.startswith(f"{folder}/") for one in recorded)]
-
-
-def _is_own(name: str) -> bool:
-    return name in OWN_NAMES or is_staging(name.partition("/")[0])
+    return {
+        one.name: one.size
+        for one in location.walk()
+        if one.name not in OWN_NAMES and not is_staging(one.name.partition("/")[0])
+    }

@@ -116,10 +116,6 @@ def _names(path: KeyPath) -> Names:
     return tuple(name for part in path for name in part.split("."))
 
 
-def _is_matrix_name(name: str) -> bool:
-    return name in _MATRICES or name.endswith(_PROJECTION)
-
-
 def _module(names: Names) -> str | None:
     """The named module whose weight this is, or the parameter itself if it is a matrix without a module.
 
@@ -197,7 +193,11 @@ def _lost_rows(layer: Mapping[Names, TensorSpec], whole: Mapping[Names, TensorSp
     """The matrices of a layer if all of them lost rows, and nothing else (rule 2)."""
     matrices = {inner: spec for inner, spec in layer.items() if len(whole[inner].shape) > 1}
     lost = all(_is_rows_of(spec, whole[inner]) for inner, spec in matrices.items())
-    of_width = any(_is_of_width(inner) for inner, spec in matrices.items() if len(spec.shape) == _OF_LINEAR)
+    of_width = any(
+        _module(inner) in _OF_WIDTH or ".".join(inner[-3:-1]) in _OF_WIDTH
+        for inner, spec in matrices.items()
+        if len(spec.shape) == _OF_LINEAR
+    )
     return (
         {spec.path: "rows" for spec in matrices.values()} if lost and of_width and len(matrices) > 1 else {}
     )
@@ -212,14 +212,15 @@ def _is_rows_of(spec: TensorSpec, whole: TensorSpec) -> bool:
     )
 
 
-def _is_of_width(inner: Names) -> bool:
-    return _module(inner) in _OF_WIDTH or ".".join(inner[-3:-1]) in _OF_WIDTH
-
-
 def _by_name(weights: Mapping[KeyPath, TensorSpec]) -> dict[KeyPath, str]:
     """Weights that are no matrices although their names say so → what is left of them (rule 3)."""
     thin = {path: spec for path, spec in weights.items() if len(spec.shape) <= 1}
-    named = {path: module for path in thin if (module := _module(_names(path))) and _is_matrix_name(module)}
+    modules = {path: _module(_names(path)) for path in thin}
+    named = {
+        path: name
+        for path, name in modules.items()
+        if name and (name in _MATRICES or name.endswith(_PROJECTION))
+    }
     small = {path: "empty" if spec.shape == (0,) else "one" for path, spec in thin.items()
              if spec.shape == (0,) or (spec.shape == (1,) and path in named)}  # fmt: skip
     parts = small if len(small) >= _FEWEST else {}

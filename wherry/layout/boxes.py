@@ -97,16 +97,13 @@ def dense_boxes(box: Box, groups: Groups, sizes: Sizes, slack: int) -> Iterator[
     """
     region = bounding(box, groups, sizes)
     spread = math.prod(part.stop - part.start for part in region)
-    outer = _scattered_axis(box, groups, region) if spread > slack * _held_elements(box, groups) else None
+    held = elements({name: box[name] for names in groups for name in names})
+    outer = _scattered_axis(box, groups, region) if spread > slack * held else None
     if outer is None:
         yield box
         return
     for index in range(*box[outer]):
         yield from dense_boxes({**box, outer: (index, index + 1)}, groups, sizes, slack)
-
-
-def _held_elements(box: Box, groups: Groups) -> int:
-    return elements({name: box[name] for names in groups for name in names})
 
 
 def _scattered_axis(box: Box, groups: Groups, region: Region) -> str | None:

@@ -189,13 +189,26 @@ def _copy(
         for name, (start, stop) in box.items()
         if stop - start > 1
     ]
-    extents, from_strides, to_strides = _merge_loops(loops)
+    # in the target's order, with neighbours merged where both sides are contiguous
+    merged: list[tuple[int, int, int]] = []
+    for extent, taken, placed in sorted(loops, key=lambda loop: -loop[2]):
+        if merged and merged[-1][1] == extent * taken and merged[-1][2] == extent * placed:
+            merged[-1] = (merged[-1][0] * extent, taken, placed)
+        else:
+            merged.append((extent, taken, placed))
     base = c_strides(region_shape(region))
     offset = sum(box[name][0] * target[name] for names in piece.groups for name in names) + sum(
         (start - part.start) * stride for start, part, stride in zip(piece.start, region, base, strict=True)
     )
-    steps = chain(held.words, piece.words)
-    return Copy(spec, read, extents, from_strides, to_strides, offset, steps)
+    return Copy(
+        spec,
+        read,
+        tuple(loop[0] for loop in merged),
+        tuple(loop[1] for loop in merged),
+        tuple(loop[2] for loop in merged),
+        offset,
+        chain(held.words, piece.words),
+    )
 
 
 def _strides(groups: Groups, shape: tuple[int, ...], sizes: Sizes) -> dict[str, int]:
@@ -205,23 +218,6 @@ def _strides(groups: Groups, shape: tuple[int, ...], sizes: Sizes) -> dict[str, 
         for names, stride in zip(groups, c_strides(shape), strict=True)
         for name, step in fused_strides(names, sizes).items()
     }
-
-
-def _merge_loops(
-    loops: list[tuple[int, int, int]],
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """The same loops in the target's order, with neighbours merged where both sides are contiguous."""
-    merged: list[tuple[int, int, int]] = []
-    for extent, source, target in sorted(loops, key=lambda loop: -loop[2]):
-        if merged and merged[-1][1] == extent * source and merged[-1][2] == extent * target:
-            merged[-1] = (merged[-1][0] * extent, source, target)
-        else:
-            merged.append((extent, source, target))
-    return (
-        tuple(loop[0] for loop in merged),
-        tuple(loop[1] for loop in merged),
-        tuple(loop[2] for loop in merged),
-    )
 
 
 def part_bytes(copy: Copy, dtype: str) -> int:
@@ -264,7 +260,9 @@ def gather(
 
     if out is None:
         out = np.empty(region_shape(region), dtypes.numpy_dtype(target.spec.dtype))
-    if not _is_covered(target, region, sources.sizes):
+    parts = (_inside(region, piece, sources.sizes) for piece in target.pieces)
+    covered = sum(math.prod(region_shape(part)) for part in parts if part is not None)
+    if covered != math.prod(region_shape(region)):
         out[...] = np.zeros((), out.dtype)
     for copy in copies(target, region, sources):
         for part in (copy,) if cut is None else cut(copy):
@@ -338,12 +336,3 @@ def _word(flat: np.ndarray) -> np.ndarray:
     """The same elements as plain words: numpy copies elements of ml_dtypes types one by one, which is slow."""
     words: dict[int, Any] = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
     return flat.view(words[flat.itemsize])
-
-
-def _is_covered(target: StoredTensor, region: Region, sizes: Sizes) -> bool:
-    """Whether every element of a region belongs to a piece."""
-    covered = 0
-    for piece in target.pieces:
-        inner = _inside(region, piece, sizes)
-        covered += math.prod(region_shape(inner)) if inner is not None else 0
-    return covered == math.prod(region_shape(region))

@@ -181,7 +181,8 @@ class Layout:
             if found is None:
                 return None
             words += found.groups()
-        return tuple([_number(index, word) for index, word in zip(self.indices, words, strict=True)])
+        pairs = zip(self.indices, words, strict=True)
+        return tuple([index.words.index(word) if index.words else int(word) for index, word in pairs])
 
     def at(self, numbers: tuple[int, ...], sizes: Sizes) -> dict[str, int] | None:
         """The index of each unrolled axis for the numbers of `match`; None if one is out of range."""
@@ -309,10 +310,6 @@ def _spell(piece: str | IndexSlot, at: At, sizes: Sizes) -> str:
         return piece
     number = piece.number(at, sizes)
     return piece.words[number] if piece.words else str(number)
-
-
-def _number(index: IndexSlot, word: str) -> int:
-    return index.words.index(word) if index.words else int(word)
 
 
 def _pattern(piece: str | IndexSlot) -> str:

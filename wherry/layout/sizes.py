@@ -93,7 +93,11 @@ def solve(
     _propagate(loose, sizes, sources)  # the true size is not stated: take the stored one
     for one in distinct:
         _check(one, sizes, sources)
-    _complete(wanted, distinct, sizes, cure)
+    missing = [name for name in wanted if name not in sizes]
+    if missing:
+        where = next((one for one in distinct if missing[0] in one.names), None)
+        seen = f": {where.source} states only the product {' × '.join(where.names)}" if where else ""
+        raise AmbiguousError(f"cannot determine the size of axis {missing[0]}{seen}", cure=cure)
     return SolvedSizes(sizes, sources)
 
 
@@ -112,20 +116,16 @@ def _propagate(equations: Sequence[Equation], sizes: dict[str, int], sources: di
             known = math.prod(sizes[name] for name in one.names if name in sizes)
             value, remainder = divmod(one.extent, known) if known else (0, 1)
             if remainder:
-                raise _indivisible(one, unknown[0], known, sizes, sources)
+                others = [
+                    f"{name} = {sizes[name]} from {sources[name]}" for name in one.names if name in sizes
+                ]
+                raise MismatchError(
+                    f"{one.parameter}: the size of axis {unknown[0]} would not be an integer: "
+                    f"{one.extent} / {known}, from {one.source}; {', '.join(others)}",
+                    cure="correct the config; one of these sizes is wrong",
+                )
             sizes[unknown[0]], sources[unknown[0]] = value, one.source
             progress = True
-
-
-def _indivisible(
-    one: Equation, axis: str, known: int, sizes: Mapping[str, int], sources: Mapping[str, str]
-) -> MismatchError:
-    others = ", ".join(f"{name} = {sizes[name]} from {sources[name]}" for name in one.names if name in sizes)
-    return MismatchError(
-        f"{one.parameter}: the size of axis {axis} would not be an integer: {one.extent} / {known}, "
-        f"from {one.source}; {others}",
-        cure="correct the config; one of these sizes is wrong",
-    )
 
 
 def _check(one: Equation, sizes: Mapping[str, int], sources: Mapping[str, str]) -> None:
@@ -147,13 +147,3 @@ def _contradiction(
         f"but {second} according to {second_source}",
         cure="correct the config, or choose the family and options that fit this checkpoint",
     )
-
-
-def _complete(
-    wanted: Iterable[str], equations: Sequence[Equation], sizes: Mapping[str, int], cure: str
-) -> None:
-    missing = [name for name in wanted if name not in sizes]
-    if missing:
-        where = next((one for one in equations if missing[0] in one.names), None)
-        seen = f": {where.source} states only the product {' × '.join(where.names)}" if where else ""
-        raise AmbiguousError(f"cannot determine the size of axis {missing[0]}{seen}", cure=cure)

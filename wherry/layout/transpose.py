@@ -76,6 +76,8 @@ def fuse_axes(shape: Sequence[int], order: Sequence[int]) -> tuple[tuple[int, ..
 
 def permute(view: np.ndarray, out: np.ndarray) -> None:
     """Copy a transposed view into an array of the same shape; the last axis of `out` should be contiguous."""
+    import numpy as np
+
     if kernels.permute(view, out):
         return
     inner = min(range(view.ndim), key=lambda axis: view.strides[axis], default=-1)
@@ -88,15 +90,9 @@ def permute(view: np.ndarray, out: np.ndarray) -> None:
     if small and math.prod(view.shape) > view.shape[inner] * view.shape[-1]:
         _blocks(view, out, inner)
         return
-    tile = _tile(view)
+    tile = np.empty((_TILE, _TILE + _PADDING), view.dtype)
     for place in product(*others):
         _plane(view[place], out[place], tile)
-
-
-def _tile(view: np.ndarray) -> np.ndarray:
-    import numpy as np
-
-    return np.empty((_TILE, _TILE + _PADDING), view.dtype)
 
 
 def _plane(view: np.ndarray, out: np.ndarray, tile: np.ndarray) -> None:

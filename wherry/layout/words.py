@@ -241,9 +241,16 @@ def loss(steps: Sequence[WordStep], source: str, target: str, name: str | None =
         UnrepresentableError: values of one of the types have no such bound, because they are not floating point.
     """
     words = [step.word for step in steps]
-    _require_bound(words[0].text if words else "cast", source, target, name, cast=not words)
+    if not words and widens(source, target):
+        return None
+    # a cast of integers rounds them; everything else needs floating point
+    if not _floating(target) or not (_floating(source) or (not words and "int" in source)):
+        raise UnrepresentableError(
+            f"cannot {words[0].text if words else 'cast'} from {source} to {target}: it needs floating point",
+            path=name, cure="choose another --dtype, or restore the tensor if its type is wrong",
+        )  # fmt: skip
     if not words:
-        return None if widens(source, target) else Cast(source, target).bound
+        return Cast(source, target).bound
     exact = all(word.exact(source, target) for word in words)
     relative, absolute, gain = 0.0, 0.0, 1.0
     for step in steps:
@@ -253,36 +260,21 @@ def loss(steps: Sequence[WordStep], source: str, target: str, name: str | None =
     return Bound(0.0 if exact else relative, absolute)
 
 
-def _require_bound(what: str, source: str, target: str, name: str | None, *, cast: bool) -> None:
-    """A cast that widens keeps all values, and one of integers rounds them; everything else needs floating point."""
-    if cast and widens(source, target):
-        return
-    if not _floating(target) or not (_floating(source) or (cast and "int" in source)):
-        raise UnrepresentableError(
-            f"cannot {what} from {source} to {target}: it needs floating point", path=name,
-            cure="choose another --dtype, or restore the tensor if its type is wrong",
-        )  # fmt: skip
-
-
 @cache
 def widens(source: str, target: str) -> bool:
     """Whether every value of one type is a value of the other."""
     if source == target:
         return True
     if not (_floating(source) and _floating(target)):
-        return _integers_fit(source, target)
+        import numpy as np
+
+        return bool(np.can_cast(dtypes.numpy_dtype(source), dtypes.numpy_dtype(target), casting="safe"))
     one, other = _info(source), _info(target)
     return (
         other.nmant >= one.nmant
         and float(other.max) >= float(one.max)
         and float(other.smallest_subnormal) <= float(one.smallest_subnormal)
     )
-
-
-def _integers_fit(source: str, target: str) -> bool:
-    import numpy as np
-
-    return bool(np.can_cast(dtypes.numpy_dtype(source), dtypes.numpy_dtype(target), casting="safe"))
 
 
 def _floating(name: str) -> bool:

@@ -209,9 +209,28 @@ def rows_of(statement: BareStatement) -> Iterator[Row]:
     if body.get("subject") is not None:
         yield from _seen_rows(body["subject"], statement)
     if statement.kind == "verification":
-        yield tables.verification, _verification_record(statement)
+        outcome = body["verification"]
+        yield (
+            tables.verification,
+            {
+                "checkpoint_digest": body["checkpoint_digest"],
+                "level": str(outcome.get("level", "")),
+                "verdict": str(outcome.get("verdict") or ("ok" if outcome.get("ok") else "failed")),
+                "time": statement.time,
+                "statement": statement.seq,
+            },
+        )
     elif statement.kind in _STATES:
-        yield tables.registration, _registration_record(body, _STATES[statement.kind], statement)
+        yield (
+            tables.registration,
+            {
+                **{name: body[name] for name in ("checkpoint_digest", "registry", "name")},
+                "state": _STATES[statement.kind],
+                "version": body.get("version"),
+                "seen": statement.time,
+                "statement": statement.seq,
+            },
+        )
     elif statement.kind == "deletion" and body.get("checkpoint_digest") and body.get("uri"):
         gone = {"checkpoint_digest": body["checkpoint_digest"], "uri": body["uri"]}
         yield tables.tombstone, {**gone, "time": statement.time, "statement": statement.seq}
@@ -220,12 +239,8 @@ def rows_of(statement: BareStatement) -> Iterator[Row]:
 def _seen_rows(subject: Mapping[str, Any], statement: BareStatement) -> Iterator[Row]:
     """The rows of a checkpoint and of its place."""
     yield tables.checkpoint, {name: subject[name] for name in tables.checkpoint.columns}
-    yield tables.location, _place(subject, statement)
-
-
-def _place(subject: Mapping[str, Any], statement: BareStatement) -> dict[str, Any]:
-    names = ("checkpoint_digest", "uri", "fingerprint")
-    return {**{name: subject[name] for name in names}, "seen": statement.time, "statement": statement.seq}
+    place = {name: subject[name] for name in ("checkpoint_digest", "uri", "fingerprint")}
+    yield tables.location, {**place, "seen": statement.time, "statement": statement.seq}
 
 
 def _conversion_rows(statement: BareStatement) -> Iterator[Row]:
@@ -258,24 +273,3 @@ def _conversion_rows(statement: BareStatement) -> Iterator[Row]:
 def _sources(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Every checkpoint that was read: one, or the parents of a merge."""
     return [row["checkpoint"] for row in body.get("parents", ())] or [body["source"]]
-
-
-def _verification_record(statement: BareStatement) -> dict[str, Any]:
-    outcome = statement.body["verification"]
-    return {
-        "checkpoint_digest": statement.body["checkpoint_digest"],
-        "level": str(outcome.get("level", "")),
-        "verdict": str(outcome.get("verdict") or ("ok" if outcome.get("ok") else "failed")),
-        "time": statement.time,
-        "statement": statement.seq,
-    }
-
-
-def _registration_record(body: Mapping[str, Any], state: str, statement: BareStatement) -> dict[str, Any]:
-    return {
-        **{name: body[name] for name in ("checkpoint_digest", "registry", "name")},
-        "state": state,
-        "version": body.get("version"),
-        "seen": statement.time,
-        "statement": statement.seq,
-    }

@@ -154,7 +154,11 @@ def _fault(row: StatementRow, prev: str, seq: int) -> str | None:
 
 def _time_fault(row: StatementRow) -> str | None:
     for time in (row.time, row.storage_time):
-        if not time or not _is_written(time):
+        try:
+            written = bool(time and _TIME.fullmatch(time) and stored_time(time))
+        except CorruptError:
+            written = False
+        if not written:
             return f"its time is not one that wherry writes: {time and time[:40]!r}"
     return None
 
@@ -167,13 +171,6 @@ def _clock_fault(row: StatementRow, before: str) -> str | None:
     if abs(datetime.fromisoformat(time) - datetime.fromisoformat(storage)) > SKEW:
         return f"its time is {time}, but that of the ledger's storage was {storage}"
     return "its time is before that of the statement before it" if before and is_ahead(before, time) else None
-
-
-def _is_written(time: str) -> bool:
-    try:
-        return bool(_TIME.fullmatch(time) and stored_time(time))
-    except CorruptError:
-        return False
 
 
 def _rows(row: StatementRow) -> list[Row]:

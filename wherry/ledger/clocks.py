@@ -50,8 +50,9 @@ def plausible_clocks(connection: LedgerConnection) -> ClockReadings:
     read = ClockReadings(utc_now(), _storage_time(connection))
     ahead = datetime.fromisoformat(read.machine) - datetime.fromisoformat(read.storage)
     if abs(ahead) > SKEW:
+        days, side = abs(ahead) / timedelta(days=1), "ahead of" if ahead > timedelta(0) else "behind"
         raise StorageError(
-            f"the clock of this machine is {_words(ahead)} that of the ledger's storage",
+            f"the clock of this machine is {days:.0f} d {side} that of the ledger's storage",
             uri=connection.uri,
             cure=CLOCK_CURE,
         )
@@ -80,7 +81,3 @@ def _storage_time(connection: LedgerConnection) -> str:
 
 def _text(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="milliseconds")
-
-
-def _words(ahead: timedelta) -> str:
-    return f"{abs(ahead) / timedelta(days=1):.0f} d {'ahead of' if ahead > timedelta(0) else 'behind'}"

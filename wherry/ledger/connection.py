@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.ledger.schema import FLAGS, TYPES, damage_error
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping
+    from collections.abc import Generator, Mapping
 
 SQLITE, POSTGRESQL = "sqlite", "postgresql"
 _PAGE = 1000  # rows that a stream fetches at a time
@@ -38,7 +38,23 @@ class LedgerConnection:
 
     def rows(self, query: str, /, **values: Any) -> Generator[tuple[Any, ...]]:
         """The rows of a query, one after another; a list among the values is that of an `IN (:*name)`."""
-        yield from self._checked(self.execute(query, values))  # the cursor goes with these rows
+        cursor = self.execute(query, values)  # goes with these rows
+        if self.dialect != SQLITE:
+            yield from cursor
+            return
+        names = [column[0] for column in cursor.description]
+        kinds = [(at, TYPES[name]) for at, name in enumerate(names) if name in TYPES]
+        flags = [at for at, name in enumerate(names) if name in FLAGS]
+        for row in cursor:
+            for at, kind in kinds:
+                if type(row[at]) is not kind and row[at] is not None:
+                    found = type(row[at]).__name__
+                    raise damage_error(f"values: {found} in a column of {kind.__name__}")
+            yield (
+                row
+                if not flags
+                else tuple([value == 1 if at in flags else value for at, value in enumerate(row)])
+            )
 
     def stream(self, query: str) -> Generator[tuple[Any, ...]]:
         """The rows of a long query as they are read: the driver of PostgreSQL would fetch all of them at once."""
@@ -90,24 +106,6 @@ class LedgerConnection:
             }
             return self._driver.execute(_for_sqlite(query), fitting)
         return self._driver.execute(_for_postgres(query), values) if values else self._driver.execute(query)
-
-    def _checked(self, cursor: Any) -> Iterator[tuple[Any, ...]]:
-        if self.dialect != SQLITE:
-            yield from cursor
-            return
-        names = [column[0] for column in cursor.description]
-        kinds = [(at, TYPES[name]) for at, name in enumerate(names) if name in TYPES]
-        flags = [at for at, name in enumerate(names) if name in FLAGS]
-        for row in cursor:
-            for at, kind in kinds:
-                if type(row[at]) is not kind and row[at] is not None:
-                    found = type(row[at]).__name__
-                    raise damage_error(f"values: {found} in a column of {kind.__name__}")
-            yield (
-                row
-                if not flags
-                else tuple([value == 1 if at in flags else value for at, value in enumerate(row)])
-            )
 
 
 @lru_cache(256)

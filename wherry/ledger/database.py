@@ -422,7 +422,10 @@ def _begin_wal(connection: sqlite3.Connection) -> None:
 
 @contextmanager
 def _storage_errors(uri: str, backend: Backend) -> Generator[None]:
-    _require_answer(uri)
+    # Fail at once if the server was silent a moment ago: the end of a failed command must not wait for it again.
+    since, silent = _silent.get(uri, (-math.inf, None))
+    if silent is not None and time.monotonic() - since < ANSWER_SECONDS:
+        raise StorageError(silent.what, uri=uri, cure=silent.cure, retryable=True)
     try:
         yield
     except backend.errors as error:
@@ -430,7 +433,13 @@ def _storage_errors(uri: str, backend: Backend) -> Generator[None]:
         if reason is not None:
             raise _unanswered_error(uri, reason) from error
         if getattr(error, "sqlstate", None) == _FORBIDDEN:
-            raise _permission_error(uri, text) from error
+            late = "set the clock of this machine, which is over a day from that of the server"
+            role = "use a login with the role that this step needs, worker, registrar or auditor, in WHERRY_LEDGER"
+            raise StorageError(
+                f"the login of the ledger lacks a permission: {text}",
+                uri=uri,
+                cure=late if _FORM_POLICY in text else role,
+            ) from error
         busy = backend.busy(error)
         raise StorageError(
             f"the ledger cannot be used: {text}",
@@ -442,27 +451,10 @@ def _storage_errors(uri: str, backend: Backend) -> Generator[None]:
         ) from error
 
 
-def _permission_error(uri: str, reason: str) -> StorageError:
-    late = "set the clock of this machine, which is over a day from that of the server"
-    role = "use a login with the role that this step needs, worker, registrar or auditor, in WHERRY_LEDGER"
-    return StorageError(
-        f"the login of the ledger lacks a permission: {reason}",
-        uri=uri,
-        cure=late if _FORM_POLICY in reason else role,
-    )
-
-
 _TRANSACTIONS = 3  # that are begun before one whose connection is lost is an error
 _answered: set[str] = set()  # URIs of databases whose servers have answered
 # URI of a database whose server did not answer → when that was found out, and the error.
 _silent: dict[str, tuple[float, StorageError]] = {}
-
-
-def _require_answer(uri: str) -> None:
-    """Fail at once if the server was silent a moment ago: the end of a failed command must not wait for it again."""
-    since, error = _silent.get(uri, (-math.inf, None))
-    if error is not None and time.monotonic() - since < ANSWER_SECONDS:
-        raise StorageError(error.what, uri=uri, cure=error.cure, retryable=True)
 
 
 def _unanswered_error(uri: str, reason: str) -> StorageError:

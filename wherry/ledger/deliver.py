@@ -152,7 +152,8 @@ def _deliver(ledger: Ledger, name: str, destination: str, *, again: bool) -> Del
     if again:
         ledger_outbox.rewind(ledger, name)
     take: Callable[[Statement], bool] = service(name).projection(destination)
-    seq, kept, count, events = _cursor(ledger, name), 0, 0, 0
+    seq = next((row.delivered for row in ledger_outbox.cursors(ledger) if row.name == name), 0)
+    kept, count, events = 0, 0, 0
     failure: str | None = None
     for statement in ledger_outbox.pending(ledger, name):
         try:
@@ -173,12 +174,6 @@ def _deliver(ledger: Ledger, name: str, destination: str, *, again: bool) -> Del
 
 def _describe_error(error: Exception) -> str:
     return error.what if isinstance(error, WherryError) else f"{type(error).__name__}: {redact(str(error))}"
-
-
-def _cursor(ledger: Ledger, name: str) -> int:
-    from wherry.ledger.cursors import cursors
-
-    return next((row.delivered for row in cursors(ledger) if row.name == name), 0)
 
 
 def to_json(outcomes: list[Delivery]) -> dict[str, Any]:

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
     from wherry.core.receipt import CheckpointRef, Receipt
-    from wherry.ledger.record import Ledger
-    from wherry.storage.location import Location
 
 # Errors of the ledger and the registry themselves; other errors concern the checkpoint.
 _REFUSALS = (StorageError, MissingExtraError, UnsupportedError, UsageError)
@@ -69,12 +67,15 @@ def record_all(receipts: Sequence[Receipt]) -> tuple[Receipt, ...]:
         NotRecordedError: the ledger cannot be used. The targets stay; `result` is the result of the call, with the
             reason as `lineage` of each receipt that was not recorded.
     """
-    from wherry.ledger.record import open_ledger
+    from wherry.ledger.record import has_conversion, open_ledger, record_conversion
 
     done: list[Receipt] = []
     try:
         with open_ledger() as ledger:
-            done.extend(replace(one, lineage=_record(ledger, one)) for one in receipts)
+            for one in receipts:
+                late = one.already and not has_conversion(ledger, one)
+                record_conversion(ledger, one)
+                done.append(replace(one, lineage=_LATE if late else RECORDED))
     except Exception as caught:  # noqa: BLE001  whatever the error is, the targets are committed
         cause, rest = wherry_error(caught), receipts[len(done) :]
         error = not_recorded(cause, [one.target.uri for one in rest])
@@ -96,14 +97,6 @@ def require_recorded(receipt: Receipt) -> Receipt:
         error.result = receipt
         raise error
     return receipt
-
-
-def _record(ledger: Ledger, receipt: Receipt) -> str:
-    from wherry.ledger.record import has_conversion, record_conversion
-
-    late = receipt.already and not has_conversion(ledger, receipt)
-    record_conversion(ledger, receipt)
-    return _LATE if late else RECORDED
 
 
 def record_outcome(subject: CheckpointRef, verification: Mapping[str, Any]) -> None:
@@ -139,6 +132,7 @@ def record_sidecar(uri: str | os.PathLike[str], *, ledger: str | None = None) ->
         MismatchError: the sidecar was altered.
         StorageError: the ledger cannot be used.
     """
+    from wherry.formats.checkpoint import open_checkpoint, present_fingerprint
     from wherry.formats.detect import resolve_source
     from wherry.ledger.open import resolve_named
     from wherry.ledger.record import has_conversion, open_ledger, record_conversion, record_sighting
@@ -146,7 +140,10 @@ def record_sidecar(uri: str | os.PathLike[str], *, ledger: str | None = None) ->
 
     location, _found = resolve_source(resolve_named(SourceRequest(os.fspath(uri))))
     sidecar = proved_sidecar(location, "ledger record")
-    receipt, subject = sidecar.receipt, _as_it_lies(sidecar.checkpoint, location)
+    receipt, subject = sidecar.receipt, sidecar.checkpoint
+    if subject.uri != location.uri:  # a copy has its own fingerprint
+        with open_checkpoint(location.uri, format=subject.format) as copy:
+            subject = replace(subject, uri=location.uri, fingerprint=present_fingerprint(copy))
     with open_ledger(ledger) as opened:
         missing = receipt is not None and not has_conversion(opened, receipt)
         if receipt is not None and missing:
@@ -154,16 +151,6 @@ def record_sidecar(uri: str | os.PathLike[str], *, ledger: str | None = None) ->
         seen = record_sighting(opened, subject)
     after_record()
     return location.uri, RECORDED if missing or seen is not None else _HAD
-
-
-def _as_it_lies(checkpoint: CheckpointRef, location: Location) -> CheckpointRef:
-    """A checkpoint at its present place; a copy has its own fingerprint."""
-    from wherry.formats.checkpoint import open_checkpoint, present_fingerprint
-
-    if checkpoint.uri == location.uri:
-        return checkpoint
-    with open_checkpoint(location.uri, format=checkpoint.format) as copy:
-        return replace(checkpoint, uri=location.uri, fingerprint=present_fingerprint(copy))
 
 
 def not_recorded(error: WherryError, uris: Sequence[str], *, cure: str | None = None) -> NotRecordedError:

@@ -26,11 +26,10 @@ from wherry.version import __version__
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from wherry.formats.discover import SkippedPath
     from wherry.ledger.connection import LedgerConnection
-    from wherry.storage.location import Location
 
 SCHEMA = 1
 _TAG = "wherry."
@@ -113,6 +112,7 @@ def rebuild(
         TargetExistsError: the ledger has statements already.
         StorageError: the ledger cannot be written.
     """
+    from wherry.ledger import schema as tables
     from wherry.ledger.record import open_ledger
 
     with open_ledger(ledger) as opened:
@@ -132,7 +132,31 @@ def rebuild(
         with opened.write() as connection:
             _require_empty(connection, opened.uri)  # no other process wrote meanwhile
             _write(connection, arguments, found)
-            return _outcome(connection, opened.uri, found)
+            counted = (
+                tables.checkpoint,
+                tables.conversion,
+                tables.edge,
+                tables.registration,
+                tables.tombstone,
+            )
+            counts: dict[str, int] = {
+                table.name: connection.value(f"SELECT count(*) FROM {table.name}")  # noqa: S608  our own name
+                for table in counted
+            }
+            last = "SELECT hash FROM statement ORDER BY seq DESC LIMIT 1"
+            return RebuildReport(
+                ledger=opened.uri,
+                checkpoints=counts["checkpoint"],
+                conversions=counts["conversion"],
+                edges=counts["edge"],
+                places=len(found.sidecars),
+                registrations=counts["registration"],
+                deletions=counts["tombstone"],
+                partial=tuple(sorted(set(found.partial))),
+                unreadable=tuple(found.unreadable),
+                lost=LOST,
+                head=connection.value(last) or tables.GENESIS,
+            )
 
 
 def _require_empty(connection: LedgerConnection, uri: str) -> None:
@@ -154,30 +178,33 @@ def _gather(root: str | os.PathLike[str], found: _RebuildSources) -> None:
     uris = [one.uri for one in discover(root, on_skip=skipped.append)]
     seen = {uri for uri, _sidecar in found.sidecars}
     for uri in (*uris, *(row.uri for row in skipped)):
-        if uri in seen or is_staging(locate(uri).name):
+        place = locate(uri)
+        if uri in seen or is_staging(place.name):
             continue
         try:
-            sidecar = read_sidecar(locate(uri))
+            sidecar = read_sidecar(place)
         except WherryError as error:
             found.unreadable.append({"uri": uri, "reason": error.what})
             continue
-        if sidecar is not None and not _is_committed(locate(uri), sidecar):
-            found.unreadable.append({"uri": uri, "reason": "its commit member is missing"})
-        elif sidecar is not None:
+        if sidecar is None:
+            continue
+        row = formats().get(sidecar.checkpoint.format)
+        # A plug-in's format may not be installed here; others have a commit member, also in the step folder around it.
+        if row is None or any(is_marked(one, row.commit_members) for one in (place, place.parent)):
             seen.add(uri)
             found.sidecars.append((uri, sidecar))
-
-
-def _is_committed(place: Location, sidecar: Sidecar) -> bool:
-    """Whether a checkpoint, or the step folder around it, has its commit member."""
-    row = formats().get(sidecar.checkpoint.format)  # None for a plug-in's format that is not installed here
-    return row is None or any(is_marked(one, row.commit_members) for one in (place, place.parent))
+        else:
+            found.unreadable.append({"uri": uri, "reason": "its commit member is missing"})
 
 
 def _ask_registry(tracking: str, registry: str, found: _RebuildSources) -> None:
     from wherry.core.services import service
 
-    known = _references(found)
+    # Digest → checkpoint: from its own sidecar if that was found, otherwise from the sidecar of a conversion of it.
+    receipts = (sidecar.receipt for _uri, sidecar in found.sidecars if sidecar.receipt is not None)
+    sources = (one for receipt in receipts for one in receipt.sources)
+    selves = (replace(sidecar.checkpoint, uri=uri) for uri, sidecar in found.sidecars)
+    known = {one.checkpoint_digest: one for one in (*sources, *selves)}
     try:
         for row in service("mlflow").registered_versions(tracking, registry):
             digest = row.tags[f"{_TAG}checkpoint_digest"]
@@ -188,14 +215,6 @@ def _ask_registry(tracking: str, registry: str, found: _RebuildSources) -> None:
                 found.deleted[digest] = row.tags[f"{_TAG}deleted"]
     except WherryError as error:
         found.unreadable.append({"uri": without_secrets(registry), "reason": error.what})
-
-
-def _references(found: _RebuildSources) -> dict[str, CheckpointRef]:
-    """Digest → checkpoint: from its own sidecar if that was found, otherwise from the sidecar of a conversion of it."""
-    receipts = (sidecar.receipt for _uri, sidecar in found.sidecars if sidecar.receipt is not None)
-    sources = (one for receipt in receipts for one in receipt.sources)
-    selves = (replace(sidecar.checkpoint, uri=uri) for uri, sidecar in found.sidecars)
-    return {one.checkpoint_digest: one for one in (*sources, *selves)}
 
 
 def _from_tags(tags: Mapping[str, str]) -> CheckpointRef:
@@ -217,7 +236,26 @@ def _write(connection: LedgerConnection, arguments: Mapping[str, Any], found: _R
     from wherry.ledger.append import append
     from wherry.ledger.record import add_conversion, add_registration, add_sighting
 
-    append(connection, "rebuild", {**arguments, **_counts(found), "tool": __version__})
+    receipts = [sidecar.receipt for _uri, sidecar in found.sidecars if sidecar.receipt is not None]
+    digests = {sidecar.checkpoint.checkpoint_digest for _uri, sidecar in found.sidecars}
+    digests |= {one.checkpoint_digest for receipt in receipts for one in (*receipt.sources, receipt.target)}
+    digests |= {subject.checkpoint_digest for subject, _name, _version in found.registered}
+    # A copy of a converted checkpoint has the receipt of the same conversion.
+    conversions = {(receipt.target.uri, receipt.plan_digest, receipt.finished) for receipt in receipts}
+    body = {
+        **arguments,
+        "recovered": {
+            "checkpoints": len(digests),
+            "conversions": len(conversions),
+            "places": len(found.sidecars),
+            "registrations": len(found.registered),
+        },
+        "partial": sorted(set(found.partial)),
+        "unreadable": found.unreadable,
+        "lost": list(LOST),
+        "tool": __version__,
+    }
+    append(connection, "rebuild", body)
     for _uri, sidecar in sorted(found.sidecars, key=_when):
         if sidecar.receipt is not None:
             add_conversion(connection, sidecar.receipt)
@@ -250,54 +288,3 @@ def _bury(connection: LedgerConnection, found: _RebuildSources) -> None:
 def _when(row: tuple[str, Sidecar]) -> tuple[str, str]:
     uri, sidecar = row
     return (sidecar.receipt.finished if sidecar.receipt else "", uri)
-
-
-def _counts(found: _RebuildSources) -> dict[str, Any]:
-    return {
-        "recovered": {
-            "checkpoints": len(set(_digests(found))),
-            "conversions": len({_mark(sidecar) for _uri, sidecar in found.sidecars if sidecar.receipt}),
-            "places": len(found.sidecars),
-            "registrations": len(found.registered),
-        },
-        "partial": sorted(set(found.partial)),
-        "unreadable": found.unreadable,
-        "lost": list(LOST),
-    }
-
-
-def _digests(found: _RebuildSources) -> Iterator[str]:
-    for _uri, sidecar in found.sidecars:
-        yield sidecar.checkpoint.checkpoint_digest
-        if sidecar.receipt is not None:
-            yield from (one.checkpoint_digest for one in sidecar.receipt.sources)
-            yield sidecar.receipt.target.checkpoint_digest
-    yield from (subject.checkpoint_digest for subject, _name, _version in found.registered)
-
-
-def _mark(sidecar: Sidecar) -> tuple[str, str, str]:
-    """The key of a conversion; a copy of a converted checkpoint has the receipt of the same conversion."""
-    receipt = sidecar.receipt
-    return (receipt.target.uri, receipt.plan_digest, receipt.finished) if receipt else ("", "", "")
-
-
-def _outcome(connection: LedgerConnection, uri: str, found: _RebuildSources) -> RebuildReport:
-    from wherry.ledger import schema as tables
-
-    def count(table: tables.LedgerTable) -> int:
-        return connection.value(f"SELECT count(*) FROM {table.name}")  # noqa: S608  our own name
-
-    last = "SELECT hash FROM statement ORDER BY seq DESC LIMIT 1"
-    return RebuildReport(
-        ledger=uri,
-        checkpoints=count(tables.checkpoint),
-        conversions=count(tables.conversion),
-        edges=count(tables.edge),
-        places=len(found.sidecars),
-        registrations=count(tables.registration),
-        deletions=count(tables.tombstone),
-        partial=tuple(sorted(set(found.partial))),
-        unreadable=tuple(found.unreadable),
-        lost=LOST,
-        head=connection.value(last) or tables.GENESIS,
-    )

@@ -352,28 +352,21 @@ class _Draft:
         Raises:
             CorruptError: it lacks something that statements of its kind have.
         """
-        from wherry.ledger.append import damage_of
+        from wherry.ledger.append import BareStatement, damage_of, rows_of
 
-        with damage_of(statement.seq):
-            self._take(statement)
+        kind, body, seq, time = statement.kind, statement.body, statement.seq, statement.time
+        with damage_of(seq):
+            self._end = {"statements": seq, "head": statement.hash, "time": time}
+            for table, row in rows_of(BareStatement(kind, body, seq, time)):
+                self._take_row(table.name, row, body)
+            if kind in ("conversion", "verification"):
+                self._take_outcome(statement)
+            elif kind == "note":
+                self._take_note(statement)
+            elif kind in _HISTORY:
+                self._history.append({"seq": seq, "time": time, "kind": kind, **body})
 
-    def _take(self, statement: Statement) -> None:
-        from wherry.ledger.append import BareStatement, rows_of
-
-        self._end = {"statements": statement.seq, "head": statement.hash, "time": statement.time}
-        for table, row in rows_of(
-            BareStatement(statement.kind, statement.body, statement.seq, statement.time)
-        ):
-            self._take_row(table.name, row, statement)
-        if statement.kind in ("conversion", "verification"):
-            self._take_outcome(statement)
-        elif statement.kind == "note":
-            self._take_note(statement)
-        elif statement.kind in _HISTORY:
-            head = {"seq": statement.seq, "time": statement.time, "kind": statement.kind}
-            self._history.append({**head, **statement.body})
-
-    def _take_row(self, table: str, row: Mapping[str, Any], statement: Statement) -> None:
+    def _take_row(self, table: str, row: Mapping[str, Any], body: Mapping[str, Any]) -> None:
         if table == "checkpoint":
             if row["checkpoint_digest"] not in self._checkpoints:
                 self._checkpoints[intern(row["checkpoint_digest"])] = CheckpointRecord(**intern_row(row))
@@ -387,22 +380,20 @@ class _Draft:
             key = row["checkpoint_digest"], row["registry"], row["name"]
             self._registrations[key] = RegistrationRecord(*key[1:], row["version"], row["state"])
         elif table == "conversion":
-            self._conversions.append(self._conversion(row, statement.body))
+            from wherry.ledger.append import stored_number
 
-    def _conversion(self, row: Mapping[str, Any], body: Mapping[str, Any]) -> ConversionRecord:
-        from wherry.ledger.append import stored_number
-
-        fields = intern_row(row)
-        fields["options"] = self._options.setdefault(row["options"], body["options"])
-        request: Mapping[str, Any] = body.get("asked") or {}
-        return ConversionRecord(
-            source_digest=fields.pop("source"),
-            target_digest=fields.pop("target"),
-            **fields,
-            request=self._options.setdefault(repr(request), request),
-            seconds=stored_number(body["seconds"]),
-            bytes_read=stored_number(body["bytes_read"]),
-        )
+            fields = intern_row(row)
+            fields["options"] = self._options.setdefault(row["options"], body["options"])
+            request: Mapping[str, Any] = body.get("asked") or {}
+            done = ConversionRecord(
+                source_digest=fields.pop("source"),
+                target_digest=fields.pop("target"),
+                **fields,
+                request=self._options.setdefault(repr(request), request),
+                seconds=stored_number(body["seconds"]),
+                bytes_read=stored_number(body["bytes_read"]),
+            )
+            self._conversions.append(done)
 
     def _take_outcome(self, statement: Statement) -> None:
         """Apply the outcome of a verification, or of the read-back of a conversion."""
@@ -437,6 +428,9 @@ class _Draft:
         registrations = defaultdict[str, list[RegistrationRecord]](list)
         for (digest, _registry, _name), row in self._registrations.items():
             registrations[digest].append(row)
+        after = self._end.get("statements", 0) - RATE_STATEMENTS
+        last = [one for one in self._conversions[-RATE_STATEMENTS:] if one.statement > after]
+        seconds = sum(one.seconds for one in last)
         return LedgerState(
             checkpoints=self._checkpoints,
             places=self._living(),
@@ -448,15 +442,9 @@ class _Draft:
             products=self._products,
             failures=dict(self._failures),
             history=tuple(self._history),
-            rate=self._rate(),
+            rate=sum(one.bytes_read for one in last) / seconds if seconds > 0 else None,
             **self._end,
         )
-
-    def _rate(self) -> float | None:
-        after = self._end.get("statements", 0) - RATE_STATEMENTS
-        last = [one for one in self._conversions[-RATE_STATEMENTS:] if one.statement > after]
-        seconds = sum(one.seconds for one in last)
-        return sum(one.bytes_read for one in last) / seconds if seconds > 0 else None
 
     def _living(self) -> dict[str, PlaceRecord]:
         """The places without a deletion, each with its role; a place that wherry wrote stays `written` when read."""

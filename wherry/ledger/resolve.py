@@ -138,10 +138,27 @@ def checkpoint_uri(uri: str | os.PathLike[str]) -> str | os.PathLike[str]:
     """
     if is_model_uri(uri):
         return resolve_model(uri).uri
-    found = _DIGEST.fullmatch(os.fspath(uri))
-    if found is None or os.path.lexists(uri):
+    text = os.fspath(uri)
+    prefix = _DIGEST.fullmatch(text)
+    if prefix is None or os.path.lexists(uri):
         return uri
-    return _place_of(os.fspath(uri), required=found["algorithm"] is not None) or uri
+    from wherry.ledger.nodes import nodes
+    from wherry.ledger.record import open_ledger
+
+    with open_ledger() as ledger:
+        digest = digest_starting(ledger, text)
+        known = nodes(ledger, {digest}) if digest else {}
+    if digest is None or digest not in known:
+        if prefix["algorithm"] is not None:
+            raise _unknown(text)
+        return uri
+    places = [place for place in known[digest].places if place.gone is None]
+    there = next((place.uri for place in places if _holds(place)), None)
+    if there is None:
+        for place in places:
+            root_of(place.uri)  # a refusal says more than that nothing was found
+        raise _nowhere(text, digest, [place.uri for place in places])
+    return there
 
 
 def known_digest(text: str) -> str | None:
@@ -181,27 +198,6 @@ def digest_starting(ledger: Ledger, text: str) -> str | None:
             stage="resolve",
         )
     return found[0] if found else None
-
-
-def _place_of(text: str, *, required: bool) -> str | None:
-    """The place that still holds the checkpoint with a digest; None if the ledger does not know the digest."""
-    from wherry.ledger.nodes import nodes
-    from wherry.ledger.record import open_ledger
-
-    with open_ledger() as ledger:
-        digest = digest_starting(ledger, text)
-        known = nodes(ledger, {digest}) if digest else {}
-    if digest is None or digest not in known:
-        if required:
-            raise _unknown(text)
-        return None
-    places = [place for place in known[digest].places if place.gone is None]
-    there = next((place.uri for place in places if _holds(place)), None)
-    if there is None:
-        for place in places:
-            root_of(place.uri)  # a refusal says more than that nothing was found
-        raise _nowhere(text, digest, [place.uri for place in places])
-    return there
 
 
 def _unknown(text: str) -> WherryError:
@@ -288,9 +284,25 @@ def _place(query: _ModelQuery, stores: Mapping[str, str]) -> ResolvedModel:
             failed.append(error)
             continue
         if found is not None and proved_digest(found[1]) == query.digest:
-            return _resolve(query, found[0].uri, found[1])
+            row = query.row
+            return ResolvedModel(
+                uri=found[0].uri,
+                name=row.name if row else None,
+                version=row.version if row else None,
+                alias=query.alias,
+                checkpoint_digest=query.digest,
+                weights_digest=found[1].checkpoint.weights_digest,
+                tags=dict(row.tags) if row else {},
+            )
         if found is not None:
-            failed.append(_another(query, place))
+            failed.append(
+                MismatchError(
+                    f"the checkpoint at this location is not the registered {short(query.digest)}",
+                    uri=place,
+                    cure="restore the registered checkpoint, or register the present one",
+                    stage="resolve",
+                )
+            )
     if failed:
         raise next((error for error in failed if error.retryable), failed[0])
     raise _nowhere(query.uri, query.digest, tried)
@@ -333,15 +345,6 @@ def proved_sidecar(location: Location, stage: str) -> Sidecar:
     return sidecar
 
 
-def _another(query: _ModelQuery, place: str) -> MismatchError:
-    return MismatchError(
-        f"the checkpoint at this location is not the registered {short(query.digest)}",
-        uri=place,
-        cure="restore the registered checkpoint, or register the present one",
-        stage="resolve",
-    )
-
-
 def _places(query: _ModelQuery, stores: Mapping[str, str]) -> Iterator[str]:
     if query.row is not None and URI_TAG in query.row.tags:
         yield query.row.tags[URI_TAG]
@@ -365,16 +368,3 @@ def _at(uri: str) -> tuple[Location, Sidecar] | None:
     location = locate_stated(uri)
     sidecar = read_sidecar(location) if location.exists() else None
     return None if sidecar is None else (location, sidecar)
-
-
-def _resolve(query: _ModelQuery, uri: str, sidecar: Sidecar) -> ResolvedModel:
-    row = query.row
-    return ResolvedModel(
-        uri=uri,
-        name=row.name if row else None,
-        version=row.version if row else None,
-        alias=query.alias,
-        checkpoint_digest=query.digest,
-        weights_digest=sidecar.checkpoint.weights_digest,
-        tags=dict(row.tags) if row else {},
-    )

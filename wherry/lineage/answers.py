@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from wherry.ledger.record import Edge
     from wherry.ledger.replay import PlaceRecord, RegistrationRecord
     from wherry.ledger.statements import Statement
-    from wherry.storage.sidecar import Sidecar
 
 SCHEMA = 1
 # Fields of a conversion's statement that describe how it was done, in the order of output.
@@ -193,18 +192,14 @@ def render_impact(found: Impact) -> str:
         lines += _describe_step(step, f"converted to {title(about)}", (how(step.edge), *facts(about)))
     lines += omission_line(found.steps, found.rest)
     derived = {edge.target for edge in (*(step.edge for step in found.steps), *found.rest)} - {found.root}
-    lines.append(
-        f"derived checkpoints: {len(derived)}, places: {len(found.places)}, "
-        f"affected model versions: {_named_versions(found)}"
-    )
-    return join_lines(lines)
-
-
-def _named_versions(found: Impact) -> str:
-    """The affected model versions; if not all conversions are shown, only as many as neighbours of a checkpoint."""
+    # If not all conversions are shown, only as many versions as neighbours of a checkpoint.
     shown = found.versions[:NEIGHBOURS] if found.rest else found.versions
     more = len(found.versions) - len(shown)
-    return (", ".join(shown) or "none") + (f" and {more:,} more" if more else "")
+    versions = (", ".join(shown) or "none") + (f" and {more:,} more" if more else "")
+    lines.append(
+        f"derived checkpoints: {len(derived)}, places: {len(found.places)}, affected model versions: {versions}"
+    )
+    return join_lines(lines)
 
 
 def _ask(
@@ -223,7 +218,12 @@ def _ask(
     recorded = {
         _mark(edge): _conversion(bodies, edge.statement) for edge in tree.edges if edge.statement is not None
     }
-    return tree, {**_from_sidecar(sidecar), **recorded}
+    receipt = sidecar.receipt if sidecar is not None else None
+    if receipt is None:
+        return tree, recorded
+    target, body = receipt.target.checkpoint_digest, receipt.to_json()
+    own = {(one.checkpoint_digest, target, receipt.plan_digest): body for one in receipt.sources}
+    return tree, {**own, **recorded}
 
 
 def _conversion(bodies: Mapping[int, Statement], number: int) -> Mapping[str, Any]:
@@ -237,14 +237,6 @@ def _conversion(bodies: Mapping[int, Statement], number: int) -> Mapping[str, An
     except TypeError as error:
         raise damage_error(f"statement {number}: {error}") from error
     return bodies[number].body
-
-
-def _from_sidecar(sidecar: Sidecar | None) -> dict[tuple[str, str, str], Mapping[str, Any]]:
-    if sidecar is None or sidecar.receipt is None:
-        return {}
-    receipt = sidecar.receipt
-    target, body = receipt.target.checkpoint_digest, receipt.to_json()
-    return {(one.checkpoint_digest, target, receipt.plan_digest): body for one in receipt.sources}
 
 
 def _mark(edge: Edge) -> tuple[str, str, str]:

@@ -78,17 +78,29 @@ def excerpt(tree: LineageTree) -> Excerpt:
 
 def _nearest(tree: LineageTree, seeds: Iterable[str], most: int) -> Excerpt:
     """What is connected to the seeds, as much as there is room for: breadth first, so many neighbours on each side."""
-    found, sides = Excerpt(), _sides(tree)
+    # Digest → its results, and digest → its sources, each with the last conversion; the last recorded come first.
+    below = defaultdict[str, "dict[str, Edge]"](dict)
+    above = defaultdict[str, "dict[str, Edge]"](dict)
+    for edge in reversed(tree.edges):
+        below[edge.source].setdefault(edge.target, edge)
+        above[edge.target].setdefault(edge.source, edge)
+    found = Excerpt()
     for seed in seeds:
         if seed not in found.nodes and not (
-            found.add(tree.nodes[seed]) and _around(found, tree, sides, seed, most)
+            found.add(tree.nodes[seed]) and _around(found, tree, (below, above), seed, most)
         ):
             break
     found.connect(reversed(tree.edges))
     return found
 
 
-def _around(found: Excerpt, tree: LineageTree, sides: _Sides, seed: str, most: int) -> bool:
+def _around(
+    found: Excerpt,
+    tree: LineageTree,
+    sides: tuple[Mapping[str, Mapping[str, Edge]], ...],
+    seed: str,
+    most: int,
+) -> bool:
     """Add what is connected to a checkpoint; False when there is no more room."""
     waiting = deque([seed])
     while waiting:
@@ -102,19 +114,6 @@ def _around(found: Excerpt, tree: LineageTree, sides: _Sides, seed: str, most: i
                     return False
                 waiting.append(other)
     return True
-
-
-_Sides = tuple["Mapping[str, Mapping[str, Edge]]", "Mapping[str, Mapping[str, Edge]]"]
-
-
-def _sides(tree: LineageTree) -> _Sides:
-    """Digest → its results, and digest → its sources, each with the last conversion; the last recorded come first."""
-    below = defaultdict[str, "dict[str, Edge]"](dict)
-    above = defaultdict[str, "dict[str, Edge]"](dict)
-    for edge in reversed(tree.edges):
-        below[edge.source].setdefault(edge.target, edge)
-        above[edge.target].setdefault(edge.source, edge)
-    return below, above
 
 
 def _is_notable(node: LineageNode) -> bool:
@@ -165,7 +164,8 @@ def hidden_json(nodes: Iterable[LineageNode], room: int) -> str:
     head, rows, previous = json_text(list(formats), _WORD), list[str](), ""
     left = room - len(head) - 100  # for the other characters
     for name, digest, node in ordered:
-        shared = _shared_length(previous, name)
+        pairs = enumerate(zip(previous, name, strict=False))
+        shared = next((index for index, (a, b) in pairs if a != b), min(len(previous), len(name)))
         words = " ".join(_words(node, name))
         row = (short(digest), shared, name[shared:], node.step, formats.get(node.format))
         text = json_text((*row, words) if words else row)
@@ -175,12 +175,6 @@ def hidden_json(nodes: Iterable[LineageNode], room: int) -> str:
         rows.append(text)
         previous = name
     return f'{{"formats":{head},"rows":[{",".join(rows)}],"unlisted":{len(ordered) - len(rows)}}}'
-
-
-def _shared_length(one: str, other: str) -> int:
-    """The number of characters with which both begin."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _name(node: LineageNode) -> str:

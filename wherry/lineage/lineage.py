@@ -80,46 +80,14 @@ def find_named(ledger: Ledger, text: str) -> tuple[str, Sidecar | None]:
     Raises:
         NotFoundError, AmbiguousError, StorageError: as `show`.
     """
+    from wherry.ledger.nodes import digest_at
     from wherry.ledger.resolve import digest_starting, is_model_uri
 
     if is_model_uri(text):
         return _by_model(text), None
     digest = digest_starting(ledger, text)
-    return (digest, None) if digest is not None else _by_uri(ledger, text)
-
-
-def _by_model(text: str) -> str:
-    """The digest of a model URI, also where the checkpoint is missing or altered."""
-    from wherry.ledger.resolve import resolve_model
-
-    digest = digest_in(text)
     if digest is not None:
-        return digest
-    try:
-        return resolve_model(text).checkpoint_digest
-    except (NotFoundError, MismatchError):
-        digest = _registered_digest(text)
-        if digest is None:
-            raise
-        return digest
-
-
-def _registered_digest(text: str) -> str | None:
-    from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
-    from wherry.core.services import service
-    from wherry.ledger.resolve import DIGEST_TAG
-
-    for row in service("mlflow").registered_versions(mlflow_tracking_uri(), mlflow_registry_uri()):
-        means = {f"models:/{row.name}/{row.version}", *(f"models:/{row.name}@{one}" for one in row.aliases)}
-        if text in means:
-            return row.tags[DIGEST_TAG]
-    return None
-
-
-def _by_uri(ledger: Ledger, text: str) -> tuple[str, Sidecar | None]:
-    """The checkpoint at a URI, by its sidecar if it has one, else by what the ledger has seen there."""
-    from wherry.ledger.nodes import digest_at
-
+        return digest, None
     for uri in _meanings(text):
         location = locate(uri)
         sidecar = read_sidecar(location) if location.exists() else None
@@ -132,6 +100,25 @@ def _by_uri(ledger: Ledger, text: str) -> tuple[str, Sidecar | None]:
         cure="convert it with wherry, or give a digest from the ledger (at least 8 hex digits)",
         stage="lineage",
     )
+
+
+def _by_model(text: str) -> str:
+    """The digest of a model URI, also where the checkpoint is missing or altered."""
+    from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
+    from wherry.core.services import service
+    from wherry.ledger.resolve import DIGEST_TAG, resolve_model
+
+    digest = digest_in(text)
+    if digest is not None:
+        return digest
+    try:
+        return resolve_model(text).checkpoint_digest
+    except (NotFoundError, MismatchError):
+        for row in service("mlflow").registered_versions(mlflow_tracking_uri(), mlflow_registry_uri()):
+            aliases = (f"models:/{row.name}@{one}" for one in row.aliases)
+            if text in (f"models:/{row.name}/{row.version}", *aliases):
+                return row.tags[DIGEST_TAG]
+        raise
 
 
 def _meanings(text: str) -> Iterator[str]:

@@ -24,13 +24,15 @@ from wherry.lineage.page_json import escape_unseen, json_text, short_text
 from wherry.lineage.text import render
 
 if TYPE_CHECKING:
-    from wherry.ledger.nodes import LineageNode
     from wherry.lineage.excerpt import Excerpt
     from wherry.lineage.lineage import LineageTree
 
 SCHEMA = 1
 MOST_BYTES = 2_000_000  # of the whole page
 _TEXT = 200_000  # bytes of the plain-text tree
+# Stands for the checkpoints that are only listed. A name cannot contain it: the JSON has no `<`, and the rest of the
+# page is escaped.
+_HIDDEN = "<hidden>"
 _PARTS = Path(__file__).parent / "pages"
 _SCRIPTS = ("lineage_layout.js", "lineage.js", "lineage_hidden.js", "lineage_details.js")
 
@@ -43,47 +45,16 @@ def page(tree: LineageTree, *, made: str | None = None) -> str:
         made: time of creation, UTC in ISO 8601; now by default.
     """
     style = (_PARTS / "lineage.css").read_text("utf-8")
-    script, shown = _script(), excerpt(tree)
-    texts = {
-        "title": html.escape(_title(tree.nodes[tree.root])),
-        "policy": _policy(style, script),
-        "generator": html.escape(f"wherry {version('wherry')}"),
-        "made": html.escape((made or utc_now()).replace("T", " ")),
-        "text": _plain(tree, shown),
-        "style": style,
-        "script": script,
-        "data": _data(tree, shown),
-    }
-    template = (_PARTS / "lineage.html").read_text("utf-8")
-    whole = re.sub(r"\{\{(\w+)\}\}", lambda found: texts[found[1]], template)
-    rest = (node for digest, node in tree.nodes.items() if digest not in shown.nodes)
-    hidden = hidden_json(rest, MOST_BYTES - len(whole.encode()))
-    return whole.replace(_HIDDEN, hidden, 1)
-
-
-def _script() -> str:
-    """The parts in one function, so that their names do not conflict with those of the browser."""
+    # One function, so that the names of the parts do not conflict with those of the browser.
     parts = "\n".join((_PARTS / name).read_text("utf-8") for name in _SCRIPTS)
-    return f'(() => {{\n"use strict";\n{parts}\n}})();'
-
-
-def _title(node: LineageNode) -> str:
-    uri = node.places[0].uri if node.places else ""
-    name = "/".join([part for part in uri.split("/") if part][-2:]) or short(node.checkpoint_digest)
-    return short_text(f"Lineage of {name} ({node.format})")
-
-
-def _policy(style: str, script: str) -> str:
-    allowed = {"style-src": style, "script-src": script}
-    rules = [
+    script = f'(() => {{\n"use strict";\n{parts}\n}})();'
+    allowed = [
         f"{name} 'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
-        for name, text in allowed.items()
+        for name, text in (("style-src", style), ("script-src", script))
     ]
-    return "; ".join(["default-src 'none'", *rules, "base-uri 'none'", "form-action 'none'"])
-
-
-def _data(tree: LineageTree, shown: Excerpt) -> str:
-    """The lineage as JSON, with a placeholder for the checkpoints that are only listed."""
+    shown, root = excerpt(tree), tree.nodes[tree.root]
+    uri = root.places[0].uri if root.places else ""
+    name = "/".join([part for part in uri.split("/") if part][-2:]) or short(root.checkpoint_digest)
     fields = {
         "schema": str(SCHEMA),
         "root": json_text(tree.root),
@@ -93,10 +64,21 @@ def _data(tree: LineageTree, shown: Excerpt) -> str:
         "edges": f"[{','.join(shown.edges[edge] for edge in tree.edges if edge in shown.edges)}]",
         "hidden": _HIDDEN,
     }
-    return "{" + ",".join(f'"{name}":{text}' for name, text in fields.items()) + "}"
-
-
-_HIDDEN = "<hidden>"  # a name cannot contain it: the JSON has no `<`, and the rest of the page is escaped
+    texts = {
+        "title": html.escape(short_text(f"Lineage of {name} ({root.format})")),
+        "policy": "; ".join(["default-src 'none'", *allowed, "base-uri 'none'", "form-action 'none'"]),
+        "generator": html.escape(f"wherry {version('wherry')}"),
+        "made": html.escape((made or utc_now()).replace("T", " ")),
+        "text": _plain(tree, shown),
+        "style": style,
+        "script": script,
+        "data": "{" + ",".join(f'"{field}":{text}' for field, text in fields.items()) + "}",
+    }
+    template = (_PARTS / "lineage.html").read_text("utf-8")
+    whole = re.sub(r"\{\{(\w+)\}\}", lambda found: texts[found[1]], template)
+    rest = (node for digest, node in tree.nodes.items() if digest not in shown.nodes)
+    hidden = hidden_json(rest, MOST_BYTES - len(whole.encode()))
+    return whole.replace(_HIDDEN, hidden, 1)
 
 
 def _plain(tree: LineageTree, shown: Excerpt) -> str:

@@ -7,6 +7,7 @@ source is found once for all its conversions, of which there may be thousands.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from wherry.config.schema import Route, TargetRule
     from wherry.core.detection import Detection
     from wherry.ledger.replay import ConversionRecord
-    from wherry.routes.routes import Whereabouts
 
 
 class RouteRule(NamedTuple):
@@ -57,7 +57,10 @@ def rules_at(source: Detection, routes: Sequence[Route]) -> tuple[RuleForSource,
         where = whereabouts(route.root, source)
         if where is None or refusal(route, source, where) is not None:
             continue
-        places, depth = _places(route, source, where), len(locate(route.root).uri)
+        places: dict[str, str] = {}  # template → URI of the target
+        with suppress(WherryError):  # the route cannot determine them for this source
+            places = {one.rule.uri: one.place for one in wanted_targets(route, source, where)}
+        depth = len(locate(route.root).uri)
         found += [
             RuleForSource(RouteRule(route, rule), find_format(rule.format).name, depth, places.get(rule.uri))
             for rule in route.targets
@@ -80,14 +83,6 @@ def rules_for(uri: str, format: str, rules: Sequence[RuleForSource]) -> list[Rou
     depth = max((one.depth for one in same), default=0)
     exact = [one.rule for one in same if one.place == uri]
     return exact or [one.rule for one in same if one.depth == depth]
-
-
-def _places(route: Route, source: Detection, where: Whereabouts) -> dict[str, str]:
-    """Template → URI of the target for a source; empty where the route cannot determine it."""
-    try:
-        return {one.rule.uri: one.place for one in wanted_targets(route, source, where)}
-    except WherryError:
-        return {}
 
 
 def as_routed(row: ConversionRecord, route: Route, rule: TargetRule) -> dict[str, Any]:

@@ -105,10 +105,19 @@ def stale(about: str | os.PathLike[str] | None = None, *, config: str | None = N
         NotFoundError, AmbiguousError, StorageError: as `lineage.show`.
         UsageError: the configuration is invalid.
     """
+    from wherry.config.config import load_config
+
     with threads.without_collection():
         rows, nodes = _rows(about)
-    routes = _routes(config)
-    groups = _by_source(rows, nodes)
+    routes = load_config(config).routes
+    # Those that have the same source, read in the same way.
+    by_source = defaultdict[tuple[Any, ...], "list[ConversionRecord]"](list)
+    for row in rows:
+        recorded = _recorded_request(row)
+        read_as = recorded.get("format", nodes[row.source_digest].format)
+        how = read_as, *recorded.get("allow_opaque", ()), "as" in recorded
+        by_source[row.source_digest, row.source_uri, how].append(row)
+    groups = list(by_source.values())
     tasks = [groups[start : start + _AT_ONCE] for start in range(0, len(groups), _AT_ONCE)]
 
     def look(task: Sequence[Sequence[ConversionRecord]]) -> list[Stale]:
@@ -126,7 +135,12 @@ def _rows(about: str | os.PathLike[str] | None) -> tuple[list[ConversionRecord],
 
     chosen = None if about is None else _below(about)
     with open_ledger() as ledger:
-        rows = [row for row in current_conversions(ledger, chosen) if _has_source(row)]
+        # Neither a live training state, nor the checkpoint itself, in place, is a source that can still exist.
+        rows = [
+            row
+            for row in current_conversions(ledger, chosen)
+            if not is_live(row.source_uri) and row.source_uri != row.target_uri
+        ]
         judged = [row for row in rows if _is_below_a_root(row.source_uri)]
         if len(judged) < len(rows):
             first = next(row.source_uri for row in rows if row not in judged)
@@ -146,11 +160,6 @@ def _is_below_a_root(uri: str) -> bool:
     return True
 
 
-def _has_source(row: ConversionRecord) -> bool:
-    """Whether its source can still exist: neither a live training state, nor the checkpoint itself, in place."""
-    return not is_live(row.source_uri) and row.source_uri != row.target_uri
-
-
 def _below(about: str | os.PathLike[str]) -> set[str]:
     from wherry.ledger.record import descendants, open_ledger
     from wherry.lineage.lineage import find_named
@@ -158,12 +167,6 @@ def _below(about: str | os.PathLike[str]) -> set[str]:
     with open_ledger() as ledger:
         root, _sidecar = find_named(ledger, os.fspath(about))
         return {root, *(edge.target for edge in descendants(ledger, root))}
-
-
-def _routes(config: str | None) -> tuple[Route, ...]:
-    from wherry.config.config import load_config
-
-    return load_config(config).routes
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,26 +184,17 @@ class PresentSource:
     error: WherryError | None = None
 
 
-def _by_source(
-    rows: Sequence[ConversionRecord], nodes: Mapping[str, LineageNode]
-) -> list[list[ConversionRecord]]:
-    """The conversions that have the same source, read in the same way."""
-    groups = defaultdict[tuple[Any, ...], "list[ConversionRecord]"](list)
-    for row in rows:
-        recorded = _recorded_request(row)
-        read_as = recorded.get("format", nodes[row.source_digest].format)
-        how = read_as, *recorded.get("allow_opaque", ()), "as" in recorded
-        groups[row.source_digest, row.source_uri, how].append(row)
-    return list(groups.values())
-
-
 def _look(
     rows: Sequence[ConversionRecord], routes: Sequence[Route], nodes: Mapping[str, LineageNode]
 ) -> Iterator[Stale]:
     """Compare the conversions of one source with its present files and with the routes."""
-    source = nodes[rows[0].source_digest]
-    found, plans = _present_source(rows[0], source.format, routes), _Plans()
-    at = _elsewhere(rows[0], source) if isinstance(found.error, NotFoundError) else rows[0].source_uri
+    first, source = rows[0], nodes[rows[0].source_digest]
+    found, plans = _present_source(first, source.format, routes), _Plans()
+    at: str | None = first.source_uri
+    if isinstance(found.error, NotFoundError):  # another place may still have the recorded files
+        missing = at if _recorded_request(first).get("format", source.format) == source.format else None
+        places = (place for place in source.places if place.uri != missing)
+        at = next((place.uri for place in places if _is_same(place, source.format)), None)
     for row in rows:
         rules = rules_for(row.target_uri, row.format, found.rules)
         reasons = tuple(_reasons(row, source.format, found, rules, at, plans))
@@ -216,13 +210,6 @@ def _present_source(row: ConversionRecord, format: str, routes: Sequence[Route])
             return PresentSource(rules, present_fingerprint(checkpoint))
     except WherryError as error:
         return PresentSource(rules, error=error)
-
-
-def _elsewhere(row: ConversionRecord, source: LineageNode) -> str | None:
-    """Another place that still has the recorded files of a missing source."""
-    missing = row.source_uri if _recorded_request(row).get("format", source.format) == source.format else None
-    places = (place for place in source.places if place.uri != missing)
-    return next((place.uri for place in places if _is_same(place, source.format)), None)
 
 
 def _reasons(

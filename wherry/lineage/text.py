@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from wherry.ledger.nodes import LineageNode
     from wherry.ledger.record import Edge
-    from wherry.ledger.replay import PlaceRecord
     from wherry.lineage.lineage import LineageTree
 
 DEEPEST = 40  # levels that are indented; deeper lines state their distance, as a chain may be thousands long
@@ -88,7 +87,9 @@ def title(node: LineageNode) -> str:
 
 def facts(node: LineageNode) -> Iterator[str]:
     """Further lines about a node: places, registrations, the last verification."""
-    yield from (_whereabouts(place) for place in node.places)
+    for place in node.places:
+        state = " (memory of a training run; not on disk)" if is_live(place.uri) else ""
+        yield place.uri + (f" (missing since {place.gone})" if place.gone else state)
     for row in node.registrations:
         yield (
             f"registered as {row.name} version {row.version} in {row.registry}"
@@ -97,12 +98,6 @@ def facts(node: LineageNode) -> Iterator[str]:
         )
     if node.verified is not None:
         yield f"verified at level {node.verified.level}: {node.verified.verdict} ({node.verified.time})"
-
-
-def _whereabouts(place: PlaceRecord) -> str:
-    if place.gone:
-        return f"{place.uri} (missing since {place.gone})"
-    return f"{place.uri} (memory of a training run; not on disk)" if is_live(place.uri) else place.uri
 
 
 def how(edge: Edge) -> str:

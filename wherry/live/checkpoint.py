@@ -13,7 +13,7 @@ import os
 import socket
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from wherry.core import dtypes
 from wherry.core.detection import Detection, Evidence
@@ -29,8 +29,6 @@ from wherry.store.store import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-    import numpy as np
 
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
@@ -71,15 +69,16 @@ class LiveReader(Contents):
         boxes = sorted(self._placed.get(spec.path, ()))
         if not spec.size:
             return ()
-        found, expected = list[Extent](), 0
+        found, expected, strides = list[Extent](), 0, c_strides(spec.shape)
         for box in boxes:
-            first = _first(spec.shape, box)
-            if first != expected:
+            cut = next((axis for axis, size in enumerate(box.sizes) if size > 1), len(spec.shape))
+            contiguous = box.sizes[cut + 1 :] == spec.shape[cut + 1 :]
+            first = sum(offset * stride for offset, stride in zip(box.offsets, strides, strict=True))
+            if not contiguous or first != expected:
                 return None
             elements = math.prod(box.sizes)
-            found.append(
-                Extent(self._locate(box.file), box.start, dtypes.canonical_size(spec.dtype, elements))
-            )
+            place = self._places.setdefault(box.file, locate(box.file))
+            found.append(Extent(place, box.start, dtypes.canonical_size(spec.dtype, elements)))
             expected += elements
         return tuple(found) if expected == spec.size else None
 
@@ -107,27 +106,22 @@ class LiveReader(Contents):
             self._maps.clear()
 
     def _gather(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
+        import numpy as np
+
         out, filled = as_array(buffer, spec.dtype, region_shape(region)), 0
         for box in self._placed.get(spec.path, ()):
             whole = tuple(slice(at, at + extent) for at, extent in zip(box.offsets, box.sizes, strict=True))
             shared = shared_region(region, whole)
             if shared is None:
                 continue
-            out[region_within(shared, region)] = self._view(spec, box)[region_within(shared, whole)]
+            dtype, elements = dtypes.numpy_dtype(spec.dtype), math.prod(box.sizes)
+            held = np.frombuffer(self._map_file(box.file), dtype, elements, box.start).reshape(box.sizes)
+            out[region_within(shared, region)] = held[region_within(shared, whole)]
             filled += math.prod(region_shape(shared))
         if filled != out.size:
             raise IncompleteError(
                 f"the processes provided {filled} of {out.size} elements of a region", path=spec.name
             )
-
-    def _view(self, spec: TensorSpec, box: PlacedBox) -> np.ndarray:
-        import numpy as np
-
-        dtype, elements = dtypes.numpy_dtype(spec.dtype), math.prod(box.sizes)
-        return np.frombuffer(self._map_file(box.file), dtype, elements, box.start).reshape(box.sizes)
-
-    def _locate(self, file: str) -> Location:
-        return self._places.setdefault(file, locate(file))
 
     def _map_file(self, file: str) -> mmap.mmap:
         with self._lock:
@@ -166,7 +160,7 @@ def live_checkpoint(
         format_version=f"live {framework}" if system else framework,
         writer=framework,
         step=manifest.step,
-        kind=_kind(manifest),
+        kind=cast("Any", manifest.kind),
         evidence=(
             Evidence(".", f"{plural(len(manifest.tensors), 'array')} in the memory of the training process"),
         ),
@@ -178,16 +172,3 @@ def live_checkpoint(
         f"{name} and {first} are the same tensor; both are written" for name, first in tied.items()
     )
     return checkpoint
-
-
-def _kind(manifest: Manifest) -> Any:
-    return manifest.kind
-
-
-def _first(shape: tuple[int, ...], box: PlacedBox) -> int | None:
-    """The index of a box's first element in C order if its elements are contiguous; otherwise None."""
-    cut = next((axis for axis, size in enumerate(box.sizes) if size > 1), len(shape))
-    if box.sizes[cut + 1 :] != shape[cut + 1 :]:
-        return None
-    strides = c_strides(shape)
-    return sum(offset * stride for offset, stride in zip(box.offsets, strides, strict=True))

@@ -90,19 +90,20 @@ class Export:
             threading.Thread(target=self.run, args=(work, then), name="wherry-export", daemon=True).start()
         except RuntimeError as error:  # no more threads, or the interpreter is ending
             self.failed(error)
-            self._undo(undo)
+            assert self.error is not None
+            try:
+                undo(self.error)
+            except Exception:  # the error of the export is already kept, and training continues
+                log.exception("could not release the resources of the export to %s", self.uri)
             self.end(then)
-
-    def _undo(self, undo: Callable[[BaseException], None]) -> None:
-        assert self.error is not None
-        try:
-            undo(self.error)
-        except Exception:  # the error of the export is already kept, and training continues
-            log.exception("could not release the resources of the export to %s", self.uri)
 
     def run(self, work: Callable[[], Receipt | None], then: Callable[[Export], None]) -> None:
         """Do the work; its error is kept and logged."""
-        _give_way()
+        # Lower the priority of this thread and of those that it will start (on Linux, priority is per thread).
+        try:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        except OSError as error:
+            log.debug("could not lower the priority of the export: %s", error)
         try:
             self.receipt = work()
             if self.receipt is not None:
@@ -148,11 +149,3 @@ class Export:
             cure="ask for its result in the process that called wherry.export",
         )
         self._work.ended.set()
-
-
-def _give_way() -> None:
-    """Lower the priority of this thread and of those that it will start (on Linux, priority is per thread)."""
-    try:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-    except OSError as error:
-        log.debug("could not lower the priority of the export: %s", error)

@@ -10,6 +10,7 @@ Shape, element type and axis names are compared before any byte is read, and all
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.core.keypath import KeyPath, render
@@ -19,7 +20,7 @@ from wherry.tree.axes import BOX_TAG
 from wherry.tree.forms import BOX, OLD_VARIABLE, wrapped_leaves
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from wherry.core.manifest import Manifest, Value
 
@@ -138,10 +139,19 @@ def match(
     missing = tuple(leaf for leaf in lacking if leaf.alias not in tied)
     pairs, wrong = list[Pair](), list[str]()
     for leaf in leaves:
-        if leaf.stored in found:
-            pair, reasons = _pair(leaf, found[leaf.stored], manifest, cast=cast, named=named)
-            pairs.append(pair)
-            wrong += [f"{leaf.name}: {reason}" for reason in reasons]
+        if leaf.stored not in found:
+            continue
+        path = found[leaf.stored]
+        spec = manifest.tensors.get(path)
+        if spec is None:
+            value = manifest.values[path]
+            pairs.append(Pair(leaf, None, value=value))
+            reasons = _wrong_value(leaf, value)
+        else:
+            order, reasons = _order(leaf, spec) if named else (None, [])
+            pairs.append(Pair(leaf, spec, order))
+            reasons += _wrong_tensor(leaf, spec, order, cast=cast)
+        wrong += [f"{leaf.name}: {reason}" for reason in reasons]
     unexpected = tuple(path for path in names if path not in used)
     return TemplateMatch(tuple(pairs), missing, unexpected, tuple(wrong), tuple(notes))
 
@@ -150,27 +160,24 @@ def _find_leaves(
     leaves: Sequence[Leaf], manifest: Manifest, names: Mapping[KeyPath, KeyPath]
 ) -> tuple[dict[KeyPath, KeyPath], list[str]]:
     """Stored key path of a leaf → key path in the checkpoint, and the parts that were left out of names."""
-    bare = _bare(names.values())
+    bare = {name: name for name in names.values()}  # → the name without the wrappers around its leaf
+    for word in (_NAMED_ARRAY, BOX, OLD_VARIABLE):
+        now = wrapped_leaves(bare.values(), word)
+        bare = {name: short[:-1] if short in now else short for name, short in bare.items()}
     found = _lookup(leaves, manifest, names, bare, 0, 0)
     if len(found) == len(leaves) or not names:
         return found, []
-    for checkpoint_root, template_root in _roots(list(bare.values()), [leaf.path for leaf in leaves]):
+    # A node that contains all paths of its side, the outer ones first; the other side is used from its root.
+    roots: Iterable[tuple[KeyPath, KeyPath]] = chain(
+        ((node, ()) for node in _holders(list(bare.values()))),
+        (((), node) for node in _holders([leaf.path for leaf in leaves])),
+    )
+    for checkpoint_root, template_root in roots:
         cut = _lookup(leaves, manifest, names, bare, len(checkpoint_root), len(template_root))
         if len(cut) in (len(leaves), len(names)) and len(cut) > len(found):
             side = "checkpoint" if checkpoint_root else "template"
             return cut, [f"{render(checkpoint_root or template_root)}/ of the {side} is used as its root"]
     return found, []
-
-
-def _roots(
-    checkpoint_paths: list[KeyPath], template_paths: list[KeyPath]
-) -> Iterable[tuple[KeyPath, KeyPath]]:
-    """Node of the checkpoint, node of the template: one contains all paths of its side, the other is the root.
-
-    Outer nodes come first.
-    """
-    yield from ((node, ()) for node in _holders(checkpoint_paths))
-    yield from (((), node) for node in _holders(template_paths))
 
 
 def _holders(paths: list[KeyPath]) -> Iterable[KeyPath]:
@@ -209,26 +216,6 @@ def _lookup(
         if claims:
             found[leaf.stored] = next(iter(claims))
     return found
-
-
-def _bare(names: Collection[KeyPath]) -> dict[KeyPath, KeyPath]:
-    """Name → name without the wrappers around its leaf."""
-    bare = {name: name for name in names}
-    for word in (_NAMED_ARRAY, BOX, OLD_VARIABLE):
-        now = wrapped_leaves(bare.values(), word)
-        bare = {name: short[:-1] if short in now else short for name, short in bare.items()}
-    return bare
-
-
-def _pair(
-    leaf: Leaf, path: KeyPath, manifest: Manifest, *, cast: bool, named: bool
-) -> tuple[Pair, list[str]]:
-    spec = manifest.tensors.get(path)
-    if spec is None:
-        value = manifest.values[path]
-        return Pair(leaf, None, value=value), _wrong_value(leaf, value)
-    order, reasons = _order(leaf, spec) if named else (None, [])
-    return Pair(leaf, spec, order), reasons + _wrong_tensor(leaf, spec, order, cast=cast)
 
 
 def _order(leaf: Leaf, spec: TensorSpec) -> tuple[tuple[int, ...] | None, list[str]]:

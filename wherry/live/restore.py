@@ -134,59 +134,39 @@ def restore(
         )
     opened = open_named(uri, format=format, step=step, item=item, allow_opaque=allow_opaque)
     with opened as source, in_use(source.uri):
-        seen, rest = _view(source, to, dict(options or {}), layout or LayoutRequest(), only)
+        seen, rest, form = source, only, layout or LayoutRequest()
+        if to is not None or options or form.explicit:  # the checkpoint in the template's system
+            row, part = find_format(to or source.detection.format), "params" if only == "params" else None
+            seen, left, viewed = plan_view(source, row, dict(options or {}), form, part, files=False)
+            if left:
+                raise UsageError(
+                    f"unknown option {', '.join(map(repr, sorted(left)))} for restore",
+                    cure="remove it; to change names, pass rename=…",
+                )
+            rest = viewed if only == "params" else only
         named = seen is source or to == "penzai"
-        matched = match(leaves, seen.manifest, _names(seen, rest, rename), cast=cast, named=named)
+        chosen = _choose_paths(seen.manifest, rest, seen.uri)
+        names = {path: path for path in chosen}
+        if rename is not None:
+            names |= rename_paths(chosen, parse_rules(rule_texts(rename)))
+        matched = match(leaves, seen.manifest, names, cast=cast, named=named)
         _require(matched, seen, strict=strict)
-        return _restore(into, matched, seen, live, (parse_budget(memory), progress))
+        total = sum(pair.source.nbytes for pair in matched.pairs if pair.source)
+        filling = FillPass(seen, parse_budget(memory), Meter("restore", total, progress))
+        made = fill_leaves(matched.pairs, filling, live)
 
+        def change(leaf: Leaf) -> Any:
+            return made.get(leaf.stored, leaf.value)
 
-def _restore(
-    into: Any, matched: TemplateMatch, seen: Checkpoint, live: Any, how: tuple[int, OnProgress | None]
-) -> Restored:
-    """Read and fill the matched leaves."""
-    total = sum(pair.source.nbytes for pair in matched.pairs if pair.source)
-    filling = FillPass(seen, how[0], Meter("restore", total, how[1]))
-    made = fill_leaves(matched.pairs, filling, live)
-
-    def change(leaf: Leaf) -> Any:
-        return made.get(leaf.stored, leaf.value)
-
-    return Restored(
-        state=live.rebuilt(into, change),
-        step=seen.manifest.step,
-        missing=tuple(leaf.name for leaf in matched.missing),
-        unexpected=tuple(map(render, matched.unexpected)),
-        notes=(*seen.notes, *matched.notes),
-        filled=len(matched.pairs),
-        nbytes=filling.meter.done,
-    )
-
-
-def _view(
-    source: Checkpoint, to: str | None, options: dict[str, Any], layout: LayoutRequest, only: str | None
-) -> tuple[Checkpoint, str | None]:
-    """The checkpoint in the template's system, and the part of `only` that remains to be applied."""
-    if to is None and not options and not layout.explicit:
-        return source, only
-    row = find_format(to or source.detection.format)
-    seen, left, rest = plan_view(
-        source, row, options, layout, "params" if only == "params" else None, files=False
-    )
-    if left:
-        raise UsageError(
-            f"unknown option {', '.join(map(repr, sorted(left)))} for restore",
-            cure="remove it; to change names, pass rename=…",
+        return Restored(
+            state=live.rebuilt(into, change),
+            step=seen.manifest.step,
+            missing=tuple(leaf.name for leaf in matched.missing),
+            unexpected=tuple(map(render, matched.unexpected)),
+            notes=(*seen.notes, *matched.notes),
+            filled=len(matched.pairs),
+            nbytes=filling.meter.done,
         )
-    return seen, rest if only == "params" else only
-
-
-def _names(seen: Checkpoint, only: str | None, rename: str | Sequence[str] | None) -> dict[KeyPath, KeyPath]:
-    """Key path in the checkpoint → the name to match, for everything that is requested."""
-    chosen = _choose_paths(seen.manifest, only, seen.uri)
-    if rename is None:
-        return {path: path for path in chosen}
-    return {path: path for path in chosen} | rename_paths(chosen, parse_rules(rule_texts(rename)))
 
 
 def _choose_paths(manifest: Manifest, only: str | None, uri: str) -> list[KeyPath]:
@@ -305,7 +285,13 @@ def fill_leaves(pairs: Sequence[Pair], filling: FillPass, live: Any) -> dict[Key
     first = [pair for pair in pairs if pair.leaf.alias not in tied]
 
     def one(pair: Pair) -> Any:
-        return _fill(pair, filling, live)
+        if pair.source is None:
+            return live.of_value(pair.leaf, pair.value)
+
+        def read(region: Region) -> np.ndarray:
+            return _read(pair, region, filling)
+
+        return live.fill(pair.leaf, read, filling.room, filling.memory)
 
     with threads.executor(threads.worker_count(), "wherry-restore") as executor:
         try:
@@ -320,20 +306,6 @@ def fill_leaves(pairs: Sequence[Pair], filling: FillPass, live: Any) -> dict[Key
             _require_equal(pair, kept, filling, live)
             made[pair.leaf.stored] = kept
     return made
-
-
-def _fill(pair: Pair, filling: FillPass, live: Any) -> Any:
-    spec = pair.source
-    if spec is None:
-        return live.of_value(pair.leaf, pair.value)
-
-    def read(region: Region) -> np.ndarray:
-        return _read(pair, region, filling)
-
-    def room(nbytes: int) -> Any:
-        return filling.room(nbytes)
-
-    return live.fill(pair.leaf, read, room, filling.memory)
 
 
 def _read(pair: Pair, region: Region, filling: FillPass) -> np.ndarray:

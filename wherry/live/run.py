@@ -117,7 +117,17 @@ def _ready(found: Any, request: ExportRequest) -> tuple[ExportRequest, Manifest]
         if request.alone:
             _require_whole(found)
         request = replace(request, step=_step(found, request))
-        return request, _manifest(found, request)
+        tensors = {one.spec.path: one.spec for one in found.tensors}
+        tied = {one.spec.name: render(one.alias) for one in found.tensors if one.alias}
+        return request, Manifest(
+            tensors=tensors,
+            values=found.values,
+            empties=found.empties,
+            lists=found.lists,
+            step=request.step,
+            kind=read_leaves(tensors, found.values, found.empties, specs=tensors).whole_of_arrays,
+            origin={"framework": found.framework, **({"tied": tied} if tied else {})},
+        )
     except Exception as error:  # noqa: BLE001  it is raised once the others know
         return error
 
@@ -296,20 +306,6 @@ def _checkpoint(
         mark=mark,
         framework=framework,
         system=request.system,
-    )
-
-
-def _manifest(found: Any, request: ExportRequest) -> Manifest:
-    tensors = {one.spec.path: one.spec for one in found.tensors}
-    tied = {one.spec.name: render(one.alias) for one in found.tensors if one.alias}
-    return Manifest(
-        tensors=tensors,
-        values=found.values,
-        empties=found.empties,
-        lists=found.lists,
-        step=request.step,
-        kind=read_leaves(tensors, found.values, found.empties, specs=tensors).whole_of_arrays,
-        origin={"framework": found.framework, **({"tied": tied} if tied else {})},
     )
 
 

@@ -133,6 +133,7 @@ def gather_shares(
         IncompleteError: a process failed, or did not answer in time.
         MismatchError: a process has different tensors.
     """
+    expected = {render(path): (list(spec.shape), spec.dtype) for path, spec in specs.items()}
     merged = {path: list(boxes) for path, boxes in own_boxes.items()}
     for rank in ranks:
         with waiting(str(folder), what=f"the share of process {rank}"):
@@ -145,9 +146,20 @@ def gather_shares(
                 uri=str(folder),
                 cure=_CURE,
             )
-        _require_same(specs, share["tensors"], rank)
+        sent = {name: (row["shape"], row["dtype"]) for name, row in share["tensors"].items()}
+        odd = min((name for name in {*expected, *sent} if expected.get(name) != sent.get(name)), default=None)
+        if odd is not None:
+            raise MismatchError(
+                f"tensors of process {rank} differ from those of process 0",
+                path=odd,
+                cure="export the same tree in all processes; export each stage of a pipeline separately,"
+                " with alone=True",
+            )
         for name, row in share["tensors"].items():
-            merged.setdefault(parse(name), []).extend(_place_box(box) for box in row["boxes"])
+            merged.setdefault(parse(name), []).extend(
+                PlacedBox(tuple(offsets), tuple(sizes), file, start)
+                for offsets, sizes, file, start in row["boxes"]
+            )
     return {path: tuple(boxes) for path, boxes in merged.items()}
 
 
@@ -197,14 +209,13 @@ def put_outcome(folder: Path, ranks: Iterable[int], receipt: Mapping[str, Any] |
         deadline = time.monotonic() + _GOODBYE
         for rank in ranks:
             with waiting(str(folder), what=f"process {rank}, which has not read the outcome"):
-                _until(lambda rank=rank: _has_read(folder, rank), deadline - time.monotonic())
+                # Until it has read the outcome, or never will.
+                _until(
+                    lambda rank=rank: (folder / f"seen-{rank}").exists() or bool(_end_of(folder, rank)),
+                    deadline - time.monotonic(),
+                )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _has_read(folder: Path, rank: int) -> bool:
-    """Whether a process has read the outcome, or never will."""
-    return (folder / f"seen-{rank}").exists() or bool(_end_of(folder, rank))
 
 
 def leave_failure(folder: Path, ranks: Iterable[int], error: str) -> None:
@@ -296,24 +307,6 @@ def _make_room(folder: Path) -> None:
 
 def _not_there(folder: Path) -> StorageError:
     return StorageError("export folder not found", uri=str(folder), cure=_CURE)
-
-
-def _place_box(row: list[Any]) -> PlacedBox:
-    offsets, sizes, file, start = row
-    return PlacedBox(tuple(offsets), tuple(sizes), file, start)
-
-
-def _require_same(specs: Mapping[KeyPath, TensorSpec], found: Mapping[str, Any], rank: int) -> None:
-    expected = {render(path): (list(spec.shape), spec.dtype) for path, spec in specs.items()}
-    sent = {name: (row["shape"], row["dtype"]) for name, row in found.items()}
-    odd = min((name for name in {*expected, *sent} if expected.get(name) != sent.get(name)), default=None)
-    if odd is not None:
-        raise MismatchError(
-            f"tensors of process {rank} differ from those of process 0",
-            path=odd,
-            cure="export the same tree in all processes; export each stage of a pipeline separately,"
-            " with alone=True",
-        )
 
 
 def _put(path: Path, data: Mapping[str, Any]) -> None:

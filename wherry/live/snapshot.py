@@ -91,7 +91,12 @@ class Snapshot:
         self.placed: dict[KeyPath, tuple[PlacedBox, ...]] = {}
         self.nbytes = 0
         try:
-            self._descriptor, self.file = _in_memory() if path is None else _in_folder(path)
+            if path is None:
+                self._descriptor = os.memfd_create("wherry-snapshot", os.MFD_CLOEXEC)
+                self.file = f"/proc/self/fd/{self._descriptor}"
+            else:  # in an existing folder: no other process would see one that is created here
+                self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                self.file = str(path)
         except OSError as error:
             raise storage_error(error, str(path or "a file in memory")) from error
 
@@ -172,16 +177,6 @@ class Snapshot:
         while data:
             done = os.pwrite(self._descriptor, data, start)
             data, start = data[done:], start + done
-
-
-def _in_memory() -> tuple[int, str]:
-    descriptor = os.memfd_create("wherry-snapshot", os.MFD_CLOEXEC)
-    return descriptor, f"/proc/self/fd/{descriptor}"
-
-
-def _in_folder(path: Path) -> tuple[int, str]:
-    """A file in an existing folder: no other process would see a folder that is created here."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), str(path)
 
 
 def _copy_file(descriptor: int, nbytes: int, path: Path) -> None:

@@ -101,7 +101,9 @@ class RunStore:
         arguments: dict[str, Any] = {**self.common, **more}
         kept = {f"{_METRIC}{name}": repr(float(value)) for name, value in (metrics or {}).items()}
         arguments["meta"] = {**(arguments.get("meta") or {}), **kept}
-        self._last = export(state, self._target(step), to=self.to, step=step, into=self._into, **arguments)
+        into = find_format(self.to).step_folder is not None
+        target = self.root.uri if into else self.root.join(f"step_{step:08d}").uri
+        self._last = export(state, target, to=self.to, step=step, into=into, **arguments)
         return self._last
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -179,13 +181,6 @@ class RunStore:
         if chosen is None:
             raise NotFoundError("no saved step found", uri=self.root.uri, cure="save a step first")
         return restore(self.at(chosen).uri, into=into, **common)
-
-    @property
-    def _into(self) -> bool:
-        return find_format(self.to).step_folder is not None
-
-    def _target(self, step: int) -> str:
-        return self.root.uri if self._into else self.root.join(f"step_{step:08d}").uri
 
     def _committed_steps(self) -> dict[int, Location]:
         """Step → checkpoint; only one with a sidecar, and in a store with a commit member, is complete."""

@@ -50,7 +50,6 @@ from wherry.view.peft import DORA, PARAMETERS, PATTERNS, SCALE, TOKENS, TRAINED,
 
 if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
-    from wherry.core.tensorspec import TensorSpec
     from wherry.formats.checkpoint import Checkpoint
     from wherry.merger.orientation import Orientations
     from wherry.merger.parts import AdaptedModule
@@ -172,7 +171,12 @@ class AdapterMerge:
         elif parts.lora:
             self._add_experts(name, parts)
         if BIAS in parts.lora:
-            self._add_bias(name, parts)
+            # s times the bias of B is added to the module's own, which must exist.
+            path, spec = self._find(f"{name}.bias"), self._adapter.spec(parts.lora[BIAS])
+            self._adapter.require_shape(spec, self._weights.tensors[path].shape)
+            _rank, scale = self._adapter.scale(name)
+            terms = ((self._under(path, name), 1.0), (at(ADAPTED, parts.lora[BIAS]), scale))
+            self._recipes[path] = WeightedSum(terms)
 
     def _is_dropped(self, name: str) -> bool:
         """Whether a tensor belongs to the output layer, and is that of the embedding."""
@@ -200,7 +204,12 @@ class AdapterMerge:
 
     def _add_rows(self, module: str, source: KeyPath) -> None:
         path, spec = self._find(f"{module}.weight"), self._adapter.spec(source)
-        weight, numbers = self._weights.tensors[path], self._token_numbers(module)
+        weight, stated = self._weights.tensors[path], self._config.get(TOKENS)
+        table = stated if isinstance(stated, dict) else {module: stated}
+        found = [row for name, row in table.items() if f".{module}".endswith(f".{name}")]
+        if len(found) != 1 or not isinstance(found[0], list):
+            raise self._adapter.unfit(f"{TOKENS} does not state which rows of {module} the adapter has")
+        numbers = tuple(found[0])
         if len(weight.shape) != _MATRIX or not all(is_summable(one.dtype) for one in (weight, spec)):
             raise self._adapter.unfit(
                 f"{module} is no matrix of floating point, in the base or in the adapter"
@@ -211,22 +220,6 @@ class AdapterMerge:
         if len(set(numbers)) != len(numbers):
             raise self._adapter.unfit(f"{TOKENS} of {module} has a number twice")
         self._recipes[path] = ReplacedRows(self._under(path, module), at(ADAPTED, source), numbers)
-
-    def _token_numbers(self, module: str) -> tuple[int, ...]:
-        stated = self._config.get(TOKENS)
-        table = stated if isinstance(stated, dict) else {module: stated}
-        found = [row for name, row in table.items() if f".{module}".endswith(f".{name}")]
-        if len(found) != 1 or not isinstance(found[0], list):
-            raise self._adapter.unfit(f"{TOKENS} does not state which rows of {module} the adapter has")
-        return tuple(found[0])
-
-    def _add_bias(self, module: str, parts: AdaptedModule) -> None:
-        """Add s times the bias of B to the module's own, which must exist."""
-        path, spec = self._find(f"{module}.bias"), self._adapter.spec(parts.lora[BIAS])
-        self._adapter.require_shape(spec, self._weights.tensors[path].shape)
-        _rank, scale = self._adapter.scale(module)
-        terms = ((self._under(path, module), 1.0), (at(ADAPTED, parts.lora[BIAS]), scale))
-        self._recipes[path] = WeightedSum(terms)
 
     def _add_matrices(self, module: str, parts: AdaptedModule) -> None:
         """Add the product of two matrices to the weight of a module."""
@@ -297,7 +290,23 @@ class AdapterMerge:
                 f"{len(fitting)} of the parameters that target_parameters names: "
                 f"{', '.join(f'{name} {list(shape or ())}' for name, _rows, shape in targets)}"
             )
-        self._add_to_experts(*fitting[0], down, up)
+        name, rows, shape = fitting[0]
+        rank, scale = self._adapter.scale(name)
+        transposed = self._are_transposed(name, shape, (up.shape[0], down.shape[1]))
+        for number, row in enumerate(rows):
+            first = 0
+            for path in row:
+                spec = self._weights.tensors[path]
+                if not all(is_summable(one.dtype) for one in (spec, down, up)):
+                    raise self._adapter.unfit(
+                        f"{name} is not of floating point, in the base or in the adapter"
+                    )
+                alone = None if len(spec.shape) > _MATRIX else number
+                self._recipes[path] = ExpertLowRank(
+                    self._under(path, name), at(ADAPTED, down.path), at(ADAPTED, up.path),
+                    rank, shape[0], scale, transposed, alone, first,
+                )  # fmt: skip
+                first += spec.shape[0] if alone is not None else 0
 
     def _experts_of(self, name: str) -> tuple[list[list[KeyPath]], tuple[int, ...] | None]:
         """The base's tensors of a parameter of experts, and its shape; None if the base has none."""
@@ -318,26 +327,6 @@ class AdapterMerge:
         if len(shape) != _MATRIX + 1 or len(down) != _MATRIX or len(up) != _MATRIX:
             return False
         return down[0] == up[1] == rank * shape[0] and shape[1:] in ((up[0], down[1]), (down[1], up[0]))
-
-    def _add_to_experts(
-        self, name: str, rows: list[list[KeyPath]], shape: tuple[int, ...], down: TensorSpec, up: TensorSpec
-    ) -> None:
-        rank, scale = self._adapter.scale(name)
-        transposed = self._are_transposed(name, shape, (up.shape[0], down.shape[1]))
-        for number, row in enumerate(rows):
-            first = 0
-            for path in row:
-                spec = self._weights.tensors[path]
-                if not all(is_summable(one.dtype) for one in (spec, down, up)):
-                    raise self._adapter.unfit(
-                        f"{name} is not of floating point, in the base or in the adapter"
-                    )
-                alone = None if len(spec.shape) > _MATRIX else number
-                self._recipes[path] = ExpertLowRank(
-                    self._under(path, name), at(ADAPTED, down.path), at(ADAPTED, up.path),
-                    rank, shape[0], scale, transposed, alone, first,
-                )  # fmt: skip
-                first += spec.shape[0] if alone is not None else 0
 
     def _are_transposed(self, name: str, shape: tuple[int, ...], product: tuple[int, int]) -> bool:
         """Whether experts are stored inputs first, or PEFT before 0.19 took them for it."""

@@ -135,7 +135,10 @@ def _open_view(sources: Sequence[MergeSource], request: ConvertRequest) -> Gener
             for one in sources
         ]
         for one in opened:
-            _require_parameters(one, request)
+            if one.manifest.kind == "train-state" and request.targets[0].only != "params":
+                raise UnrepresentableError(
+                    "the state of an optimizer cannot be merged", uri=one.uri, cure="pass --only params"
+                )
         yield _merge(sources, opened, request.targets[0].layout.config)
 
 
@@ -151,13 +154,6 @@ def _merge(sources: Sequence[MergeSource], opened: Sequence[Checkpoint], config:
         raise UsageError(what, uri=adapters[0].uri, cure="merge each into its base, and add the results")
     what = "expected a base and one adapter, without weights" if adapters else "a source has no weight"
     raise UsageError(what, uri=(adapters or opened)[0].uri, cure=_CURE)
-
-
-def _require_parameters(checkpoint: Checkpoint, request: ConvertRequest) -> None:
-    if checkpoint.manifest.kind == "train-state" and request.targets[0].only != "params":
-        raise UnrepresentableError(
-            "the state of an optimizer cannot be merged", uri=checkpoint.uri, cure="pass --only params"
-        )
 
 
 def _name_sources(job: Job) -> Job:

@@ -123,26 +123,20 @@ def settle_ends(base: Checkpoint, config: Mapping[str, Any], weights: BaseWeight
     plan = Ends(path, stored)
     if not second.is_changed and not first.whole and not first.parts.lora:
         return plan
-    same = first.is_changed and second.is_changed and _have_same_values(first, second, adapter)
-    if same and _count_alike(first, second, adapter):
-        return replace(plan, dropped=frozenset({head}))
-    if not same and _ensures(adapter, first, second):
-        raise adapter.unfit(
-            f"ensure_weight_tying is stated, but the adapter's tensors of {head} are not those of {name}"
-        )
+    ends = (first, second)
+    if first.is_changed and second.is_changed and _have_same_values(first, second, adapter):
+        # Equal matrices make equal products of both ends, but the lengths of DoRA and some scales belong to one.
+        scales = {adapter.scale(end.name.removesuffix(".weight"))[1] for end in ends if end.parts.lora}
+        if len(scales) <= 1 and not any(MAGNITUDE in end.parts.lora for end in ends):
+            return replace(plan, dropped=frozenset({head}))
+    else:
+        # PEFT tied what it added to the ends if it knows two names of them.
+        words = {end.name.split(".")[-2] for end in ends if end.is_changed}
+        if adapter.config.get("ensure_weight_tying") and not words.isdisjoint(_KNOWN_TO_PEFT):
+            raise adapter.unfit(
+                f"ensure_weight_tying is stated, but the adapter's tensors of {head} are not those of {name}"
+            )
     return _untie(plan, first, second, config, weights, adapter)
-
-
-def _ensures(adapter: Adapter, *ends: _End) -> bool:
-    """Whether PEFT tied what it added to the ends: it knows two names of them."""
-    words = {end.name.split(".")[-2] for end in ends if end.is_changed}
-    return bool(adapter.config.get("ensure_weight_tying")) and not words.isdisjoint(_KNOWN_TO_PEFT)
-
-
-def _count_alike(first: _End, second: _End, adapter: Adapter) -> bool:
-    """Whether equal matrices make equal products of both ends: the lengths of DoRA and some scales belong to one."""
-    scales = {adapter.scale(end.name.removesuffix(".weight"))[1] for end in (first, second) if end.parts.lora}
-    return len(scales) <= 1 and not any(MAGNITUDE in end.parts.lora for end in (first, second))
 
 
 def _is_tied(

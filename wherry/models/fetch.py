@@ -144,13 +144,23 @@ def fetch(
     home = place.join(subject.name) if subject.name else place
     with in_use(subject.location.uri):
         resumed = 0 if already else _copy(subject, place, memory, progress)
+    digest = subject.sidecar.checkpoint.checkpoint_digest
     if already:
-        _require_same(subject, home)
+        sidecar = read_sidecar(home) if home.exists() else None
+        if sidecar is None or proved_digest(sidecar) != digest:
+            raise TargetExistsError(
+                "target already exists and is another checkpoint",
+                uri=home.uri,
+                cure="choose another target, or remove this one",
+                stage="fetch",
+            )
         tidy(place)
         _prove(subject, home, memory, progress)
     if subject.is_file:
-        _carry_signature(subject, place)
-    digest = subject.sidecar.checkpoint.checkpoint_digest
+        # After the commit, unless the target has one; a rerun repeats this after a kill.
+        signature, copied = signature_location(subject.location), signature_location(locate(place.uri))
+        if signature.exists() and not copied.exists():
+            put(copied, signature.read_whole(MOST_SIDECAR))
     nbytes = sum(entry.size for entry in subject.files)
     seconds = round(time.monotonic() - clock, 3)
     count = len(subject.files)
@@ -249,25 +259,6 @@ def _differs(subject: _Subject, path: str, reason: str) -> MismatchError:
         cure=f"run `wherry verify {shlex.quote(subject.location.uri)} --level digest` to check the original",
         stage="fetch",
     )
-
-
-def _require_same(subject: _Subject, home: Location) -> None:
-    sidecar = read_sidecar(home) if home.exists() else None
-    wanted = subject.sidecar.checkpoint.checkpoint_digest
-    if sidecar is None or proved_digest(sidecar) != wanted:
-        raise TargetExistsError(
-            "target already exists and is another checkpoint",
-            uri=home.uri,
-            cure="choose another target, or remove this one",
-            stage="fetch",
-        )
-
-
-def _carry_signature(subject: _Subject, place: Location) -> None:
-    """Copy the signature after the commit, unless the target has one; a rerun repeats this after a kill."""
-    signature, target = signature_location(subject.location), signature_location(locate(place.uri))
-    if signature.exists() and not target.exists():
-        put(target, signature.read_whole(MOST_SIDECAR))
 
 
 def _record(subject: _Subject, done: FetchReport) -> FetchReport:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from wherry.errors import UsageError
+from wherry.errors import UsageError, WherryError
 from wherry.text.config_text import parse_table, read_config
 
 if TYPE_CHECKING:
@@ -163,7 +163,10 @@ def policy_of(gates: Policy | Mapping[str, Any] | str | os.PathLike[str] | None)
 
 def judge(policy: Policy, facts: PolicyFacts) -> list[GateResult]:
     """The results of all gates of the policy."""
-    findings = [_level(policy, facts)]
+    order = ("structure", "present", "digest")
+    level = facts.level if facts.level in order else "present"  # native and logits include this level only
+    enough = order.index(level) >= order.index(policy.level)
+    findings = [GateResult("level", f"at least {policy.level}", facts.level, enough)]
     if not policy.unregistered:
         found = "registered" if facts.registered else "not registered, or with other contents"
         findings.append(GateResult("registered", "by the ledger", found, facts.registered))
@@ -171,15 +174,26 @@ def judge(policy: Policy, facts: PolicyFacts) -> list[GateResult]:
     if policy.max_error is not None:
         findings.append(_error(policy.max_error, facts))
     if policy.optimizer != "any":
-        findings.append(_optimizer(policy.optimizer, facts))
-    findings += [_companion(pattern, facts) for pattern in policy.companions]
+        unknown = (
+            f"unknown for a checkpoint of kind {facts.kind}" if facts.kind else "not recorded in the ledger"
+        )
+        found = {"train-state": "present", "params": "absent"}.get(facts.kind, unknown)
+        findings.append(GateResult("optimizer", policy.optimizer, found, found == policy.optimizer))
+    for pattern in policy.companions:
+        names = (companion.name for companion in facts.manifest.companions)
+        fits = [one for one in names if fnmatchcase(one, pattern) or fnmatchcase(Path(one).name, pattern)]
+        findings.append(GateResult("companions", pattern, ", ".join(fits) or "no matching file", bool(fits)))
     if not policy.extra_companions:
         extra = ", ".join(facts.extra)
         findings.append(GateResult("extra_companions", "none", extra or "none", not extra))
     if policy.max_age_days is not None:
         findings.append(_age(policy.max_age_days, facts))
     if policy.signature is not None:
-        findings.append(_signature(policy.signature, facts))
+        try:
+            found, passed = facts.signed(policy.signature), True
+        except WherryError as error:
+            found, passed = error.what, False
+        findings.append(GateResult("signature", policy.signature, found, passed))
     if policy.approvers:
         found = facts.approver or "no user that the registry's server has authenticated"
         passed = facts.approver in policy.approvers
@@ -195,13 +209,6 @@ def _read(path: Path) -> dict[str, Any]:
         raise UsageError(
             f"invalid policy {path}: {error}", cure="write it as a TOML or JSON table"
         ) from error
-
-
-def _level(policy: Policy, facts: PolicyFacts) -> GateResult:
-    order = ("structure", "present", "digest")
-    level = facts.level if facts.level in order else "present"  # native and logits include this level only
-    enough = order.index(level) >= order.index(policy.level)
-    return GateResult("level", f"at least {policy.level}", facts.level, enough)
 
 
 def _recorded_gate(level: str, facts: PolicyFacts) -> GateResult:
@@ -231,18 +238,6 @@ def _error(limit: float, facts: PolicyFacts) -> GateResult:
     return GateResult("max_error", required, f"{measured['error']:g}", passed=measured["error"] <= limit)
 
 
-def _optimizer(required: str, facts: PolicyFacts) -> GateResult:
-    unknown = f"unknown for a checkpoint of kind {facts.kind}" if facts.kind else "not recorded in the ledger"
-    found = {"train-state": "present", "params": "absent"}.get(facts.kind, unknown)
-    return GateResult("optimizer", required, found, found == required)
-
-
-def _companion(pattern: str, facts: PolicyFacts) -> GateResult:
-    names = [companion.name for companion in facts.manifest.companions]
-    matching = [name for name in names if fnmatchcase(name, pattern) or fnmatchcase(Path(name).name, pattern)]
-    return GateResult("companions", pattern, ", ".join(matching) or "no matching file", bool(matching))
-
-
 def _age(limit: float, facts: PolicyFacts) -> GateResult:
     required = f"at most {limit:g} days"
     if not facts.finished:
@@ -251,12 +246,3 @@ def _age(limit: float, facts: PolicyFacts) -> GateResult:
     if age < 0:
         return GateResult("max_age_days", required, f"a time in the future, {facts.finished}", passed=False)
     return GateResult("max_age_days", required, f"{age:.1f} days", age <= limit)
-
-
-def _signature(key: str, facts: PolicyFacts) -> GateResult:
-    from wherry.errors import WherryError
-
-    try:
-        return GateResult("signature", key, facts.signed(key), passed=True)
-    except WherryError as error:
-        return GateResult("signature", key, error.what, passed=False)

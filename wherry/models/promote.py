@@ -121,6 +121,7 @@ def promote(
         TargetInUseError: another process moves aliases of this model.
         StorageError: a registry or the ledger cannot be reached; aliases are unchanged.
     """
+    from wherry.ledger.record import open_ledger, record_event
     from wherry.models.policy import policy_of
 
     gates = policy_of(policy)
@@ -132,7 +133,25 @@ def promote(
     by = _by(approver)
     if there["registry_uri"] != stores["registry_uri"]:
         found = _carry_version(found, sidecar, stores, there, model)
-    return _move(found, sidecar, alias, there, by, level, passed)
+    registry = without_secrets(there["registry_uri"])
+    tags = {"wherry.promoted_by": by, "wherry.promoted_at": utc_now()}
+    entering = service("mlflow").promoting(found.name, found.version, alias, tags=tags, **there)
+    seq: int | None = None
+    with open_ledger() as ledger, entering as moved:
+        if not (moved.already and _is_stated(ledger, registry, found, alias)):
+            body = {
+                "registry": registry,
+                "name": found.name,
+                "alias": alias,
+                "version": found.version,
+                "replaced": moved.replaced,
+                "by": by,
+                "level": level,
+                "gates": [asdict(one) for one in passed],
+                "promoted_from": found.tags.get("wherry.promoted_from"),
+            }
+            seq = record_event(ledger, "promotion", sidecar.checkpoint, body)
+    return _promotion(found, alias, moved, there, by, level, passed, seq)
 
 
 def rollback(
@@ -226,38 +245,6 @@ def _carry_version(
     tags = {**own, "wherry.promoted_from": origin}
     done = enter(found.uri, sidecar, chosen, alias=None, tags=tags, **there)
     return replace(found, name=chosen, version=done.version, alias=None, tags=tags)
-
-
-def _move(
-    found: ResolvedModel,
-    sidecar: Sidecar,
-    alias: str,
-    stores: Mapping[str, str],
-    by: str,
-    level: str,
-    passed: tuple[GateResult, ...],
-) -> Promotion:
-    from wherry.ledger.record import open_ledger, record_event
-
-    registry = without_secrets(stores["registry_uri"])
-    tags = {"wherry.promoted_by": by, "wherry.promoted_at": utc_now()}
-    entering = service("mlflow").promoting(found.name, found.version, alias, tags=tags, **stores)
-    seq: int | None = None
-    with open_ledger() as ledger, entering as moved:
-        if not (moved.already and _is_stated(ledger, registry, found, alias)):
-            body = {
-                "registry": registry,
-                "name": found.name,
-                "alias": alias,
-                "version": found.version,
-                "replaced": moved.replaced,
-                "by": by,
-                "level": level,
-                "gates": [asdict(one) for one in passed],
-                "promoted_from": found.tags.get("wherry.promoted_from"),
-            }
-            seq = record_event(ledger, "promotion", sidecar.checkpoint, body)
-    return _promotion(found, alias, moved, stores, by, level, passed, seq)
 
 
 def _is_stated(ledger: Ledger, registry: str, found: ResolvedModel, alias: str) -> bool:

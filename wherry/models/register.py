@@ -81,17 +81,36 @@ def register(
         MissingExtraError: mlflow is not installed.
         StorageError: the registry or the ledger cannot be reached or written.
     """
+    from wherry.formats.detect import resolve_source
+
     reserved = sorted(key for key in tags or {} if key.startswith(RESERVED))
     if reserved:
         raise UsageError(
             f"reserved tag name {reserved[0]!r}", cure=f"choose a name that does not begin with {RESERVED!r}"
         )
-    uri, sidecar = _subject(uri_or_receipt)
+    named = uri_or_receipt.target.uri if isinstance(uri_or_receipt, Receipt) else uri_or_receipt
+    source = named if isinstance(named, SourceRequest) else SourceRequest(os.fspath(named))
+    location, _found = resolve_source(resolve_named(source))
+    sidecar = proved_sidecar(location, "register")
+    digest = sidecar.checkpoint.checkpoint_digest
+    if isinstance(uri_or_receipt, Receipt) and uri_or_receipt.target.checkpoint_digest != digest:
+        raise NotFoundError(
+            "digest mismatch: the URI of this receipt now holds another checkpoint",
+            uri=location.uri,
+            cure="pass the URI instead of the receipt to register the current checkpoint",
+            stage="register",
+        )
     tracking = tracking_uri or mlflow_tracking_uri()
     registry = registry_uri or (tracking if tracking_uri else mlflow_registry_uri())
     stores = {"tracking_uri": tracking, "registry_uri": registry}
     return enter(
-        uri, sidecar, model, alias=alias, tags=redact_values(tags or {}), run_page=run_page or "", **stores
+        location.uri,
+        sidecar,
+        model,
+        alias=alias,
+        tags=redact_values(tags or {}),
+        run_page=run_page or "",
+        **stores,
     )
 
 
@@ -124,26 +143,3 @@ def enter(
             raise
     digest = sidecar.checkpoint.checkpoint_digest
     return Registration(name, done.version, uri, digest, done.created, registry, done.page)
-
-
-def _subject(uri_or_receipt: str | os.PathLike[str] | Receipt | SourceRequest) -> tuple[str, Sidecar]:
-    """URI and sidecar of the checkpoint."""
-    from wherry.formats.detect import resolve_source
-
-    named = uri_or_receipt.target.uri if isinstance(uri_or_receipt, Receipt) else uri_or_receipt
-    source = named if isinstance(named, SourceRequest) else SourceRequest(os.fspath(named))
-    location, _found = resolve_source(resolve_named(source))
-    sidecar = proved_sidecar(location, "register")
-    if isinstance(uri_or_receipt, Receipt):
-        _require_same(uri_or_receipt, sidecar, location.uri)
-    return location.uri, sidecar
-
-
-def _require_same(receipt: Receipt, sidecar: Sidecar, uri: str) -> None:
-    if receipt.target.checkpoint_digest != sidecar.checkpoint.checkpoint_digest:
-        raise NotFoundError(
-            "digest mismatch: the URI of this receipt now holds another checkpoint",
-            uri=uri,
-            cure="pass the URI instead of the receipt to register the current checkpoint",
-            stage="register",
-        )

@@ -16,9 +16,7 @@ from wherry.core.tensorspec import Region, TensorSpec, region_shape, region_with
 from wherry.mover.regions import fill_region
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from wherry.core.tensorspec import Span
+    from collections.abc import Callable
 
     # Fills memory from an offset in the file.
     Read = Callable[[int, memoryview], None]
@@ -60,7 +58,12 @@ def fill(spec: TensorSpec, region: Region, boxes: tuple[StoredBox, ...], read: R
         if shared is None:
             continue
         inside = replace(spec, shape=region_shape(box.region), chunks=None)
-        for part in _parts(spec, shared):
+        bands = row_bands(replace(spec, shape=region_shape(shared), chunks=None), _TOGETHER)
+        for band, _span in bands:
+            part = tuple(
+                slice(bounds.start + start.start, bounds.stop + start.start)
+                for bounds, start in zip(band, shared, strict=True)
+            )
             _fill_part(inside, region, box, part, read, out)
 
 
@@ -82,15 +85,3 @@ def _fill_part(
     fill_region(inside, wanted, from_box, held)
     target = np.frombuffer(out, "u1").reshape(*region_shape(region), size)
     target[region_within(part, region)] = np.frombuffer(held, "u1").reshape(shape)
-
-
-def _parts(spec: TensorSpec, region: Region) -> Iterator[Region]:
-    """Split a region into parts that fit the memory limit."""
-    small: Iterator[tuple[Region, Span]] = row_bands(
-        replace(spec, shape=region_shape(region), chunks=None), _TOGETHER
-    )
-    for part, _span in small:
-        yield tuple(
-            slice(bounds.start + start.start, bounds.stop + start.start)
-            for bounds, start in zip(part, region, strict=True)
-        )

@@ -15,7 +15,7 @@ import threading
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
+from itertools import groupby, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,7 +35,6 @@ from wherry.runtime.threads import Crew
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping
-    from contextlib import AbstractContextManager
 
     from wherry.core.digest import LeafHasher
     from wherry.core.keypath import KeyPath
@@ -129,17 +128,31 @@ class Carrier:
             BaseException: an interruption that is not an Exception (Ctrl-C, a cancelled flow run, an exit); the
                 workers have stopped too, and their finished moves are durable and in the journals.
         """
-        summary = AccessSummary.of(map(self.source.access, _some(list(self.specs.values()))))
-        workers = threads.carrier_count() if self._waits(summary) else threads.worker_count()
+        few = islice(self.specs.values(), 0, None, max(len(self.specs) // _SAMPLES, 1))
+        summary = AccessSummary.of(map(self.source.access, few))
+        # Whether the workers mostly wait for storage, at the source or at an output, rather than compute.
+        waits = (
+            (self.outputs or self.source.straight)
+            and not any(output.encodes for output in self.outputs)
+            and not summary.computes
+        )
+        workers = threads.carrier_count() if waits else threads.worker_count()
         if summary.remote:  # workers wait for the answers of a store
             workers = max(workers, ranged_workers(self.source.pool.budget))
         elif summary.raw and self._is_of_small():
             workers = min(workers, _BATCH_WORKERS)
         self.take_up()
         with self.settling():
-            self.crew.work(
-                self.tasks(moves), workers, numbers=self.look or not (summary.raw and self._is_plain())
+            # No thread needs numpy where bytes are written without encoding, as they are read.
+            numbers = self.look or not (
+                summary.raw
+                and all(
+                    target.chunks is None and not dtypes.is_paired(target.dtype)
+                    for output in self.outputs
+                    for target in output.targets.values()
+                )
             )
+            self.crew.work(self.tasks(moves), workers, numbers=numbers)
 
     @contextmanager
     def settling(self) -> Generator[None]:
@@ -236,12 +249,6 @@ class Carrier:
             for row in output.journal.done:
                 self.leaves.preset(row.source, row.leaves)
 
-    def _waits(self, summary: AccessSummary) -> bool:
-        """Whether the workers mostly wait for storage, at the source or at an output, rather than compute."""
-        if not (self.outputs or self.source.straight) or any(output.encodes for output in self.outputs):
-            return False
-        return not summary.computes
-
     def _is_of_small(self) -> bool:
         """Whether most bytes are carried in batches."""
         forms = forms_of(self.specs.values()).items()
@@ -249,21 +256,15 @@ class Carrier:
         large = sum(size * number for size, number in sizes if size > SMALL)
         return sum(size * number for size, number in sizes) > 2 * large
 
-    def _is_plain(self) -> bool:
-        """Whether bytes are written without encoding, so that no thread needs numpy if they are read so."""
-        return all(
-            target.chunks is None and not dtypes.is_paired(target.dtype)
-            for output in self.outputs
-            for target in output.targets.values()
-        )
-
     def _settle(self) -> None:
         for output in self.outputs:
             output.settle(self.leaves)
 
     def _carry(self, move: Move) -> None:
         spec, hasher = self.specs[move.source], self.leaves.hasher(move.source)
-        with self._counting() as tally, self.source.part(spec, move, self._place(move)) as data:
+        # What happens to the values is counted if an output records it.
+        tallying = counting() if self.outputs else nullcontext(Tally())
+        with tallying as tally, self.source.part(spec, move, self._place(move)) as data:
             self._deliver(move, data, hasher, tally.losses)
         self.meter.add(move.span.nbytes, spec.name)
 
@@ -329,10 +330,6 @@ class Carrier:
         """The offset at which the first output will write a part; several outputs rarely agree."""
         return self.outputs[0].place(move) if self.outputs else 0
 
-    def _counting(self) -> AbstractContextManager[Tally]:
-        """Around the making of a move: counts what happens to its values, if an output records it."""
-        return counting() if self.outputs else nullcontext(Tally())
-
     def _deliver(self, move: Move, data: memoryview, hasher: LeafHasher, losses: Losses = NO_LOSSES) -> None:
         with self._hashing:
             start = 0 if move.box else move.span.start
@@ -347,11 +344,6 @@ class Carrier:
             if output.wants(move):
                 output.deliver(move, data, losses)
                 output.delivered([move], self.leaves)
-
-
-def _some(specs: list[TensorSpec]) -> list[TensorSpec]:
-    """A few of many tensors, from the first to the last."""
-    return specs[:: max(len(specs) // _SAMPLES, 1)]
 
 
 def digest_moves(specs: Iterable[TensorSpec], source: Source) -> Iterator[Move]:
@@ -374,11 +366,8 @@ def _moves_of_group(group: list[tuple[Way, TensorSpec]]) -> Iterator[Move]:
     for way, spec in group:
         if way.flows:
             yield from way.moves(spec, ())
-    yield from _in_turns([way.moves(spec, ()) for way, spec in group if not way.flows])
-
-
-def _in_turns(rows: list[Iterator[Move]]) -> Iterator[Move]:
-    """Interleave moves of several tensors, so that workers do not all wait for the same tensor to be decoded."""
+    # The others by turns, so that workers do not all wait for the same tensor to be decoded.
+    rows = [way.moves(spec, ()) for way, spec in group if not way.flows]
     while rows:
         for row in list(rows):
             move = next(row, None)

@@ -323,7 +323,12 @@ class _PackedFiles(ChunkStore):
         self._number = self._named = max(ends)
         self._end = ends[self._number]
         make_folder(folder.join(chunks.file(0)).parent)
-        self._complete = not self._known and self._is_complete()
+        # A run before this one may have completed the files, and have been killed later.
+        self._complete = (
+            not self._known
+            and folder.join(chunks.file(0)).exists()
+            and all(folder.join(file.name).exists() for file in chunks.index(self._require_place))
+        )
         sizes = {} if self._complete else {chunks.file(number): end for number, end in ends.items()}
         self._files = FlatFiles(Path(folder.path), sizes)
 
@@ -380,12 +385,6 @@ class _PackedFiles(ChunkStore):
     def close(self) -> None:
         """See ChunkStore."""
         self._files.close()
-
-    def _is_complete(self) -> bool:
-        """Whether a run before this one has completed the files, which was killed later."""
-        if not self._folder.join(self._chunks.file(0)).exists():
-            return False
-        return all(self._folder.join(file.name).exists() for file in self._chunks.index(self._require_place))
 
     def _require_place(self, number: int) -> ChunkPlace:
         place = self.place(number)
@@ -501,16 +500,12 @@ def _sync_files(folder: Path, names: Iterable[str]) -> None:
     parents = {folder}
     for name in names:
         path = folder / name
-        _sync_file(path)
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
         parents |= set(path.parents) - set(folder.parents)
     for parent in sorted(parents, reverse=True):
         sync_folder(parent)
-
-
-def _sync_file(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)

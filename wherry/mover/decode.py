@@ -265,13 +265,10 @@ class DecodedReader(ContentsOver):
                 self._memory.pop(spec.path, None)
             raise
         with self._lock:
-            self._make_room()
+            nbytes = sum(one.array.nbytes for one in self._memory.values())
+            while nbytes > _MOST_IN_MEMORY and len(self._memory) > 1:
+                nbytes -= self._memory.popitem(last=False)[1].array.nbytes
         return held
-
-    def _make_room(self) -> None:
-        held = sum(one.array.nbytes for one in self._memory.values())
-        while held > _MOST_IN_MEMORY and len(self._memory) > 1:
-            held -= self._memory.popitem(last=False)[1].array.nbytes
 
     def _decode_into(self, spec: TensorSpec, held: _HeldTensor) -> None:
         """Decode into memory, and hash the tensor afterwards if its bytes did not come in order."""
@@ -320,16 +317,14 @@ _BAND = 8 << 20
 def blocks_of(reader: Contents, spec: TensorSpec) -> Iterator[tuple[Region, Iterator[memoryview]]]:
     """The boxes in which a tensor is decoded, each as pieces of canonical bytes that are valid until the next."""
     access = reader.access(spec)
-    in_pieces = None if spec.chunks is not None else False
-    for cell in _cells(spec):
+    if spec.chunks is not None:
+        parts, in_pieces = cells(spec.whole, spec.chunks), None
+    else:
+        bands = row_bands(spec, _BAND, (1,) * len(spec.shape))
+        parts, in_pieces = (region for region, _span in bands), False
+    for cell in parts:
         blocks = blocks_of_cell(access, spec, cell, in_pieces=in_pieces)
         yield from ((block.region, block.pieces) for block in blocks)
-
-
-def _cells(spec: TensorSpec) -> Iterator[Region]:
-    if spec.chunks is not None:
-        return cells(spec.whole, spec.chunks)
-    return (region for region, _span in row_bands(spec, _BAND, (1,) * len(spec.shape)))
 
 
 class DecodedHash:

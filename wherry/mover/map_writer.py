@@ -213,13 +213,13 @@ class MapWriter:
             return None if isinstance(where, Span) else self._chunks.extents(path, where)
         if not isinstance(where, Span) or path in self._map.codecs:
             return None
-        return tuple([self._extent(*place) for place in self._map.places(path, where)])
-
-    def _extent(self, file: int, number: int, start: int, stop: int) -> Extent:
-        state, crc = self._states[file], None
-        if state.known[number] and state.is_whole(number, start, stop):
-            crc = state.crcs[number]
-        return Extent(self._locations[file], start, stop - start, crc)
+        found: list[Extent] = []
+        for file, number, start, stop in self._map.places(path, where):
+            state = self._states[file]
+            is_known = state.known[number] and state.is_whole(number, start, stop)
+            crc = state.crcs[number] if is_known else None
+            found.append(Extent(self._locations[file], start, stop - start, crc))
+        return tuple(found)
 
     def lengths(self, spec: TensorSpec) -> Sequence[int]:
         """Bytes of each byte range of a tensor; none of one that is encoded or written on a grid."""
@@ -246,36 +246,33 @@ class MapWriter:
     def write_all(self, parts: Iterable[tuple[KeyPath, Region | Span, memoryview]]) -> None:
         """Write spans of several tensors; small ones that follow one another in a file, at once with their frames."""
         rows: _Rows = []
-        for path, where, data in parts:
-            self._put(path, where, data, rows)
+        for path, where, given in parts:
+            if not isinstance(where, Span) or where.stop - where.start != len(given):
+                raise UsageError(f"{where} is not a span of {len(given)} bytes", path=render(path))
+            data = given
+            if codec := self._map.codecs.get(path):
+                if where.start % codec.block:
+                    raise UsageError(
+                        f"the span must begin at a multiple of {codec.block}, not {where.start}",
+                        path=render(path),
+                    )
+                data = codec.encode(given)
+            places = self._map.places(path, where)
+            if sum([stop - start for _file, _number, start, stop in places]) != len(data):
+                raise UsageError(f"span {where} is not inside the tensor", path=render(path))
+            done = 0
+            for file, number, start, stop in places:
+                size = stop - start
+                piece = data if size == len(data) else data[done : done + size]
+                done += size
+                state = self._states[file]
+                if size < SMALL:  # noted, as are the frames that are known by it
+                    rows.append((state.name, start, piece))
+                else:
+                    self._files.write(state.name, start, piece)
+                is_known = self._know(state, number, start, piece) if self._map.checksums else True
+                self._add_frames(state, number, start, stop, rows, is_known=is_known)
         write_runs(self._files, rows)
-
-    def _put(self, path: KeyPath, where: Region | Span, data: memoryview, rows: _Rows) -> None:
-        """Write a large span, or note a small one and frames that are known by it."""
-        if not isinstance(where, Span) or where.stop - where.start != len(data):
-            raise UsageError(f"{where} is not a span of {len(data)} bytes", path=render(path))
-        if codec := self._map.codecs.get(path):
-            if where.start % codec.block:
-                raise UsageError(
-                    f"the span must begin at a multiple of {codec.block}, not {where.start}",
-                    path=render(path),
-                )
-            data = codec.encode(data)
-        places = self._map.places(path, where)
-        if sum([stop - start for _file, _number, start, stop in places]) != len(data):
-            raise UsageError(f"span {where} is not inside the tensor", path=render(path))
-        done = 0
-        for file, number, start, stop in places:
-            size = stop - start
-            piece = data if size == len(data) else data[done : done + size]
-            done += size
-            state = self._states[file]
-            if size < SMALL:
-                rows.append((state.name, start, piece))
-            else:
-                self._files.write(state.name, start, piece)
-            is_known = self._know(state, number, start, piece) if self._map.checksums else True
-            self._add_frames(state, number, start, stop, rows, is_known=is_known)
 
     def _know(self, state: _FileState, number: int, start: int, data: memoryview) -> bool:
         """Take the CRC-32 of bytes that are written, perhaps again and with other contents.

@@ -104,7 +104,8 @@ class Way:
                 return iter((Move(spec.path, whole_span(nbytes), None),))
             cuts = _cuts_of(*self._form(spec, targets), raw=self.spans, regions=self.regions)
             return iter([Move(spec.path, *cut) for cut in cuts])
-        return moves_of(self._cut(spec), targets, raw=self.spans, regions=self.regions)
+        source = spec if self.gridded or spec.chunks is None else replace(spec, chunks=None)
+        return moves_of(source, targets, raw=self.spans, regions=self.regions)
 
     def count(self, spec: TensorSpec, targets: Sequence[TensorSpec]) -> int:
         """Number of these moves."""
@@ -121,9 +122,6 @@ class Way:
     def _form(self, spec: TensorSpec, targets: Sequence[TensorSpec]) -> _Form:
         grids = tuple([target.chunks for target in targets])
         return spec.shape, spec.dtype, spec.chunks if self.gridded else None, grids
-
-    def _cut(self, spec: TensorSpec) -> TensorSpec:
-        return spec if self.gridded or spec.chunks is None else replace(spec, chunks=None)
 
 
 @lru_cache(1 << 12)

@@ -65,7 +65,17 @@ class Parts:
             return self._decoded.look(spec, region)
         access = self._reader.access(spec)
         shape, dtype = region_shape(region), dtypes.numpy_dtype(spec.dtype)
-        out = self._scratch(math.prod(shape) * dtype.itemsize)
+        nbytes = math.prod(shape) * dtype.itemsize
+        # Reused memory: fresh memory costs more than filling it.
+        held: Any = getattr(self._own, "buffer", None)
+        with self._lock:
+            if held is None and self._free:
+                held = self._free.pop()
+            if held is None or len(held) < nbytes:
+                self._free.clear()  # they are as small
+                held = None
+        self._own.buffer = held = held or (map_memory(nbytes) if nbytes >= _MAPPED else bytearray(nbytes))
+        out = memoryview(held)[:nbytes]
         if out:
             fill(access, spec, region, out)
         if self._decoded is not None and access.decoder is None:
@@ -84,15 +94,3 @@ class Parts:
         """Return the memory that no thread uses."""
         with self._lock:
             self._free.clear()
-
-    def _scratch(self, nbytes: int) -> memoryview:
-        """Reused memory: fresh memory costs more than filling it."""
-        held: Any = getattr(self._own, "buffer", None)
-        with self._lock:
-            if held is None and self._free:
-                held = self._free.pop()
-            if held is None or len(held) < nbytes:
-                self._free.clear()  # they are as small
-                held = None
-        self._own.buffer = held = held or (map_memory(nbytes) if nbytes >= _MAPPED else bytearray(nbytes))
-        return memoryview(held)[:nbytes]

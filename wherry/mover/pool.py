@@ -39,7 +39,9 @@ class Pool:
     def reserved(self, nbytes: int) -> Generator[None]:
         """Count memory that other code allocates (a decoded region) against the budget."""
         with self._changed, self._turns.turn() as has_turn:
-            self._changed.wait_for(lambda: has_turn() and self._fits(nbytes))
+            self._changed.wait_for(
+                lambda: has_turn() and (self._used == 0 or self._used + nbytes <= self.budget)
+            )
             self._used += nbytes
             self.peak = max(self.peak, self._used)
         try:
@@ -74,9 +76,6 @@ class Pool:
         """Give back the memory that waits for reuse."""
         with self._changed:
             self._free.clear()
-
-    def _fits(self, nbytes: int) -> bool:
-        return self._used == 0 or self._used + nbytes <= self.budget
 
     def _take(self, size: int) -> _Memory:
         """Memory of exactly this size: a larger one, reused for a smaller buffer, would exceed what is counted."""

@@ -250,7 +250,11 @@ class ReadBack:
 
     def parts(self) -> Iterator[StoredPart]:
         """Take the parts that wait to be read, and can be."""
-        self._take_readable()
+        with self._lock:
+            opened = [place for place in self._held if self.files.readable(place)]
+            parts = [part for place in opened for part in self._held.pop(place)]
+        for part in parts:
+            self._queue(part)
         while self._waiting:
             try:
                 yield self._waiting.popleft()
@@ -265,13 +269,6 @@ class ReadBack:
         else:
             with self._lock:
                 self._held[closed].append(part)
-
-    def _take_readable(self) -> None:
-        with self._lock:
-            opened = [place for place in self._held if self.files.readable(place)]
-            parts = [part for place in opened for part in self._held.pop(place)]
-        for part in parts:
-            self._queue(part)
 
     def read(self, part: StoredPart, memory: memoryview) -> memoryview:
         """Read a part from storage, and decode it if it is encoded.
@@ -297,18 +294,35 @@ class ReadBack:
         if not part.chunks:
             read_span(part.extents, Span(0, len(data)), data, part.target, straight=True)
             self._share(part, part.extents, data)
+            return data
+        first = part.move.span.start
+
+        def write(piece: memoryview, offset: int) -> None:
+            data[offset - first : offset - first + len(piece)] = piece
+
         for chunk in part.chunks:
             held = stored[: chunk.extent.length]
             read_span((chunk.extent,), Span(0, len(held)), held, part.target, straight=True)
             self._share(part, (chunk.extent,), held)
             for block in chunk.decode(held):
-                place(part.target, block.region, block.pieces, _writes(data, part.move.span.start))
+                place(part.target, block.region, block.pieces, write)
         return data
 
     def _share(self, part: StoredPart, extents: tuple[Extent, ...], data: memoryview) -> None:
+        """Note the bytes before the first whole block of each extent and after its last one."""
         if not extents[0].location.store.capabilities.local:
             return  # an object is not written again
-        shared = list(_shared_blocks(extents, data, self.algorithms[0]))
+        algorithm = self.algorithms[0]
+        shared: list[SharedBlock] = []
+        position = 0
+        for extent in extents:
+            parts = cut(extent.offset, extent.length)
+            for start, stop in ((parts.start, parts.body), (parts.tail, parts.stop)):
+                if start < stop:
+                    at = position + start - extent.offset
+                    digest = new_hash(algorithm, data[at : at + stop - start]).digest()
+                    shared.append(SharedBlock(Extent(extent.location, start, stop - start), digest))
+            position += extent.length
         with self._lock:
             self._shared.setdefault(part.move.source, []).extend(shared)
 
@@ -443,23 +457,17 @@ class ReadBack:
             extents = self.written.extents(target.path, move.span) if target.chunks is None else None
             return None if extents is None else StoredPart(move, target, extents)
         regions = list(cells(move.region, target.chunks))
-        extents = self._in_order(move, target, regions)
-        if extents is not None:
-            return StoredPart(move, target, extents)
-        chunks = tuple(filter(None, (self.written.encoded(target.path, region) for region in regions)))
-        if len(chunks) < len(regions):
-            return None
-        return StoredPart(move, target, tuple(chunk.extent for chunk in chunks), chunks)
-
-    def _in_order(
-        self, move: Move, target: TensorSpec, regions: Sequence[Region]
-    ) -> tuple[Extent, ...] | None:
-        """The byte ranges of chunks that are stored as they are and are, one after the other, the bytes of a move."""
+        # Chunks that are stored as they are and are, one after the other, the bytes of the move.
         found = (
             [self.written.extents(target.path, region) for region in regions] if is_run(target, move) else []
         )
         known = [extents for extents in found if extents is not None]
-        return tuple(chain.from_iterable(known)) if known and len(known) == len(regions) else None
+        if known and len(known) == len(regions):
+            return StoredPart(move, target, tuple(chain.from_iterable(known)))
+        chunks = tuple(filter(None, (self.written.encoded(target.path, region) for region in regions)))
+        if len(chunks) < len(regions):
+            return None
+        return StoredPart(move, target, tuple(chunk.extent for chunk in chunks), chunks)
 
     def _same_bytes(self, source: KeyPath, written: Checkpoint) -> bool:
         spec = written.manifest.tensors[self.targets[source].path]
@@ -484,7 +492,14 @@ class ReadBack:
         recorded = [extent.crc32 for extent in raw if extent.crc32 is not None]
         target = self.targets[source]
         if recorded and (crc := self._crcs.get(source)):
-            return all(_has_crc(crc, part, extent) for part, extent in _parts_of(raw))
+            start = 0
+            for extent in raw:
+                part = Span(start, start + extent.length)
+                found = crc.value(lambda _start, _stop: memoryview(b""), part)  # every byte was read
+                if extent.crc32 not in (None, found):
+                    return False
+                start += extent.length
+            return True
         whole = self.written.extents(target.path, Span(0, target.nbytes)) if recorded else ()
         return recorded == [extent.crc32 for extent in whole or ()]
 
@@ -508,22 +523,6 @@ def _are_decoded(chunks: Sequence[EncodedChunk], spec: TensorSpec, access: Acces
     return len(keys) == 1 and _places(known) == _places(chunk.extent for chunk in chunks)
 
 
-def _parts_of(extents: Iterable[Extent]) -> Iterator[tuple[Span, Extent]]:
-    """The bytes of a tensor that each of its byte ranges holds."""
-    start = 0
-    for extent in extents:
-        yield Span(start, start + extent.length), extent
-        start += extent.length
-
-
-def _has_crc(crc: PieceCrc, part: Span, extent: Extent) -> bool:
-    """Whether the bytes that were read of a range have the CRC that the container records of it, if it does."""
-    return extent.crc32 in (
-        None,
-        crc.value(lambda _start, _stop: memoryview(b""), part),
-    )  # every byte was read
-
-
 def is_run(target: TensorSpec, move: Move) -> bool:
     """Whether the chunks of a move are, one after the other, a run of the tensor's canonical bytes."""
     if move.box:
@@ -538,28 +537,6 @@ def is_run(target: TensorSpec, move: Move) -> bool:
             return False
         at = region_span(target, region).stop
     return True
-
-
-def _shared_blocks(extents: Iterable[Extent], data: memoryview, algorithm: str) -> Iterator[SharedBlock]:
-    """The bytes before the first whole block of each extent and after its last one."""
-    position = 0
-    for extent in extents:
-        parts = cut(extent.offset, extent.length)
-        for start, stop in ((parts.start, parts.body), (parts.tail, parts.stop)):
-            if start < stop:
-                at = position + start - extent.offset
-                digest = new_hash(algorithm, data[at : at + stop - start]).digest()
-                yield SharedBlock(Extent(extent.location, start, stop - start), digest)
-        position += extent.length
-
-
-def _writes(data: memoryview, start: int) -> Callable[[memoryview, int], None]:
-    """A function that writes bytes at their offset in the tensor into memory that begins at `start`."""
-
-    def write(piece: memoryview, offset: int) -> None:
-        data[offset - start : offset - start + len(piece)] = piece
-
-    return write
 
 
 def _places(extents: Iterable[Extent]) -> list[tuple[str, int, int]]:

@@ -119,8 +119,9 @@ def _gather(
     location = extent.location
     try:
         with store.descriptor(location.path) as descriptor, _with_gaps(_AT_A_TIME if together else 0) as held:
-            if near and not together:
-                _read_ahead(descriptor, first, needed - first)
+            if near and not together and hasattr(os, "posix_fadvise"):
+                # The system takes runs with gaps for reads at random, and would wait for each.
+                os.posix_fadvise(descriptor, first, needed - first, os.POSIX_FADV_WILLNEED)
             if kernels.gather(descriptor, first, length, grid, out, held):
                 return True
             nbytes = os.fstat(descriptor).st_size
@@ -131,12 +132,6 @@ def _gather(
         uri=location.uri,
         path=spec.name,
     )
-
-
-def _read_ahead(descriptor: int, offset: int, nbytes: int) -> None:
-    """Have the system read a range into its cache: it takes runs with gaps for reads at random, and waits for each."""
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(descriptor, offset, nbytes, os.POSIX_FADV_WILLNEED)
 
 
 def _fill_in_order(spec: TensorSpec, region: Region, read: Read, out: memoryview) -> None:
@@ -352,7 +347,8 @@ def fill(location: Location, offset: int, buffer: memoryview, spec: TensorSpec, 
     """Fill a buffer from an offset of a file; see `read_span`."""
     store = location.store
     if len(buffer) > LARGEST and not store.capabilities.local:
-        _fill_by_requests(location, offset, buffer)
+        requests = requests_for([(offset, offset + len(buffer))])
+        fill_together([(location, one, buffer[one.start - offset : one.stop - offset]) for one in requests])
         return
     read = (
         partial(readinto, root=store.root) if straight and isinstance(store, LocalStore) else store.readinto
@@ -370,9 +366,3 @@ def fill(location: Location, offset: int, buffer: memoryview, spec: TensorSpec, 
                 path=spec.name,
             )
         filled += count
-
-
-def _fill_by_requests(location: Location, offset: int, buffer: memoryview) -> None:
-    """Fill a large buffer from a file of a remote store, with several requests at a time."""
-    requests = requests_for([(offset, offset + len(buffer))])
-    fill_together([(location, one, buffer[one.start - offset : one.stop - offset]) for one in requests])

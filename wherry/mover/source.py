@@ -209,7 +209,14 @@ class Source:
             yield way.extents
             return
         with ExitStack() as stack:
-            files = list(self._files(spec, way.band, span, stack))
+            files: list[SpillFile] = []
+            start = span.start
+            while start < span.stop:
+                region, held = band_at(spec, way.band, start)
+                parts, decode = partial(cells, region, spec.chunks or ()), partial(self._spill_cell, spec)
+                using = self._spill.using((spec.path, held.start), held, parts, decode)
+                files.append(stack.enter_context(using))
+                start = held.stop
             places = [locate(str(file.path)) for file in files]
             before = Extent(places[0], 0, files[0].span.start)  # a placeholder for bytes that are not read
             yield (
@@ -229,7 +236,14 @@ class Source:
             fill(access, spec, region, buffer)
             return buffer
         buffer = stack.enter_context(self.pool.buffer(move.span.nbytes, held, offset))
-        _decode_cells(access, spec, region, move.span, buffer)
+        first = move.span.start
+
+        def write(data: memoryview, at: int) -> None:
+            buffer[at - first : at - first + len(data)] = data
+
+        for cell in cells(region, spec.chunks or ()):
+            for block in blocks_of_cell(access, spec, cell, in_pieces=True):
+                place(spec, block.region, block.pieces, write)
         return buffer
 
     def _buffer(
@@ -272,17 +286,6 @@ class Source:
         block = next(iter(decoder.decode(spec.whole)), None)
         return block if block is not None and block.region == spec.whole else None
 
-    def _files(
-        self, spec: TensorSpec, cut: tuple[int, ...], span: Span, stack: ExitStack
-    ) -> Iterator[SpillFile]:
-        """The complete spill files of the bands that hold a span."""
-        start = span.start
-        while start < span.stop:
-            region, held = band_at(spec, cut, start)
-            parts, decode = partial(cells, region, spec.chunks or ()), partial(self._spill_cell, spec)
-            yield stack.enter_context(self._spill.using((spec.path, held.start), held, parts, decode))
-            start = held.stop
-
     def _spill_cell(self, spec: TensorSpec, file: SpillFile, cell: Region) -> None:
         access = self.access(spec)
         held = self._held_bytes(spec, access, cell)
@@ -319,17 +322,6 @@ def _piecewise(access: Access, spec: TensorSpec, region: Region) -> int | None:
     held = [decoder.memory(cell) for cell in cells(region, spec.chunks)]
     known = [nbytes for nbytes in held if nbytes is not None]
     return max(known) if len(known) == len(held) else None
-
-
-def _decode_cells(access: Access, spec: TensorSpec, region: Region, span: Span, buffer: memoryview) -> None:
-    """Decode the chunks of a region, each in pieces."""
-
-    def write(data: memoryview, at: int) -> None:
-        buffer[at - span.start : at - span.start + len(data)] = data
-
-    for cell in cells(region, spec.chunks or ()):
-        for block in blocks_of_cell(access, spec, cell, in_pieces=True):
-            place(spec, block.region, block.pieces, write)
 
 
 def _chunk_bytes(spec: TensorSpec) -> int:

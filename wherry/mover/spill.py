@@ -68,7 +68,13 @@ class SharedWork:
                 self._finish_task(error)
                 raise
             self._finish_task(None)
-        self._wait(stopped)
+        with self.changed:
+            while self.running and not self.error:
+                self.changed.wait(_LOOK_SECONDS)
+                if stopped.is_set():
+                    raise StoppedError
+        if self.error:
+            raise self.error
 
     def _take(self) -> Region | None:
         with self.changed:
@@ -81,15 +87,6 @@ class SharedWork:
             self.running -= 1
             self.error = self.error or error
             self.changed.notify_all()
-
-    def _wait(self, stopped: threading.Event) -> None:
-        with self.changed:
-            while self.running and not self.error:
-                self.changed.wait(_LOOK_SECONDS)
-                if stopped.is_set():
-                    raise StoppedError
-        if self.error:
-            raise self.error
 
 
 @dataclass(slots=True, kw_only=True)
@@ -157,7 +154,11 @@ class Spill:
             WherryError: what `decode` raises.
         """
         with self._lock:
-            file = self._files.get(key) or self._add_file(key, span, cells)
+            file = self._files.get(key)
+            if file is None:
+                self._make_room(span.nbytes)
+                path = self._place() / str(next(self._numbers))
+                file = self._files[key] = SpillFile(cells(), path=path, span=span, left=span.nbytes)
             self._files.move_to_end(key)
             file.users += 1
         try:
@@ -218,12 +219,6 @@ class Spill:
                 if self._files.get(key) is file:
                     del self._files[key]
             raise
-
-    def _add_file(self, key: Key, span: Span, cells: Callable[[], Iterator[Region]]) -> SpillFile:
-        self._make_room(span.nbytes)
-        path = self._place() / str(next(self._numbers))
-        self._files[key] = SpillFile(cells(), path=path, span=span, left=span.nbytes)
-        return self._files[key]
 
     def _make_room(self, nbytes: int) -> None:
         if self._most is None:

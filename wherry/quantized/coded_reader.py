@@ -123,7 +123,8 @@ class CodedReader(MeasuringReader):
     def _make_codes(self, role: Role, region: Region, out: np.ndarray) -> None:
         tensor, elements = role.tensor, _elements(role, region)
         flat = out.view("u1").reshape(*region_shape(elements)[:-1], -1)
-        inside = _inside(tensor, region)
+        # The bytes of each block that are wanted, and how many it has; None for codes without a dimension of their own.
+        inside = (region[-1], tensor.codes.shape[-1]) if len(region) > len(tensor.shape) else None
         for band in _bands(tensor, _wide(tensor, elements)):
             made = pack_codes(self._codes(tensor, band), tensor.code)
             rows = slice(max(band[-2].start, elements[-2].start), min(band[-2].stop, elements[-2].stop))
@@ -148,6 +149,8 @@ class CodedReader(MeasuringReader):
 
     def _codes(self, tensor: QuantizedTensor, band: Region) -> np.ndarray:
         """The codes of a band of whole blocks, a byte each."""
+        import numpy as np
+
         values = self._values(tensor, band)
         if self._scales is not None:
             return self._kept_codes(tensor, band, values)
@@ -155,24 +158,12 @@ class CodedReader(MeasuringReader):
         stored = block_scales(largest, tensor.code, tensor.scales.dtype)
         wide, tops = (_block_numbers(one, tensor.block, values.shape) for one in (stored, largest))
         codes = encode(values, wide, tensor.code, largest=tops)
-        self._measure(tensor, values, codes, wide, tops)
-        return codes
-
-    def _measure(
-        self,
-        tensor: QuantizedTensor,
-        values: np.ndarray,
-        codes: np.ndarray,
-        scales: np.ndarray,
-        tops: np.ndarray,
-    ) -> None:
-        import numpy as np
-
-        error = np.abs(code_table(tensor.code)[codes] * scale_values(scales, tensor.code) - values)
+        error = np.abs(code_table(tensor.code)[codes] * scale_values(wide, tensor.code) - values)
         worst = np.max(error, initial=0)
         with np.errstate(divide="ignore", invalid="ignore"):
             shares = np.where(tops > 0, error / tops, 0)
         self.measured.add(float(worst), float(np.max(shares, initial=0)) / largest_error(tensor.code))
+        return codes
 
     def _kept_codes(self, tensor: QuantizedTensor, band: Region, values: np.ndarray) -> np.ndarray:
         """The codes whose products with the kept scales are the values."""
@@ -210,11 +201,6 @@ def _elements(role: Role, region: Region) -> Region:
     counted = region[: len(tensor.shape)]
     last = slice(counted[-1].start * tensor.unit, counted[-1].stop * tensor.unit)
     return (*counted[:-1], last)
-
-
-def _inside(tensor: QuantizedTensor, region: Region) -> tuple[slice, int] | None:
-    """The bytes of each block that are wanted, and how many it has; None for codes without a dimension of their own."""
-    return (region[-1], tensor.codes.shape[-1]) if len(region) > len(tensor.shape) else None
 
 
 def _wide(tensor: QuantizedTensor, elements: Region) -> Region:

@@ -81,8 +81,16 @@ class CodedView(MeasuredView):
         manifest = replace(source.manifest, tensors=specs, companions=companions, origin=origin)
         super().__init__(source, manifest)
         self.uses = source.uses | {QUANTIZE, SCALES}
-        self.bounds = source.bounds if kept else _losses(source, found)
-        self.notes = (*source.notes, _note(found, record))
+        self.bounds = source.bounds
+        if not kept:
+            # Codes have a share of the largest magnitude of a block as their bound.
+            plain = {path: bound for path, bound in source.bounds.items() if path not in found}
+            self.bounds = plain | {
+                one.codes.path: Bound(block=largest_error(one.code)) for one in found.values()
+            }
+        scales = f"the scales of {record['scales']}" if "scales" in record else "a new scale for each block"
+        note = f"{plural(len(found), 'tensor')} are quantised to {record['scheme']} codes, with {scales}"
+        self.notes = (*source.notes, note)
 
     def made_of(self, path: KeyPath) -> Collection[KeyPath]:
         """The stored tensors that a tensor is made of; codes and scales are made of the same."""
@@ -142,18 +150,14 @@ def as_quantised(source: Checkpoint, origin: Mapping[str, Any]) -> CodedView:
     """
     scales = origin[RECORD].get("scales")
     if scales is not None:
-        _require_near(scales, source.uri)
+        # A record must not choose what is contacted: no other bucket and no other server.
+        is_remote = "://" in scales and not scales.startswith("file://")
+        if is_remote and scales.split("/")[:3] != source.uri.split("/")[:3]:
+            raise UsageError(
+                "the record of the target names scales in another bucket than that of the source", uri=scales,
+                cure="verify with `--level digest`, or with a source in the bucket of the scales",
+            )  # fmt: skip
     return quantised_view(source, origin[RECORD]["scheme"], scales, files=False)
-
-
-def _require_near(scales: str, source: str) -> None:
-    """Refuse scales in another bucket or on another server: a record must not choose what is contacted."""
-    is_remote = "://" in scales and not scales.startswith("file://")
-    if is_remote and scales.split("/")[:3] != source.split("/")[:3]:
-        raise UsageError(
-            "the record of the target names scales in another bucket than that of the source", uri=scales,
-            cure="verify with `--level digest`, or with a source in the bucket of the scales",
-        )  # fmt: skip
 
 
 def _kept_scales(checkpoint: Checkpoint, scheme: str) -> tuple[QuantizedTensors, Mapping[str, Any]]:
@@ -166,16 +170,3 @@ def _kept_scales(checkpoint: Checkpoint, scheme: str) -> tuple[QuantizedTensors,
             cure="name the quantised checkpoint that this one was dequantised from",
         )  # fmt: skip
     return quantized_tensors(checkpoint.manifest, stated, "bfloat16", checkpoint.uri), quantization
-
-
-def _losses(source: Checkpoint, found: Mapping[KeyPath, QuantizedTensor]) -> dict[KeyPath, Bound]:
-    """The bound of each tensor of codes: a share of the largest magnitude of a block."""
-    plain = {path: bound for path, bound in source.bounds.items() if path not in found}
-    return plain | {one.codes.path: Bound(block=largest_error(one.code)) for one in found.values()}
-
-
-def _note(found: Mapping[KeyPath, QuantizedTensor], record: Mapping[str, Any]) -> str:
-    how = (
-        f"with the scales of {record['scales']}" if "scales" in record else "with a new scale for each block"
-    )
-    return f"{plural(len(found), 'tensor')} are quantised to {record['scheme']} codes, {how}"

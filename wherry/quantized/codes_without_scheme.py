@@ -64,7 +64,11 @@ def require_stated(checkpoint: Checkpoint) -> None:
     files = {one.name for one in checkpoint.manifest.companions}
     names = {path[0]: spec for path, spec in checkpoint.manifest.tensors.items() if len(path) == 1}
     scales = {name: _scale_of(name, names) for name in names}
-    scaled = [name for name, spec in names.items() if scales[name] and _may_be_codes(spec)]
+    scaled = [
+        name
+        for name, spec in names.items()
+        if scales[name] and (_is_narrow_float(spec) or (spec.dtype in _NARROW and len(spec.shape) > 1))
+    ]
     bare = [name for name, spec in names.items() if _is_narrow_float(spec)]
     for name in (*scaled, *bare):
         raise _refusal(checkpoint, names[name], _method_of(name, names, files), scales[name])
@@ -72,10 +76,6 @@ def require_stated(checkpoint: Checkpoint) -> None:
 
 def _is_narrow_float(spec: TensorSpec) -> bool:
     return spec.dtype.startswith(_FLOATS) and spec.dtype != _EXPONENTS
-
-
-def _may_be_codes(spec: TensorSpec) -> bool:
-    return _is_narrow_float(spec) or (spec.dtype in _NARROW and len(spec.shape) > 1)
 
 
 def _spell(template: str, name: str, codes: str = _MODULE) -> str:

@@ -84,13 +84,7 @@ def encode(
     if code.startswith("int"):
         half = len(code_table(code)) // 2
         return (np.clip(np.rint(scaled), -half, half - 1).astype("i4") + half).astype("u1")
-    return _nearest_float4(scaled)
-
-
-def _nearest_float4(scaled: np.ndarray) -> np.ndarray:
-    """The nearest 4-bit floats, halves to the even code; `scaled` is twice the values, as the table is."""
-    import numpy as np
-
+    # 4-bit floats, halves to the even code; `scaled` is twice the values, as the table is.
     middles, upper = _middles()
     size = np.abs(scaled)
     codes = np.searchsorted(middles, size, side="left").astype("u1")

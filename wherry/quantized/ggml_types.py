@@ -66,15 +66,17 @@ class TypedView(MeasuredView):
         specs = {**stored, **typed, **{spec.path: spec for spec, _data in constants}}
         kept = [one for one in source.manifest.companions if one.name not in files]
         companions = (*kept, *(Companion(name, len(data)) for name, data in files.items()))
-        losses = {path: _bound(stored[path].dtype, dtype) for path, dtype in types.items()}
+        every = {path: _bound(stored[path].dtype, dtype) for path, dtype in types.items()}
+        losses = {path: bound for path, bound in every.items() if bound is not None}
         origin = source.manifest.origin
-        if any(bound is not None for bound in losses.values()):
+        if losses:
             origin = {**origin, RECORD: dict(record)}
         manifest = replace(source.manifest, tensors=specs, companions=companions, origin=origin)
         super().__init__(source, manifest)
-        self.bounds = _join_bounds(
-            source.bounds, {path: bound for path, bound in losses.items() if bound is not None}
-        )
+        self.bounds = {
+            path: reduce(Bound.joined, [one[path] for one in (source.bounds, losses) if path in one])
+            for path in source.bounds.keys() | losses.keys()
+        }
 
     def made_of(self, path: KeyPath) -> Collection[KeyPath]:
         """The stored tensors that a tensor is made of; none of one that follows from the model."""
@@ -90,13 +92,6 @@ def _bound(source: str, target: str) -> Bound | None:
     if target in BOUNDS:
         return BOUNDS[target]
     return None if widens(source, target) else rounding(target)
-
-
-def _join_bounds(bounds: Mapping[KeyPath, Bound], more: Mapping[KeyPath, Bound]) -> dict[KeyPath, Bound]:
-    rows = (
-        (path, [one[path] for one in (bounds, more) if path in one]) for path in bounds.keys() | more.keys()
-    )
-    return {path: reduce(Bound.joined, found) for path, found in rows}
 
 
 class _TypedReader(MeasuringReader):

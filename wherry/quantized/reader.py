@@ -110,7 +110,11 @@ class DequantizedReader(ComputedReader):
 
         self._require_shape(tensor)
         of_codes = _of_codes(tensor, region)
-        scales, corner = self._scales(tensor, of_codes)
+        grid, stored = _grid_region(tensor, of_codes), tensor.scales
+        part = stored.whole if stored.size == 1 else grid[: len(stored.shape)]
+        scales = scale_values(self._parts.read(stored.path, part), tensor.code).reshape(region_shape(grid))
+        # The element at which the first of the scales begins.
+        corner = tuple(one.start * size for one, size in zip(grid, tensor.block, strict=True))
         zeros = self._zeros(tensor, of_codes) if tensor.zeros is not None else None
         words = out.view(_WORDS[out.dtype.itemsize])
         words = words.swapaxes(-1, -2) if tensor.transposed else words
@@ -179,15 +183,6 @@ class DequantizedReader(ComputedReader):
         stored = self._parts.read(tensor.codes.path, (*band[:-1], steps, *inner))
         rows = region_shape(band)[-2]
         return stored.reshape(rows, -1).view("u1"), band[-1].start - steps.start * unit
-
-    def _scales(self, tensor: QuantizedTensor, region: Region) -> tuple[np.ndarray, tuple[int, ...]]:
-        """The scales of a region with the rank of the codes, and the element at which the first of them begins."""
-        grid = _grid_region(tensor, region)
-        stored = tensor.scales
-        part = stored.whole if stored.size == 1 else grid[: len(stored.shape)]
-        values = scale_values(self._parts.read(stored.path, part), tensor.code).reshape(region_shape(grid))
-        corner = tuple(one.start * size for one, size in zip(grid, tensor.block, strict=True))
-        return values, corner
 
     def _zeros(self, tensor: QuantizedTensor, region: Region) -> np.ndarray:
         """The zero points of a region as float32, of the shape of its scales."""

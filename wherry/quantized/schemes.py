@@ -207,11 +207,21 @@ def stated_scheme(quantization: Mapping[str, Any], uri: str | None = None) -> St
     if scheme is None:
         known = ", ".join(one.name for one in schemes())
         raise _refusal(f"unsupported quantisation {method}: known are {known}", uri)
-    _require_attributes(scheme, quantization, uri)
+    # Every attribute is read, has no influence on what the weights mean, or states that nothing changes.
+    rest = {name: value for name, value in quantization.items() if name not in scheme.attributes}
+    _require_neutral(rest, scheme, uri)
     _require_groups(scheme, quantization, method, uri)
-    code, block = _code(scheme, names, method, uri), _block(scheme, names, method, uri)
+    bits = evaluate(scheme.bits, names) if scheme.bits else None
+    code = scheme.code.format(bits=bits)  # empty for the tensor's own element type
+    if code and not is_code(code):
+        raise _refusal(f"unsupported quantisation {method} with codes of {bits!r} bits", uri)
+    block = _block(scheme, names, method, uri)
     symmetric = evaluate(_SYMMETRIC, names) in (None, True)
-    return StatedScheme(scheme, method, code, block, symmetric, frozenset(_names(quantization)))
+    rows = [quantization.get(name) for name in ("modules_to_not_convert", "ignored_layers", "ignore")]
+    plain = frozenset(
+        one for row in rows if isinstance(row, list) for one in cast("list[Any]", row) if isinstance(one, str)
+    )
+    return StatedScheme(scheme, method, code, block, symmetric, plain)
 
 
 def require_weights_unchanged(quantization: Mapping[str, Any], uri: str | None = None) -> None:
@@ -238,12 +248,6 @@ def _with_group(quantization: Mapping[str, Any]) -> dict[str, Any]:
     return {**quantization, "group": group, "form": group.get("format") if stated == _MIXED else stated}
 
 
-def _require_attributes(scheme: Scheme, quantization: Mapping[str, Any], uri: str | None) -> None:
-    """Every attribute is read, has no influence on what the weights mean, or states that nothing changes."""
-    rest = {name: value for name, value in quantization.items() if name not in scheme.attributes}
-    _require_neutral(rest, scheme, uri)
-
-
 def _require_neutral(attributes: Mapping[str, Any], scheme: Scheme, uri: str | None) -> None:
     for name, value in attributes.items():
         if value in (None, {}) or evaluate(scheme.neutral.get(name, "False"), {name: value}) is True:
@@ -253,22 +257,6 @@ def _require_neutral(attributes: Mapping[str, Any], scheme: Scheme, uri: str | N
             cure="keep the codes as they are with --to huggingface or a container such as --to orbax; if the attribute "
             "does not change what the weights mean, pass a config.json without it with --config",
         )  # fmt: skip
-
-
-def _code(scheme: Scheme, names: Mapping[str, Any], method: str, uri: str | None) -> str:
-    """The name of the code; empty for the tensor's own element type."""
-    bits = evaluate(scheme.bits, names) if scheme.bits else None
-    code = scheme.code.format(bits=bits)
-    if code and not is_code(code):
-        raise _refusal(f"unsupported quantisation {method} with codes of {bits!r} bits", uri)
-    return code
-
-
-def _names(quantization: Mapping[str, Any]) -> list[str]:
-    rows = [quantization.get(name) for name in ("modules_to_not_convert", "ignored_layers", "ignore")]
-    return [
-        one for row in rows if isinstance(row, list) for one in cast("list[Any]", row) if isinstance(one, str)
-    ]
 
 
 def _block(scheme: Scheme, names: Mapping[str, Any], method: str, uri: str | None) -> tuple[int, int] | None:

@@ -116,15 +116,18 @@ def quantized_tensors(manifest: Manifest, stated: StatedScheme, dtype: str, uri:
     names = _Names({path[0]: spec for path, spec in manifest.tensors.items() if len(path) == 1})
     found: dict[str, QuantizedTensor] = {}
     ignored: list[IgnoredEntry] = []
+    end = stated.scheme.values.partition("}")[2]
     for name, spec in names.specs.items():
-        stem = _stem(stated.scheme, name)
-        if stem is None or spec.dtype not in stated.scheme.dtypes:
+        if not name.endswith(end) or name == end or spec.dtype not in stated.scheme.dtypes:
             continue
+        stem = name[: len(name) - len(end)]  # what {name} or {module} stands for
         pair = _pair_codes(spec, stem, stated, names, dtype, uri)
-        if pair is not None:
-            names.used.add(name)
-            found[name] = pair
-            ignored += _dropped_entries(stated.scheme, stem, names)
+        if pair is None:
+            continue
+        names.used.add(name)
+        found[name] = pair
+        dropped = [names.take((one,), stem) for one in stated.scheme.dropped]
+        ignored += [IgnoredEntry(one.path, _ACTIVATIONS, _UNUSED) for one in dropped if one is not None]
     _require_no_part(found, stated, names)
     _require_no_rest(stated.scheme, names, uri)
     specs = dict(_replace_specs(manifest, names, found))
@@ -147,14 +150,6 @@ def _replace_specs(
             yield plain.path, plain
         elif len(path) != 1 or path[0] not in names.used:
             yield path, spec
-
-
-def _stem(scheme: Scheme, name: str) -> str | None:
-    """What {name} or {module} stands for in the name of codes; None if it is not such a name."""
-    end = scheme.values.partition("}")[2]
-    if not name.endswith(end) or (name == end):
-        return None
-    return name[: len(name) - len(end)]
 
 
 def _spell_names(templates: tuple[str, ...], stem: str) -> Iterator[str]:
@@ -181,14 +176,25 @@ def _pair_codes(
         )  # fmt: skip
     code = stated.code or codes.dtype
     _require_matrices(codes, scales, scheme)
-    shape, unit = _shape(codes, code, blocked=scheme.blocked)
+    unit = dtypes.canonical_size(codes.dtype, 1) * 8 // code_bits(code)
+    if scheme.blocked:
+        unit *= codes.shape[-1]
+        shape = (*codes.shape[:-2], codes.shape[-2] * unit)
+    else:
+        shape = (*codes.shape[:-1], codes.shape[-1] * unit)
     grid = _grid(shape, scales)
     block = _blocks(shape, grid, codes, scales, stated)
     turned = (*shape[:-2], shape[-1], shape[-2]) if scheme.transposed else shape
     path = (next(_spell_names((scheme.plain,), stem)),)
     plain = replace(codes, path=path, shape=turned, dtype=dtype, chunks=None)
     stated_shape = names.take((scheme.shape,), stem) if scheme.shape else None
-    _require_extents(stated_shape, len(shape))
+    if stated_shape is not None and (stated_shape.size != len(shape) or stated_shape.dtype not in _EXTENTS):
+        raise MismatchError(
+            f"expected {len(shape)} integers in {stated_shape.name}, got {stated_shape.dtype} of shape "
+            f"{stated_shape.shape}",
+            path=stated_shape.name,
+            cure="restore the tensor, which states the shape of the codes",
+        )
     pair = QuantizedTensor(
         plain, codes, scales, code, shape, grid, block, unit, scheme.transposed, stated_shape
     )
@@ -237,25 +243,6 @@ def _require_matrices(codes: TensorSpec, scales: TensorSpec, scheme: Scheme) -> 
         )
 
 
-def _require_extents(stated: TensorSpec | None, rank: int) -> None:
-    """A tensor that states the shape of codes has an integer for each dimension."""
-    if stated is not None and (stated.size != rank or stated.dtype not in _EXTENTS):
-        raise MismatchError(
-            f"expected {rank} integers in {stated.name}, got {stated.dtype} of shape {stated.shape}",
-            path=stated.name,
-            cure="restore the tensor, which states the shape of the codes",
-        )
-
-
-def _shape(codes: TensorSpec, code: str, *, blocked: bool) -> tuple[tuple[int, ...], int]:
-    """The extents of the codes, and how many one step along the counting axis holds."""
-    size = dtypes.canonical_size(codes.dtype, 1) * 8 // code_bits(code)
-    if not blocked:
-        return (*codes.shape[:-1], codes.shape[-1] * size), size
-    unit = codes.shape[-1] * size
-    return (*codes.shape[:-2], codes.shape[-2] * unit), unit
-
-
 def _grid(shape: tuple[int, ...], scales: TensorSpec) -> tuple[int, ...]:
     """The extents of the scales with the rank of the codes."""
     if scales.size == 1:
@@ -280,31 +267,18 @@ def _blocks(
             cure="correct group_size in quantization_config of config.json",
         )
     for block in (stated.block, (1, shape[-1]), shape[-2:]):
-        if block is not None and grid == _counts(shape, (*leading, *block)):
-            return _within(shape, (*leading, *block))
+        if block is None:
+            continue
+        sizes = (*leading, *block)
+        if grid == tuple(-(-extent // max(size, 1)) for extent, size in zip(shape, sizes, strict=True)):
+            # Nowhere longer than the codes, and nowhere empty.
+            return tuple(max(min(size, extent), 1) for extent, size in zip(shape, sizes, strict=True))
     blocks = "×".join(map(str, stated.block)) if stated.block else "rows or a whole tensor"
     raise MismatchError(
         f"the scales {scales.name} of shape {scales.shape} do not fit codes of shape {shape} in blocks of {blocks}",
         path=codes.name,
         cure="correct quantization_config in config.json, or restore the scales",
     )
-
-
-def _within(shape: tuple[int, ...], block: tuple[int, ...]) -> tuple[int, ...]:
-    """A block that is nowhere longer than the codes, and nowhere empty."""
-    return tuple(max(min(size, extent), 1) for extent, size in zip(shape, block, strict=True))
-
-
-def _counts(shape: tuple[int, ...], block: tuple[int, ...]) -> tuple[int, ...]:
-    """The number of blocks along each axis."""
-    return tuple(-(-extent // max(size, 1)) for extent, size in zip(shape, block, strict=True))
-
-
-def _dropped_entries(scheme: Scheme, stem: str, names: _Names) -> Iterator[IgnoredEntry]:
-    for one in scheme.dropped:
-        spec = names.take((one,), stem)
-        if spec is not None:
-            yield IgnoredEntry(spec.path, _ACTIVATIONS, _UNUSED)
 
 
 def _require_no_part(found: Mapping[str, QuantizedTensor], stated: StatedScheme, names: _Names) -> None:

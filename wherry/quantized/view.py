@@ -39,7 +39,6 @@ from wherry.text.limits import SMALL
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from wherry.core.account import Bound
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
     from wherry.formats.contents import Contents
@@ -116,12 +115,23 @@ def dequantized_view(
     else:
         stated = stated_scheme(quantization, checkpoint.uri)
         contents = quantized_tensors(checkpoint.manifest, stated, kind, checkpoint.uri)
-    names = {one.name for one in checkpoint.manifest.companions}
-    files = {_CONFIG: _plain_config(config, kind)} if _CONFIG in names else {}
-    record = {"dtype": kind, "quantization_config": quantization}
-    manifest = _manifest(checkpoint.manifest, contents, files, record)
+    source, files = checkpoint.manifest, dict[str, bytes]()
+    if any(one.name == _CONFIG for one in source.companions):
+        plain = without_quantization(config)
+        name = next((one for one in _TYPES if one in plain), _TYPES[1])
+        files[_CONFIG] = (json.dumps({**plain, name: kind}, indent=2) + "\n").encode()
+    companions = tuple(
+        Companion(one.name, len(files[one.name])) if one.name in files else one for one in source.companions
+    )
+    origin = {**source.origin, RECORD: {"dtype": kind, "quantization_config": quantization}}
+    manifest = replace(source, tensors=dict(contents.specs), companions=companions, origin=origin)
     view = DequantizedView(checkpoint, contents, manifest, files)
-    view.bounds = _losses(contents)
+    # Where the product of code and scale is rounded: half a unit in the last place of the target's type.
+    view.bounds = {
+        path: rounding(one.plain.dtype)
+        for path, one in contents.quantized.items()
+        if not exact(one.code, one.scales.dtype, one.plain.dtype, zeros=one.zeros is not None)
+    }
     view.notes = (*checkpoint.notes, _note(contents, quantization, kind))
     return view
 
@@ -147,17 +157,6 @@ def companion_config(source: Checkpoint) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _manifest(
-    source: Manifest, contents: QuantizedTensors, files: Mapping[str, bytes], record: Mapping[str, Any]
-) -> Manifest:
-    """The manifest of the view; it records what was dequantised, and to what."""
-    companions = tuple(
-        Companion(one.name, len(files[one.name])) if one.name in files else one for one in source.companions
-    )
-    origin = {**source.origin, RECORD: dict(record)}
-    return replace(source, tensors=dict(contents.specs), companions=companions, origin=origin)
-
-
 def _dtype(config: Mapping[str, Any], wanted: str | None) -> str:
     if wanted is not None:
         if wanted not in CHOICES:
@@ -165,22 +164,6 @@ def _dtype(config: Mapping[str, Any], wanted: str | None) -> str:
         return wanted
     stated = next((config[name] for name in _TYPES if config.get(name)), None)
     return stated if stated in CHOICES else CHOICES[0]
-
-
-def _plain_config(config: Mapping[str, Any], dtype: str) -> bytes:
-    """The config of the dequantised checkpoint, as bytes of `config.json`."""
-    plain = without_quantization(config)
-    name = next((one for one in _TYPES if one in plain), _TYPES[1])
-    return (json.dumps({**plain, name: dtype}, indent=2) + "\n").encode()
-
-
-def _losses(contents: QuantizedTensors) -> dict[KeyPath, Bound]:
-    """Where the product of code and scale is rounded: half a unit in the last place of the target's type."""
-    return {
-        path: rounding(one.plain.dtype)
-        for path, one in contents.quantized.items()
-        if not exact(one.code, one.scales.dtype, one.plain.dtype, zeros=one.zeros is not None)
-    }
 
 
 def _note(contents: QuantizedTensors, quantization: Mapping[str, Any], dtype: str) -> str:

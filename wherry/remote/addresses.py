@@ -238,19 +238,16 @@ def _addresses(text: str) -> Iterator[_Address]:
         yield from _loose(text)
         return
     yield found
-    if isinstance(found, IPv6Address):
-        yield from _addresses_in(found)
-
-
-def _addresses_in(address: IPv6Address) -> Iterator[IPv4Address]:
-    number = int(address)
+    if not isinstance(found, IPv6Address):
+        return
+    number = int(found)
     for network, shift in _HOLDING:
-        if address in network and number > 1:
+        if found in network and number > 1:
             yield IPv4Address(number >> shift & 0xFFFFFFFF)
     if number >> 32 & 0xFFFFFFFF in _ISATAP:
         yield IPv4Address(number & 0xFFFFFFFF)
-    if address.teredo is not None:
-        yield from address.teredo
+    if found.teredo is not None:
+        yield from found.teredo
 
 
 def _loose(text: str) -> Iterator[IPv4Address]:

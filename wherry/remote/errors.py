@@ -139,7 +139,8 @@ def _other(error: Exception, protocol: str, path: str) -> WherryError | None:
         return UnsupportedError(
             f"{protocol}:// does not support this operation", uri=uri, cure="use another store"
         )
-    if not isinstance(error, OSError) and _packages(error) & _PACKAGES:
+    packages = {cls.__module__.partition(".")[0] for cls in type(error).__mro__}
+    if not isinstance(error, OSError) and packages & _PACKAGES:
         cure = "check that the storage is reachable"
         return StorageError(f"storage failed: {text}", uri=uri, cure=cure, retryable=True)
     return None
@@ -149,8 +150,3 @@ def one_line(error: Exception) -> str:
     """The text of an exception in one line, without secrets; the beginning of a long one."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return shorten(redact(text), _LONGEST_TEXT, placeholder=" …")
-
-
-def _packages(error: Exception) -> set[str]:
-    """The packages that define the class of an exception and its base classes."""
-    return {cls.__module__.partition(".")[0] for cls in type(error).__mro__}

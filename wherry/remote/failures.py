@@ -214,7 +214,8 @@ def kind_of(error: BaseException) -> str:
     chain = list(_chain(error))
     codes = (_CODES.get(_code(one), "") for one in chain)
     statuses = (_by_status(one) for one in chain)
-    classes = (_by_class(one) for one in chain)
+    names = (cls.__name__ for one in chain for cls in type(one).__mro__)
+    classes = (_CLASSES[name] for name in names if name in _CLASSES)
     return next((kind for found in (codes, statuses, classes) for kind in found if kind), "")
 
 
@@ -299,7 +300,3 @@ def _by_status(error: BaseException) -> str:
     text = str(error)
     said = (kind for statuses, words, kind in _TEXTS if status in statuses and words.search(text))
     return next(said, _STATUSES.get(status, ""))
-
-
-def _by_class(error: BaseException) -> str:
-    return next((_CLASSES[cls.__name__] for cls in type(error).__mro__ if cls.__name__ in _CLASSES), "")

@@ -86,7 +86,13 @@ def _silence(uri: str, parts: SplitResult, port: int | None) -> str | None:
     if parts.scheme in ("http", "https"):
         return _silence_of_server(uri)
     port = port or _PORTS.get(parts.scheme.partition("+")[0])
-    return _silence_of_port(parts.hostname, port) if parts.hostname and port else None
+    if not parts.hostname or not port:
+        return None
+    try:
+        with socket.create_connection((parts.hostname, port), ANSWER_SECONDS):
+            return None
+    except OSError as error:
+        return reason_of(error)
 
 
 def _silence_of_server(uri: str) -> str | None:
@@ -102,14 +108,6 @@ def _silence_of_server(uri: str) -> str | None:
     except (OSError, HTTPException) as error:
         refused = isinstance(error, URLError) and isinstance(error.reason, ssl.SSLError)
         return None if refused else reason_of(error)
-
-
-def _silence_of_port(host: str, port: int) -> str | None:
-    try:
-        with socket.create_connection((host, port), ANSWER_SECONDS):
-            return None
-    except OSError as error:
-        return reason_of(error)
 
 
 def reason_of(error: Exception, seconds: float = 0) -> str:

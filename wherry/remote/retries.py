@@ -116,16 +116,13 @@ def call_with_retries(
                 return call(policy.deadline(nbytes))
             except StorageError as error:
                 pause = policy.pause_after(wait.attempt, error.retry_after)
-                if not _goes_on(error, wait, pause, policy, known=known):
+                most = policy.first_attempts if error.kind == UNREACHABLE and not known else policy.attempts
+                spent = time.monotonic() - wait.since
+                goes_on = error.retryable and wait.attempt < most and spent + pause < policy.budget
+                if not goes_on:
                     raise _final_error(error, wait)  # noqa: B904  the same error
             time.sleep(pause)
             wait.attempt += 1
-
-
-def _goes_on(error: StorageError, wait: Wait, pause: float, policy: RetryPolicy, *, known: bool) -> bool:
-    most = policy.first_attempts if error.kind == UNREACHABLE and not known else policy.attempts
-    spent = time.monotonic() - wait.since
-    return error.retryable and wait.attempt < most and spent + pause < policy.budget
 
 
 def _final_error(error: StorageError, wait: Wait) -> StorageError:

@@ -10,6 +10,7 @@ its run with `reporting_waits_to`. One thread looks at all waits; it exists only
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import threading
 import time
@@ -93,13 +94,14 @@ class _Watch:
             oldest: dict[str, Wait] = {}
             for wait in self._waits.values():  # in the order of their beginning
                 oldest.setdefault(wait.bucket, wait)
-            due = [wait for wait in oldest.values() if self._is_due(wait, now)]
+            due = [
+                wait
+                for bucket, wait in oldest.items()
+                if now - wait.since >= NOTICE_SECONDS
+                and now - self._reported_at.get(bucket, -math.inf) >= REPEAT_SECONDS
+            ]
             self._reported_at |= {wait.bucket: now for wait in due}
         return [wait.line(now) for wait in due]
-
-    def _is_due(self, wait: Wait, now: float) -> bool:
-        last = self._reported_at.get(wait.bucket)
-        return now - wait.since >= NOTICE_SECONDS and (last is None or now - last >= REPEAT_SECONDS)
 
     def _look_on(self) -> None:
         try:

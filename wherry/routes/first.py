@@ -42,15 +42,28 @@ def first_config(wanted: FirstRoute) -> str:
     Raises:
         UsageError: the format cannot be written, the registry is no URI of MLflow, or root and target are one folder.
     """
-    _require_registry(wanted.registry)
-    _require_apart(wanted.root, wanted.target)
+    registry = wanted.registry
+    scheme = urlsplit(registry).scheme.partition("+")[0]
+    if registry not in (EMBEDDED, NONE) and scheme not in _REGISTRIES:
+        raise UsageError(
+            f"invalid registry {registry!r}",
+            cure=f"give the URL of an MLflow server, `{EMBEDDED}` for a file in WHERRY_HOME, or `{NONE}`",
+        )
+    if locate(wanted.root).uri.rstrip("/") == locate(wanted.target).uri.rstrip("/"):
+        raise UsageError("root and target are the same folder", uri=wanted.root, cure="give another --target")
+    model = 'model = "{run}"  # registered model in MLflow\nalias = "candidate"\n'
+    if registry == NONE:
+        model = '# model = "{run}"  # registered model in MLflow; nothing is registered without it\n'
+    mlflow = f"\n[mlflow]\ntracking_uri = {_quote(registry)}\n"
+    if registry in (EMBEDDED, NONE):
+        mlflow = '\n# [mlflow]\n# tracking_uri = "https://mlflow.example"  # a SQLite file in WHERRY_HOME by default\n'
     shown = {
         "route": wanted.route,
         "root": _quote(wanted.root),
         "format": _quote(find_target_format(wanted.format).name),
         "uri": _quote(f"{_literal(wanted.target).rstrip('/')}/{{name}}"),
-        "model": _model(wanted.registry),
-        "mlflow": _mlflow(wanted.registry),
+        "model": model,
+        "mlflow": mlflow,
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda found: shown[found[1]], _TEMPLATE.read_text("utf-8"))
 
@@ -88,33 +101,3 @@ def _literal(template: str) -> str:
     if "{" in template or "}" in template:
         raise UsageError("the target contains braces", uri=template, cure="choose a folder without { and }")
     return template
-
-
-def _model(registry: str) -> str:
-    if registry == NONE:
-        return '# model = "{run}"  # registered model in MLflow; nothing is registered without it\n'
-    return 'model = "{run}"  # registered model in MLflow\nalias = "candidate"\n'
-
-
-def _mlflow(registry: str) -> str:
-    if registry in (EMBEDDED, NONE):
-        return '\n# [mlflow]\n# tracking_uri = "https://mlflow.example"  # a SQLite file in WHERRY_HOME by default\n'
-    return f"\n[mlflow]\ntracking_uri = {_quote(registry)}\n"
-
-
-def _require_registry(registry: str) -> None:
-    scheme = urlsplit(registry).scheme.partition("+")[0]
-    if registry not in (EMBEDDED, NONE) and scheme not in _REGISTRIES:
-        raise UsageError(
-            f"invalid registry {registry!r}",
-            cure=f"give the URL of an MLflow server, `{EMBEDDED}` for a file in WHERRY_HOME, or `{NONE}`",
-        )
-
-
-def _require_apart(root: str, target: str) -> None:
-    if locate(root).uri.rstrip("/") == locate(target).uri.rstrip("/"):
-        raise UsageError(
-            "root and target are the same folder",
-            uri=root,
-            cure="give another --target",
-        )

@@ -113,11 +113,15 @@ def prune(routes: Iterable[Route], *, dry_run: bool = True, now: datetime | None
         registry = ask(one.node for one in products)
         ruled: dict[str, str | None] = {}
         for route in chosen:
-            ruled |= superfluous(
-                route.retention,
-                map(_retention_entry, (p for p in products if p.note.route == route.name)),
-                now,
-            )
+            made = (
+                RetentionEntry(
+                    p.done.target_uri, p.note.run, p.done.format, p.note.step, p.recorded, p.note.score,
+                    p.done.statement,
+                )
+                for p in products
+                if p.note.route == route.name
+            )  # fmt: skip
+            ruled |= superfluous(route.retention, made, now)
         rows = [
             _row(one, "keep", reason) if reason else _remove(ledger, one, registry, dry_run=dry_run)
             for one, reason in _judge_products(ledger, products, registry, ruled)
@@ -145,13 +149,6 @@ def _products(ledger: Ledger, routes: Iterable[Route]) -> list[_Product]:
     return [_Product(note, done, known[done.target_digest], times[done.statement]) for note, done in there]
 
 
-def _retention_entry(one: _Product) -> RetentionEntry:
-    note, done = one.note, one.done
-    return RetentionEntry(
-        done.target_uri, note.run, done.format, note.step, one.recorded, note.score, done.statement
-    )
-
-
 def _judge_products(
     ledger: Ledger, made: list[_Product], registry: RegistryVersions, ruled: Mapping[str, str | None]
 ) -> list[tuple[_Product, str]]:
@@ -177,7 +174,8 @@ def _protection(
         return bound
     if one.done.target_uri in read:
         return "a running job reads it"
-    if not _is_unchanged(one.done.target_uri, one.done.format, _place_mark(one.node, one.done.target_uri)):
+    mark = next((place.fingerprint for place in one.node.places if place.uri == one.done.target_uri), None)
+    if not _is_unchanged(one.done.target_uri, one.done.format, mark):
         return "its files have changed since wherry wrote them"
     strange = strangers(one.note.committed, one.done.target_uri, one.done.format)
     if strange:
@@ -189,10 +187,6 @@ def _protection(
         if _lies_elsewhere(ledger, one.node, going)
         else "it is the only copy: its source is missing or changed"
     )
-
-
-def _place_mark(node: LineageNode, uri: str) -> str | None:
-    return next((place.fingerprint for place in node.places if place.uri == uri), None)
 
 
 def _is_unchanged(uri: str, format: str | None, mark: str | None) -> bool:
@@ -328,21 +322,16 @@ def _of_group(rules: Retention, group: list[RetentionEntry], now: datetime) -> M
         young = (one for one in group if stored_time(one.time) >= since)
         reasons |= {one.uri: f"converted within {rules.keep_days:g} days" for one in young}
     if rules.keep_best is not None:
-        reasons |= _best(rules, newest)
+        scored = [(one.score, one) for one in newest if one.score is not None]
+        ranked = sorted(scored, key=lambda pair: pair[0], reverse=rules.highest)
+        reasons |= {
+            one.uri: f"one of the best {rules.keep_best} by {rules.metric}, {value:g}"
+            for value, one in ranked[: rules.keep_best]
+        }
+        reasons |= {one.uri: f"its {rules.metric} is unknown" for one in newest if one.score is None}
     if rules.keep_last is not None:
         reasons |= {one.uri: f"one of the newest {rules.keep_last}" for one in newest[: rules.keep_last]}
     return reasons
-
-
-def _best(rules: Retention, newest: list[RetentionEntry]) -> dict[str, str]:
-    scored = [(one.score, one) for one in newest if one.score is not None]
-    ranked = sorted(scored, key=lambda pair: pair[0], reverse=rules.highest)
-    best = {
-        one.uri: f"one of the best {rules.keep_best} by {rules.metric}, {value:g}"
-        for value, one in ranked[: rules.keep_best]
-    }
-    unknown = {one.uri: f"its {rules.metric} is unknown" for one in newest if one.score is None}
-    return {**best, **unknown}
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,16 +375,12 @@ class RegistryVersions:
                 marked.append(one)
             yield
         except BaseException as error:
-            _unmark(marked, stores, error)
+            for one in marked:
+                try:
+                    service("mlflow").unmark_deleted(one.name, one.version, **stores)
+                except WherryError as failure:  # the first error is raised, with this one as a note
+                    error.add_note(f"{one.name} version {one.version} is still marked as deleted: {failure}")
             raise
-
-
-def _unmark(marked: Iterable[Any], stores: Mapping[str, str], error: BaseException) -> None:
-    for one in marked:
-        try:
-            service("mlflow").unmark_deleted(one.name, one.version, **stores)
-        except WherryError as failure:  # the first error is raised, with this one as a note
-            error.add_note(f"{one.name} version {one.version} is still marked as deleted: {failure}")
 
 
 def ask(nodes: Iterable[LineageNode]) -> RegistryVersions:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from wherry.config.schema import Route
-    from wherry.ledger.replay import FailureRecord, LedgerState
+    from wherry.ledger.replay import LedgerState
 
 _RATE = 200_000_000  # bytes per second, where the ledger has no conversions to measure
 
@@ -160,7 +160,15 @@ def _work(
     for one in targets:
         why, reason = _standing(candidate, one, known, exists)
         if why == "new" and one.request in failures:
-            passed.append(_failed_before(candidate, one, failures[one.request]))
+            noted = failures[one.request]
+            what = f"it failed before with the same files and options: {noted.what}"
+            found = getattr(errors, noted.kind, None)
+            kind = found if isinstance(found, type) and issubclass(found, WherryError) else WherryError
+            cure = (
+                "remove the cause and add --retry-failed; a source that has changed is tried again by itself"
+            )
+            error = kind(what, uri=one.place, cure=cure)  # of the class of the first night's error
+            passed.append(Omission(candidate.found.uri, "failed", f"{one.place}: {what}", error))
         elif why == "new":
             open_.append((one, reason))
         else:
@@ -169,17 +177,6 @@ def _work(
         return None
     chosen, reasons = zip(*open_, strict=True)
     return Work(route.name, candidate, chosen, candidate.nbytes, reasons)
-
-
-def _failed_before(candidate: Candidate, one: RouteTarget, noted: FailureRecord) -> Omission:
-    """A target that is not tried again; its error is of the class of the first night."""
-    what = f"it failed before with the same files and options: {noted.what}"
-    found = getattr(errors, noted.kind, None)
-    kind = found if isinstance(found, type) and issubclass(found, WherryError) else WherryError
-    cure = "remove the cause and add --retry-failed; a source that has changed is tried again by itself"
-    return Omission(
-        candidate.found.uri, "failed", f"{one.place}: {what}", kind(what, uri=one.place, cure=cure)
-    )
 
 
 def _standing(

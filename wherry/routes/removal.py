@@ -89,14 +89,22 @@ def _hide(path: Path, checkpoint: str) -> Generator[None]:
     """Rename a local checkpoint to a staging name; delete it after the block, or restore it where the block fails."""
     with storage_errors(str(path)), lease_of(locate(path)) as held:
         hidden = path.with_name(f"{staging_stem(path.name)}.{secrets.token_hex(4)}")
-        sidecar_moves = {} if path.is_dir() else _sidecar_moves(path, hidden)
-        moved = {path: hidden, **sidecar_moves}
+        moved = {path: hidden}
+        if not path.is_dir():
+            names = {
+                path.with_name(sidecar_name(path.name)): Path(f"{hidden}.sidecar"),
+                path.with_name(signature_name(path.name)): Path(f"{hidden}.sidecar.sig"),
+            }
+            moved |= {source: target for source, target in names.items() if source.exists()}
         try:
             with held.exclusive():
                 for source, target in moved.items():
                     rename_without_replacing(source, target)
                 sync_folder(path.parent)
-            _require_unread(_moved_to(checkpoint, path, hidden))  # by one that began before the rename
+            # The marks of readers are next to the checkpoint, so they moved with a step folder around it.
+            inner = Path(locate(checkpoint).path)
+            marked = checkpoint if inner == path else str(hidden / inner.relative_to(path))
+            _require_unread(marked)  # by one that began before the rename
             yield
         except BaseException:
             _put_back(moved)
@@ -121,21 +129,6 @@ def _put_back(moved: Mapping[Path, Path]) -> None:
             failed = failed or storage_error(error, str(target))
     if failed is not None:
         raise failed
-
-
-def _moved_to(checkpoint: str, path: Path, hidden: Path) -> str:
-    """Where the marks of readers are: next to the checkpoint, so they moved with a step folder around it."""
-    inner = Path(locate(checkpoint).path)
-    return checkpoint if inner == path else str(hidden / inner.relative_to(path))
-
-
-def _sidecar_moves(path: Path, hidden: Path) -> dict[Path, Path]:
-    """The sidecar and signature of a single file, with their staging names."""
-    names = {
-        path.with_name(sidecar_name(path.name)): Path(f"{hidden}.sidecar"),
-        path.with_name(signature_name(path.name)): Path(f"{hidden}.sidecar.sig"),
-    }
-    return {source: target for source, target in names.items() if source.exists()}
 
 
 @contextmanager

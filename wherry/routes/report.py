@@ -16,7 +16,7 @@ from wherry.errors import printable
 from wherry.routes.survey import DAMAGED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from wherry.config.schema import Route
     from wherry.errors import WherryError
@@ -198,7 +198,10 @@ class NightTable:
 
 def summary(report: NightReport) -> list[str]:
     """What happened, one line for each outcome and for each route that was not converted."""
-    lines = [f"{name}: {number}" for name, number in report.counts.items()] or [_idle(report)]
+    lines = [f"{name}: {number}" for name, number in report.counts.items()]
+    if not lines:  # it had nothing to do, or it only planned
+        works = sum(len(plan.works) for plan in report.plans)
+        lines = [f"{plural(works, 'checkpoint')} would be converted" if works else "There was nothing to do."]
     lines += [f"route {name} was skipped: another nightly run is converting it" for name in report.skipped]
     lines += [f"{plan.route.name}: {plan.estimate}" for plan in report.plans if plan.estimate]
     if report.excluded:
@@ -212,31 +215,35 @@ def tables(report: NightReport) -> list[NightTable]:
     """The tables of a report that have rows: waiting work, failures with cures, new targets, and omissions."""
     error = ("where", "what", "cure")
     done = [(one.source, ", ".join(one.targets)) for one in report.outcomes if one.came == "converted"]
+    works = [] if report.outcomes else [work for plan in report.plans for work in plan.works]
+    planned = [(work.source.found.uri, ", ".join(one.place for one in work.targets)) for work in works]
+    routes = [
+        (
+            plan.route.name, str(plan.todo.count), show_size(plan.todo.nbytes), f"{plan.hours:.1f}",
+            str(len(plan.works)),
+        )
+        for plan in report.plans
+    ]  # fmt: skip
+    omitted = [
+        (one.why, one.uri, one.reason)
+        for plan in report.plans
+        for one in plan.todo.passed
+        if one.why != "done" and one.error is None
+    ]
+    omitted += [
+        (one.came, one.source, str(one.error and one.error.what))
+        for one in report.outcomes
+        if one.came in ("vanished", "in use")
+    ]
     found = [
-        NightTable(
-            "Routes", ("route", "waiting", "size", "hours", "tonight"), tuple(map(_row, report.plans))
-        ),
+        NightTable("Routes", ("route", "waiting", "size", "hours", "tonight"), tuple(routes)),
         NightTable("Failed", error, _error_rows(report.failures)),
         NightTable("Converted, but not recorded", error, _error_rows(report.unrecorded)),
         NightTable("Converted", ("source", "targets"), tuple(done)),
-        NightTable("Would be converted", ("source", "targets"), _plan_rows(report)),
-        NightTable("Left out", ("why", "where", "reason"), tuple(_omissions(report))),
+        NightTable("Would be converted", ("source", "targets"), tuple(planned)),
+        NightTable("Left out", ("why", "where", "reason"), tuple(omitted)),
     ]
     return [table for table in found if table.rows]
-
-
-def _idle(report: NightReport) -> str:
-    """What a night says that converted nothing: it had nothing to do, or it only planned."""
-    works = sum(len(plan.works) for plan in report.plans)
-    return f"{plural(works, 'checkpoint')} would be converted" if works else "There was nothing to do."
-
-
-def _plan_rows(report: NightReport) -> tuple[tuple[str, ...], ...]:
-    """Sources and targets of a night that only planned."""
-    if report.outcomes:
-        return ()
-    works = (work for plan in report.plans for work in plan.works)
-    return tuple((work.source.found.uri, ", ".join(one.place for one in work.targets)) for work in works)
 
 
 def markdown(report: NightReport) -> str:
@@ -250,21 +257,6 @@ def markdown(report: NightReport) -> str:
 def _emphasise(line: str) -> str:
     name, colon, rest = line.partition(": ")
     return f"**{_cell(name)}**: {_cell(rest)}" if colon else line
-
-
-def _row(plan: NightPlan) -> tuple[str, ...]:
-    size = show_size(plan.todo.nbytes)
-    return plan.route.name, str(plan.todo.count), size, f"{plan.hours:.1f}", str(len(plan.works))
-
-
-def _omissions(report: NightReport) -> Iterator[tuple[str, ...]]:
-    for plan in report.plans:
-        for one in plan.todo.passed:
-            if one.why != "done" and one.error is None:
-                yield one.why, one.uri, one.reason
-    for one in report.outcomes:
-        if _odd(one):
-            yield one.came, one.source, str(one.error and one.error.what)
 
 
 def _error_rows(errors: list[tuple[str | None, WherryError]]) -> tuple[tuple[str, ...], ...]:
@@ -282,7 +274,3 @@ def _cell(text: str) -> str:
     """Escape a text for a table cell; names come from checkpoints."""
     shown = printable(text).replace("&", "&amp;").replace("<", "&lt;")
     return re.sub(r"([|`!\[\]])", r"\\\1", shown)  # no column, code, image or link of its own
-
-
-def _odd(outcome: WorkOutcome) -> bool:
-    return outcome.came in ("vanished", "in use")

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from wherry.config.schema import Route, TargetRule
     from wherry.core.detection import Detection
-    from wherry.storage.location import Location
 
 __all__ = [
     "Config",
@@ -195,7 +194,7 @@ def explain(uri: str, config: Config) -> list[Explanation]:
     chosen_routes(config)
     text = os.fspath(checkpoint_uri(uri))
     return [
-        _explain_below(route, locate(text).uri) if _is_below(route, text) else _outside(route)
+        _explain(route, locate(text).uri) if _is_below(route, text) else _outside(route)
         for route in config.routes
     ]
 
@@ -207,7 +206,7 @@ def _is_below(route: Route, uri: str) -> bool:
     return is_at_or_below(locate(route.root), locate(uri))
 
 
-def _explain_below(route: Route, uri: str) -> Explanation:
+def _explain(route: Route, uri: str) -> Explanation:
     """The decision of a route about what lies below its root; a link out of it is a reason."""
     from wherry.formats.detect import resolve_source
 
@@ -215,7 +214,23 @@ def _explain_below(route: Route, uri: str) -> Explanation:
         found = resolve_source(SourceRequest(uri, below=route.root))[1]
     except HostileError as error:
         return Explanation(route.name, takes=False, reason=error.what)
-    return _explain(route, found)
+    where = whereabouts(route.root, found)
+    if where is None:
+        return _outside(route)
+    reason = refusal(route, found, where)
+    if reason is not None:
+        excluded = foreign_reason(route, found, where) is not None
+        return Explanation(
+            route.name, takes=False, reason=reason, where=where, unselected=not excluded, excluded=excluded
+        )
+    try:
+        targets = wanted_targets(route, found, where)
+    except WherryError as error:
+        return Explanation(route.name, takes=False, reason=error.what, where=where)
+    takes, reason = _is_meant(route, found, where)
+    if not takes:
+        return Explanation(route.name, takes=False, reason=reason, where=where, unselected=True)
+    return Explanation(route.name, takes=True, reason=reason, where=where, targets=targets, source=found.uri)
 
 
 def _outside(route: Route) -> Explanation:
@@ -252,26 +267,6 @@ def foreign_reason(route: Route, found: Detection, where: Whereabouts) -> str | 
     return None
 
 
-def _explain(route: Route, found: Detection) -> Explanation:
-    where = whereabouts(route.root, found)
-    if where is None:
-        return _outside(route)
-    reason = refusal(route, found, where)
-    if reason is not None:
-        excluded = foreign_reason(route, found, where) is not None
-        return Explanation(
-            route.name, takes=False, reason=reason, where=where, unselected=not excluded, excluded=excluded
-        )
-    try:
-        targets = wanted_targets(route, found, where)
-    except WherryError as error:
-        return Explanation(route.name, takes=False, reason=error.what, where=where)
-    takes, reason = _is_meant(route, found, where)
-    if not takes:
-        return Explanation(route.name, takes=False, reason=reason, where=where, unselected=True)
-    return Explanation(route.name, takes=True, reason=reason, where=where, targets=targets, source=found.uri)
-
-
 def _is_meant(route: Route, found: Detection, where: Whereabouts) -> tuple[bool, str]:
     """Whether `select` selects a checkpoint, as far as its run shows now, and the reason."""
     stated, choice = f"select = {route.select}", route.selection.choice
@@ -291,9 +286,11 @@ def _overtaken(route: Route, found: Detection, where: Whereabouts) -> str | None
     """Why `latest` does not select a step: its run has a newer complete one."""
     from wherry.formats.discover import walk
 
-    run = _run_folder(route.root, found, where)
-    if run is None or where.step is None:
+    parts = PurePosixPath(where.name).parts
+    at = _step_part(parts, found.step)
+    if at is None or where.step is None:  # no name on the path states the step
         return None
+    run = locate(route.root).join("/".join(parts[:at])) if at else locate(route.root)
     for other in walk(route.place(run.uri), None, route.min_age, newest=True):
         seen = whereabouts(route.root, other)
         if seen is None or seen.step is None or seen.run != where.run:
@@ -303,15 +300,6 @@ def _overtaken(route: Route, found: Detection, where: Whereabouts) -> str | None
         if not _is_file(other):
             return None  # of steps that are folders the newest complete one comes first
     return None
-
-
-def _run_folder(root: str, found: Detection, where: Whereabouts) -> Location | None:
-    """The folder with the steps of a run; None where no name on the path states the step."""
-    parts = PurePosixPath(where.name).parts
-    at = _step_part(parts, found.step)
-    if at is None:
-        return None
-    return locate(root).join("/".join(parts[:at])) if at else locate(root)
 
 
 def _too_old(route: Route, found: Detection) -> str | None:

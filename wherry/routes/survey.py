@@ -22,7 +22,7 @@ from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import is_live
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from wherry.config.schema import Route
     from wherry.core.detection import Detection
@@ -103,12 +103,14 @@ def survey(
     """
     tell = on_pass or _ignore
     placed = list(_place(route, products, tell))
-    chosen = _select(route, placed, tell)
-    return _mark_newest([one for pair in chosen if (one := _candidate(route, *pair, tell)) is not None])
-
-
-def _mark_newest(found: list[Candidate]) -> list[Candidate]:
-    """Mark the newest candidate of each run; one without a step counts as the end of its run."""
+    # One without a step counts as the end of its run.
+    placed.sort(key=lambda pair: (pair[1].run, pair[1].step is None, -(pair[1].step or 0), pair[1].name))
+    found: list[Candidate] = []
+    for _run, group in groupby(placed, key=lambda pair: (pair[1].run, pair[1].step is None)):
+        for chosen in _of_run(route, list(group), tell):
+            one = _candidate(route, *chosen, tell)
+            if one is not None:
+                found.append(one)
     last: dict[str, tuple[bool, int]] = {}
     for one in found:
         last[one.where.run] = max(_late(one), last.get(one.where.run, (False, -1)))
@@ -160,19 +162,6 @@ def _is_product(place: Location) -> bool:
     sidecar = read_sidecar(place)
     receipt = None if sidecar is None else sidecar.receipt
     return receipt is not None and not is_live(receipt.source.uri)
-
-
-def _select(
-    route: Route, placed: Iterable[tuple[Detection, Whereabouts]], tell: Callable[[Omission], None]
-) -> Iterator[Placed]:
-    """The selected checkpoints of each run, newest first; one without a step counts as the end of its run."""
-    rows = sorted(placed, key=lambda pair: (pair[1].run, *_age(pair[1].step), pair[1].name))
-    for _run, group in groupby(rows, key=lambda pair: (pair[1].run, pair[1].step is None)):
-        yield from _of_run(route, list(group), tell)
-
-
-def _age(step: int | None) -> tuple[bool, int]:
-    return step is None, -(step or 0)
 
 
 def _of_run(

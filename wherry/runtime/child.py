@@ -125,7 +125,24 @@ class Child:
         Raises:
             NoAnswerError: it exceeds a limit.
         """
-        _watch(self._process, limits, (self._output, self._errors), self._purpose)
+        deadline = time.monotonic() + limits.seconds
+        while not _has_ended(self._process):
+            if time.monotonic() > deadline:
+                raise NoAnswerError(
+                    f"{self._purpose} timed out after {show_seconds(limits.seconds)} and was stopped",
+                    cure=f"raise the limit: export {_TIMEOUT}={max(2 * limits.seconds, 1):.0f}s", retryable=True,
+                )  # fmt: skip
+            if resident_memory(self._process.pid) > limits.memory:
+                raise NoAnswerError(
+                    f"{self._purpose} exceeded its memory limit of {show_size(limits.memory)} and was stopped",
+                    cure=f"raise the limit: export {_MEMORY}={2 * limits.memory}",
+                )
+            if any(os.fstat(file.fileno()).st_size > _MOST_OUTPUT for file in (self._output, self._errors)):
+                raise NoAnswerError(
+                    f"{self._purpose} exceeded the output limit of {show_size(_MOST_OUTPUT)} and was stopped",
+                    cure="use another checkpoint; an intact one does not make its library print this much",
+                )
+            time.sleep(_INTERVAL)
 
     def ask_to_end(self) -> None:
         """Send SIGTERM to the process and its descendants."""
@@ -148,7 +165,8 @@ class Child:
             deadline = time.monotonic() + grace
             while not self.has_ended() and time.monotonic() < deadline:
                 time.sleep(_INTERVAL)
-            self._code = _end(self._process)
+            _kill(self._process)  # the rest of its process group
+            self._code = self._process.wait()
         return ChildResult(self._code, _text(self._output), _text(self._errors, _TAIL))
 
 
@@ -236,7 +254,11 @@ def _could_not_start(purpose: str) -> Generator[None]:
 
 def command(module: str, words: Sequence[str] = ()) -> list[str]:
     """The command line that runs a module in a child process, without importing from the working folder."""
-    return [sys.executable, "-P", str(_START), _root(), str(os.getpid()), module, *words]
+    root = str(_START.parents[2])  # the folder that wherry was imported from
+    paths = sysconfig.get_paths()
+    installed = {paths["purelib"], paths["platlib"], site.getusersitepackages(), *site.getsitepackages()}
+    shown = "" if root in installed else root  # the child finds an installed wherry anyway
+    return [sys.executable, "-P", str(_START), shown, str(os.getpid()), module, *words]
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
@@ -270,14 +292,6 @@ def resident_memory(pid: int) -> int:
     except (OSError, IndexError):
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE") + sum(map(resident_memory, children))
-
-
-def _root() -> str:
-    """The folder that wherry was imported from; empty where it is installed, so that the child finds it anyway."""
-    root = str(_START.parents[2])
-    paths = sysconfig.get_paths()
-    installed = {paths["purelib"], paths["platlib"], site.getusersitepackages(), *site.getsitepackages()}
-    return "" if root in installed else root
 
 
 @contextmanager
@@ -327,30 +341,6 @@ def _holding_interrupts() -> Generator[None]:
             held[number](number, frame)
 
 
-def _watch(
-    process: subprocess.Popen[bytes], limits: Limits, files: Sequence[IO[bytes]], purpose: str
-) -> None:
-    """Wait until the process ends; raises NoAnswerError where it exceeds a limit."""
-    deadline = time.monotonic() + limits.seconds
-    while not _has_ended(process):
-        if time.monotonic() > deadline:
-            raise NoAnswerError(
-                f"{purpose} timed out after {show_seconds(limits.seconds)} and was stopped",
-                cure=f"raise the limit: export {_TIMEOUT}={max(2 * limits.seconds, 1):.0f}s", retryable=True,
-            )  # fmt: skip
-        if resident_memory(process.pid) > limits.memory:
-            raise NoAnswerError(
-                f"{purpose} exceeded its memory limit of {show_size(limits.memory)} and was stopped",
-                cure=f"raise the limit: export {_MEMORY}={2 * limits.memory}",
-            )
-        if any(os.fstat(file.fileno()).st_size > _MOST_OUTPUT for file in files):
-            raise NoAnswerError(
-                f"{purpose} exceeded the output limit of {show_size(_MOST_OUTPUT)} and was stopped",
-                cure="use another checkpoint; an intact one does not make its library print this much",
-            )
-        time.sleep(_INTERVAL)
-
-
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
     """Whether a process has ended; it is not reaped, so that its process group id cannot be reused meanwhile.
 
@@ -360,12 +350,6 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
         return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
         return True
-
-
-def _end(process: subprocess.Popen[bytes]) -> int:
-    """Kill the rest of the process group and reap the process; return its exit status."""
-    _kill(process)
-    return process.wait()
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

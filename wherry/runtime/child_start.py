@@ -21,19 +21,14 @@ _PR_SET_PDEATHSIG = 1
 def main() -> None:
     """Run the module that the command line names."""
     root, parent, module, *words = sys.argv[1:]
-    _die_with(int(parent))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != int(parent):  # the parent is already dead
+            os._exit(1)
     if root:
         sys.path.insert(0, root)
     sys.argv[1:] = words
     runpy.run_module(module, run_name="__main__", alter_sys=True)
-
-
-def _die_with(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies; exit at once if the parent is already dead."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
 
 
 if __name__ == "__main__":

@@ -191,7 +191,11 @@ def confine_files(reads: Iterable[str], writes: Iterable[str], *, network: bool 
         )
     handled = sum(rights for since, rights in _RIGHTS if since <= version)
     scopes = _SCOPES if version >= _SCOPED_VERSION else 0
-    ruleset = _call_kernel(_CREATE, *_buffer(struct.pack("=QQQ", handled, 0, scopes), version), 0)
+    attributes = struct.pack("=QQQ", handled, 0, scopes)
+    # As long as a kernel of this version knows them.
+    size = 8 if version < 4 else 16 if version < _SCOPED_VERSION else len(attributes)  # noqa: PLR2004  networks are of 4
+    buffer = ctypes.create_string_buffer(attributes, len(attributes))
+    ruleset = _call_kernel(_CREATE, buffer, ctypes.c_size_t(size), 0)
     try:
         for path, rights in file_rules(reads, writes, network=network):
             _add_rule(ruleset, path, rights & handled)
@@ -200,12 +204,6 @@ def confine_files(reads: Iterable[str], writes: Iterable[str], *, network: bool 
     finally:
         os.close(ruleset)
     return True
-
-
-def _buffer(attributes: bytes, version: int) -> tuple[ctypes.Array[ctypes.c_char], ctypes.c_size_t]:
-    """The attributes of a ruleset, as long as a kernel of this version knows them."""
-    size = 8 if version < 4 else 16 if version < _SCOPED_VERSION else len(attributes)  # noqa: PLR2004  networks are of 4
-    return ctypes.create_string_buffer(attributes, len(attributes)), ctypes.c_size_t(size)
 
 
 def _add_rule(ruleset: int, path: str, rights: int) -> None:

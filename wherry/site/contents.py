@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from wherry.ledger.database import Ledger
 
 
+_GRAVITY = ("error", "warning", "note")
+
+
 @dataclass(frozen=True, slots=True)
 class OpenFinding:
     """Something that an audit or a verification found, and that none has found mended since.
@@ -91,19 +94,13 @@ def _contents(ledger: Ledger, statements: int) -> SiteContents:
     for entry in every:
         runs[run_of(entry)].append(entry)
     by_step = {run: tuple(sorted(rows, key=_by_step)) for run, rows in sorted(runs.items())}
-    return SiteContents(ledger.uri, statements, every, by_step, tuple(_gravest_first(ledger)))
+    found = [*_of_verifications(ledger), *_of_audits(ledger)]
+    found.sort(key=lambda one: (_GRAVITY.index(one.severity), one.uri, one.what))
+    return SiteContents(ledger.uri, statements, every, by_step, tuple(found))
 
 
 def _by_step(entry: CatalogEntry) -> tuple[int, str]:
     return (-1 if entry.step is None else entry.step, entry.uri)
-
-
-_GRAVITY = ("error", "warning", "note")
-
-
-def _gravest_first(ledger: Ledger) -> list[OpenFinding]:
-    found = [*_of_verifications(ledger), *_of_audits(ledger)]
-    return sorted(found, key=lambda one: (_GRAVITY.index(one.severity), one.uri, one.what))
 
 
 def _of_verifications(ledger: Ledger) -> Iterator[OpenFinding]:

@@ -143,22 +143,18 @@ def _entries(entries: Iterable[CatalogEntry]) -> Iterator[str]:
     seen: set[str] = set()
     for entry in entries:
         digest = entry.checkpoint_digest
-        yield _entry(entry, "" if digest in seen else f' id="{escape(digest)}"')
+        attribute = "" if digest in seen else f' id="{escape(digest)}"'
+        gone = f' <span class="warn">deleted {text(entry.gone[:10])}</span>' if entry.gone else ""
+        facts = [
+            entry.format, entry.family, "" if entry.step is None else f"step {entry.step:,}", show_size(entry.nbytes),
+            f"seen {entry.seen[:10]}", *entry.versions,
+        ]  # fmt: skip
+        yield (
+            f"<li{attribute}>{link(f'/lineage/{digest}', entry.uri, fragment=digest)}{gone}"
+            f'<p class="facts">{text(" · ".join(filter(None, facts)))} {_verification_text(entry.verified)}</p>'
+            f'<p class="facts"><code>{link("/", short(digest), fragment=digest, q=digest)}</code></p></li>'
+        )
         seen.add(digest)
-
-
-def _entry(entry: CatalogEntry, attribute: str) -> str:
-    digest = entry.checkpoint_digest
-    gone = f' <span class="warn">deleted {text(entry.gone[:10])}</span>' if entry.gone else ""
-    facts = [
-        entry.format, entry.family, "" if entry.step is None else f"step {entry.step:,}", show_size(entry.nbytes),
-        f"seen {entry.seen[:10]}", *entry.versions,
-    ]  # fmt: skip
-    return (
-        f"<li{attribute}>{link(f'/lineage/{digest}', entry.uri, fragment=digest)}{gone}"
-        f'<p class="facts">{text(" · ".join(filter(None, facts)))} {_verification_text(entry.verified)}</p>'
-        f'<p class="facts"><code>{link("/", short(digest), fragment=digest, q=digest)}</code></p></li>'
-    )
 
 
 def _verification_text(verified: str) -> str:

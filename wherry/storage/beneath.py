@@ -40,7 +40,9 @@ def open_beneath(folder: int, path: str, flags: int) -> int:
     Raises:
         OSError: it cannot be opened; with EXDEV if a link leads out of the folder, or its end is not known.
     """
-    call = _system_call()
+    if not _calls:
+        _calls.append(_load_call())
+    call = _calls[0]
     if call is not None:
         sys.audit("open", path, None, flags)
         code, descriptor = call(folder, path, flags)
@@ -82,12 +84,6 @@ def _load_call() -> Callable[[int, str, int], tuple[int, int]] | None:
 
 
 _calls: list[Callable[[int, str, int], tuple[int, int]] | None] = []
-
-
-def _system_call() -> Callable[[int, str, int], tuple[int, int]] | None:
-    if not _calls:
-        _calls.append(_load_call())
-    return _calls[0]
 
 
 def _open_each_part(folder: int, path: str, flags: int) -> int:

@@ -41,7 +41,7 @@ class Descriptors(Generic[_Key]):
         """
         with self._lock:
             if key not in self._open:
-                self._make_room()
+                self._close_idle(max(len(self._open) - MOST_OPEN + 1, 0))
                 self._open[key] = self._open_file(key)
             self._open.move_to_end(key)
             self._users[key] = self._users.get(key, 0) + 1
@@ -59,9 +59,6 @@ class Descriptors(Generic[_Key]):
         with self._lock:
             self._closed = True
             self._close_idle()
-
-    def _make_room(self) -> None:
-        self._close_idle(max(len(self._open) - MOST_OPEN + 1, 0))
 
     def _close_idle(self, most: int | None = None) -> None:
         idle = [key for key in self._open if not self._users.get(key)]

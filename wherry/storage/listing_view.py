@@ -34,7 +34,9 @@ class ListingView(ObjectView):
     def entries(self, path: str) -> list[Entry]:
         """See Store; the folders that the walk has left are forgotten."""
         key = path.rstrip("/")
-        self._leave(key)
+        for known in (self._folders, self._entries):
+            for left in [one for one in known if not f"{key}/".startswith(f"{one}/")]:
+                del known[left]
         if key not in self._folders and key not in self._ahead:
             self._look_ahead(key)
         if key in self._ahead:
@@ -43,12 +45,6 @@ class ListingView(ObjectView):
 
     def _folder(self, path: str) -> dict[str, Entry] | None:
         return self._ahead.get(path, self._folders.get(path))
-
-    def _leave(self, key: str) -> None:
-        """Forget what is not on the way to a folder."""
-        for known in (self._folders, self._entries):
-            for path in [one for one in known if not f"{key}/".startswith(f"{one}/")]:
-                del known[path]
 
     def _look_ahead(self, key: str) -> None:
         """List the objects from a folder on, in the folder above it, and keep the folders that are complete."""

@@ -26,17 +26,14 @@ def local_path(uri: str) -> str | None:
     protocol, separator, _ = uri.partition("://")
     if not separator:
         return native_path(os.path.expanduser(uri))  # noqa: PTH111  a string
-    return _path_of_file_uri(uri) if protocol == "file" else None
-
-
-def _path_of_file_uri(text: str) -> str:
-    """The path of `file:///path` or `file://localhost/path`."""
-    parts = urlsplit(text)
+    if protocol != "file":
+        return None
+    parts = urlsplit(uri)
     if "@" in parts.netloc:
         raise UsageError("a URI must not carry credentials", cure="write the path alone")
     if parts.netloc not in ("", "localhost"):
         raise UsageError(
-            f"{text} names the host {parts.netloc!r}; expected a path of this machine",
+            f"{uri} names the host {parts.netloc!r}; expected a path of this machine",
             cure=f"write file:///{parts.netloc}{parts.path}, or the path alone",
         )
     return os.fsdecode(unquote_to_bytes(parts.path.encode("utf-8", "surrogateescape")))

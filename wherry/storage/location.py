@@ -43,18 +43,6 @@ def path_uri(path: str) -> str:
         return f"file://{quote(data)}"
 
 
-def _require_a_name(name: str, uri: str) -> None:
-    """Refuse a name from JSON that has half of a surrogate pair, which is not a byte of any file's name either."""
-    try:
-        name.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError as error:
-        raise HostileError(
-            f"a file name in the data is not Unicode: {name!r}",
-            uri=uri,
-            cure="do not use this checkpoint; no file can have this name",
-        ) from error
-
-
 @dataclass(frozen=True)
 class Location:
     """A path in a store: the form of a URI that the functions of wherry take.
@@ -97,7 +85,15 @@ class Location:
         Raises:
             HostileError: the name is absolute, empty, or has a `..` part, or no file can have it.
         """
-        _require_a_name(name, self.uri)
+        try:
+            name.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError as error:
+            # The name has half of a surrogate pair, which is not a byte of any file's name either.
+            raise HostileError(
+                f"a file name in the data is not Unicode: {name!r}",
+                uri=self.uri,
+                cure="do not use this checkpoint; no file can have this name",
+            ) from error
         parts = name.split("/")
         if (
             not name
@@ -266,23 +262,20 @@ class Location:
 
     def _below(self, prefix: str, visits: Counter[str]) -> Iterator[Entry]:
         if self.store.capabilities.local:
-            self._require_bounded(prefix, visits)
+            real = real_path(self.path)
+            visits[real] += 1
+            circle = visits[real] > _MOST_VISITS
+            if circle or prefix.count("/") > _DEEPEST:
+                raise HostileError(
+                    f"more than {_MOST_VISITS} links lead to this folder"
+                    if circle
+                    else f"folders are nested more than {_DEEPEST} levels deep",
+                    uri=self.uri,
+                    cure="remove the links that point to a parent folder, or move the folder away",
+                )
         for entry in self.entries():
             self.require_open(entry)
             if entry.is_dir:
                 yield from self.join(entry.name)._below(f"{prefix}{entry.name}/", visits)  # noqa: SLF001  its own
             else:
                 yield replace(entry, name=f"{prefix}{entry.name}")
-
-    def _require_bounded(self, prefix: str, visits: Counter[str]) -> None:
-        real = real_path(self.path)
-        visits[real] += 1
-        circle = visits[real] > _MOST_VISITS
-        if circle or prefix.count("/") > _DEEPEST:
-            raise HostileError(
-                f"more than {_MOST_VISITS} links lead to this folder"
-                if circle
-                else f"folders are nested more than {_DEEPEST} levels deep",
-                uri=self.uri,
-                cure="remove the links that point to a parent folder, or move the folder away",
-            )

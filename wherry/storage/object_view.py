@@ -84,7 +84,11 @@ class ObjectView(StoreOver):
             return b""
         if stop - start > BLOCK and entry.size > _WHOLE:
             return self._read(path, start, stop, entry)
-        return self._from_blocks(path, start, stop, entry)
+        # All from one block, or from a few that follow each other.
+        step = _WHOLE if entry.size <= _WHOLE else BLOCK
+        first = start // step * step
+        parts = [self._block(path, at, min(at + step, entry.size), entry) for at in range(first, stop, step)]
+        return b"".join(parts)[start - first : stop - first]
 
     def readinto(self, path: str, start: int, buffer: memoryview, mark: str = "") -> int:
         """See Store; the mover's reads are large, and nothing of them is kept."""
@@ -131,13 +135,6 @@ class ObjectView(StoreOver):
             return self.inner.read(path, start, stop)
         data = memoryview(bytearray(stop - start))
         return bytes(data[: self.inner.readinto(path, start, data, entry.mark)])
-
-    def _from_blocks(self, path: str, start: int, stop: int, entry: Entry) -> bytes:
-        """Bytes of an object, all from one block or from a few that follow each other."""
-        step = _WHOLE if entry.size <= _WHOLE else BLOCK
-        first = start // step * step
-        parts = [self._block(path, at, min(at + step, entry.size), entry) for at in range(first, stop, step)]
-        return b"".join(parts)[start - first : stop - first]
 
     def _block(self, path: str, start: int, stop: int, entry: Entry) -> bytes:
         key = (path, start)

@@ -149,7 +149,8 @@ def _scan(place: Location) -> Any:
 
     def leaves(_path: str, text: str) -> tuple[bytes, ...]:
         nonlocal counted
-        found = _leaves(text)
+        raw = base64.b64decode(text, validate=True)
+        found = tuple(raw[start : start + HASH_BYTES] for start in range(0, len(raw), HASH_BYTES))
         counted += len(found)
         if exceeds(counted, _MOST_LEAVES):
             raise beyond("the sidecar", scale_limit(_MOST_LEAVES), "leaves", uri=place.uri)
@@ -290,8 +291,3 @@ def _files(data: dict[str, Any]) -> dict[str, int | None] | None:
     if not isinstance(found, dict) or {*map(type, found.values())} - {int, type(None)}:
         raise TypeError("expected sizes of files")
     return found
-
-
-def _leaves(text: str) -> tuple[bytes, ...]:
-    raw = base64.b64decode(text, validate=True)
-    return tuple(raw[start : start + HASH_BYTES] for start in range(0, len(raw), HASH_BYTES))

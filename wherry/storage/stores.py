@@ -142,7 +142,9 @@ class LocalStore(Store):
             return Entry(entry.name, -1, is_dir=False, barred=error.what)
         except OSError as error:
             if linked:
-                return Entry(entry.name, -1, is_dir=False, barred=_why_not_followed(error))
+                is_circle = error.errno == errno.ELOOP
+                why = "points back to itself" if is_circle else f"cannot be followed: {error.strerror}"
+                return Entry(entry.name, -1, is_dir=False, barred=f"symbolic link {why}")
             raise
 
 
@@ -162,12 +164,6 @@ def crowd_refusal(count: int, uri: str) -> CrowdedFolderError | None:
         cure="pass a folder in it, or move what is not part of the checkpoint away; if you trust its origin, set "
         "WHERRY_LIMITS=4 to raise all limits of metadata",
     )
-
-
-def _why_not_followed(error: OSError) -> str:
-    if error.errno == errno.ELOOP:
-        return "symbolic link points back to itself"
-    return f"symbolic link cannot be followed: {error.strerror}"
 
 
 class LiveStore(Store):
@@ -261,12 +257,6 @@ def locate(uri: str | os.PathLike[str], opaque: frozenset[str] = frozenset()) ->
     return replace(found, opaque=opaque) if opaque else found
 
 
-def _hub_uri(page: re.Match[str]) -> str:
-    """The URI of the model that a page of the Hugging Face Hub shows."""
-    revision = page["revision"]
-    return f"hf://{page['model']}{f'@{revision}' if revision else ''}{unquote(page['path'] or '')}"
-
-
 def locate_below(root: str, uri: str | os.PathLike[str], opaque: frozenset[str] = frozenset()) -> Location:
     """Parse a URI that nobody named at the command line; it must lie below a root, and so must what its links mean.
 
@@ -319,11 +309,20 @@ def _locate(text: str) -> Location:
     path = local_path(text)
     if path is not None:
         return local_location(path)
-    text = _hub_uri(page) if (page := _HUB_PAGE.fullmatch(text)) else text
+    page = _HUB_PAGE.fullmatch(text)
+    if page:
+        revision = f"@{page['revision']}" if page["revision"] else ""
+        text = f"hf://{page['model']}{revision}{unquote(page['path'] or '')}"
     protocol, _, rest = text.partition("://")
     if protocol == LiveStore.protocol:
         return Location(LiveStore(), rest)
-    _require_no_account(text)
+    found = _WITH_ACCOUNT.match(text)
+    if found:  # adlfs takes the account from the environment
+        container, account, inner = found.groups()
+        raise UsageError(
+            f"{text} names the storage account {account!r}; a URI of wherry names only the container",
+            cure=f"set AZURE_STORAGE_ACCOUNT_NAME={shlex.quote(account)} and write {shlex.quote(f'az://{container}{inner}')}",
+        )
     if uri_has_credentials(text):
         raise UsageError(
             "a URI must not carry credentials", cure="use the storage library's own credential chain"
@@ -335,17 +334,6 @@ def _locate(text: str) -> Location:
     from wherry.store.remote_store import remote_store  # local runs do not pay for it
 
     return Location(remote_store(protocol), rest.rstrip("/"))
-
-
-def _require_no_account(text: str) -> None:
-    """Refuse a URI that names an account of Azure, which adlfs takes from the environment."""
-    found = _WITH_ACCOUNT.match(text)
-    if found:
-        container, account, path = found.groups()
-        raise UsageError(
-            f"{text} names the storage account {account!r}; a URI of wherry names only the container",
-            cure=f"set AZURE_STORAGE_ACCOUNT_NAME={shlex.quote(account)} and write {shlex.quote(f'az://{container}{path}')}",
-        )
 
 
 def local_location(path: str, *, configurable: bool = True) -> Location:

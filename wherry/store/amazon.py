@@ -279,17 +279,14 @@ def _latest_parts(rows: Sequence[Mapping[str, Any]]) -> list[Part]:
     """The state of each part that was sent last, by number; none where the time does not tell which one it is."""
     latest: dict[int, tuple[datetime, set[Part]]] = {}
     for row in rows:
-        part, moment = _parse_part(row), row.get("LastModified", _UNKNOWN)
+        checksum, moment = from_base64(row.get("ChecksumCRC32C")), row.get("LastModified", _UNKNOWN)
+        part = Part(row["PartNumber"] - 1, row["Size"], row["ETag"], checksum)
         before, states = latest.get(part.number, (moment, set[Part]()))
         if moment >= before:
             latest[part.number] = moment, {part, *(states if moment == before else ())}
     return [
         part for _number, (_moment, states) in sorted(latest.items()) if len(states) == 1 for part in states
     ]
-
-
-def _parse_part(row: Mapping[str, Any]) -> Part:
-    return Part(row["PartNumber"] - 1, row["Size"], row["ETag"], from_base64(row.get("ChecksumCRC32C")))
 
 
 def _describe(answer: Mapping[str, Any], nbytes: int, run: str) -> StoredObject:

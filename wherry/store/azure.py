@@ -228,17 +228,13 @@ class AzureStore(RangedStore, ObjectStore):
             if found.copy.status != _PENDING or slow:
                 break
             time.sleep(_LOOK_SECONDS)
-        self._discard_copy(path, found)
-        what = f"the store has not copied the object: {found.copy.status_description or found.copy.status}"
-        uri = f"{self.protocol}://{path}"
-        raise StorageError(what, uri=uri, cure="run it again later", retryable=True)
-
-    def _discard_copy(self, path: str, found: Any) -> None:
-        """Stop a copy, if it goes on, and remove what it has made."""
         if found.copy.status == _PENDING:
             self.request(path, lambda fs: _blob(fs, path).abort_copy(found.copy.id))
         if left := self.head(path):
             self.remove_object(path, left.mark)
+        what = f"the store has not copied the object: {found.copy.status_description or found.copy.status}"
+        uri = f"{self.protocol}://{path}"
+        raise StorageError(what, uri=uri, cure="run it again later", retryable=True)
 
     def _properties(self, path: str) -> Any:
         return self.request(path, lambda fs: _blob(fs, path).get_blob_properties())

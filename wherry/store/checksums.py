@@ -43,18 +43,14 @@ def checksum_of(buffers: Iterable[memoryview], algorithm: str = CRC32C) -> str:
     if isinstance(buffers, PartBytes):
         return buffers.checksum(algorithm)
     if algorithm == MD5:
-        return _md5_of(buffers)
+        found = hashlib.md5(usedforsecurity=False)
+        for data in buffers:
+            found.update(data)
+        return f"{MD5}:{found.hexdigest()}"
     value = 0
     for data in buffers:
         value = crc32c(data.cast("B"), value)
     return f"{_PREFIX}{value:08x}"
-
-
-def _md5_of(buffers: Iterable[memoryview]) -> str:
-    found = hashlib.md5(usedforsecurity=False)
-    for data in buffers:
-        found.update(data)
-    return f"{MD5}:{found.hexdigest()}"
 
 
 def agrees(reported: str, buffers: Iterable[memoryview]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,7 +16,7 @@ from wherry.store.protocols import protocol_of
 from wherry.store.store import Entry, Store
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator
+    from collections.abc import Awaitable, Callable
     from datetime import datetime
 
 _T = TypeVar("_T")
@@ -252,25 +252,19 @@ class FsspecStore(Store):
         return result
 
     def _once(self, path: str, once: Callable[[float], _T], seconds: float) -> _T:
-        with self._named_errors(path):
-            self._prepare(seconds)
-            return once(seconds)
+        with library_errors(self.protocol, path):
+            try:
+                self._prepare(seconds)
+                return once(seconds)
+            except StorageError as error:  # also one that the HTTP client of gcsfs passed on
+                error.uri = f"{self.protocol}://{path}"
+                raise
 
     def _calling(self, name: str, *args: Any, **kwargs: Any) -> Callable[[float], Any]:
         """One call of a method of the file system, which gets the seconds that it may take."""
         if protocol_of(self.protocol).in_process:
             return lambda _seconds: getattr(self.fs, name)(*args, **kwargs)
         return lambda seconds: call_with_deadline(self.fs, name, seconds, *args, **kwargs)
-
-    @contextmanager
-    def _named_errors(self, path: str) -> Generator[None]:
-        """As `library_errors`; an error that the HTTP client of gcsfs passed on gets the path too."""
-        with library_errors(self.protocol, path):
-            try:
-                yield
-            except StorageError as error:
-                error.uri = f"{self.protocol}://{path}"
-                raise
 
     def _bucket(self, path: str) -> str:
         return f"{self.protocol}://{path.partition('/')[0]}"

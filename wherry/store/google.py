@@ -159,8 +159,11 @@ class GoogleStore(RangedStore, ObjectStore):
         found: dict[tuple[str, str], Upload] = {}
         for one in prefixes:
             for path, row in self._list_objects(one):
-                upload = _upload_of(path, row.run)
-                if upload is not None:
+                # A temporary object lies in a folder that names its upload; no other object does.
+                home, marked, rest = path.rpartition(f"/{_FOLDER}/")
+                parts = rest.split("/")
+                if marked and len(parts) == 3:  # noqa: PLR2004
+                    upload = Upload(f"{home}/{parts[0]}", parts[1], row.run)
                     found.setdefault((upload.path, upload.key), upload)
         yield from found.values()
 
@@ -300,13 +303,6 @@ def _folder(upload: Upload) -> str:
     """Where the temporary objects of an upload are."""
     folder, _, name = upload.path.rpartition("/")
     return f"{folder}/{_FOLDER}/{name}/{upload.key}/"
-
-
-def _upload_of(path: str, run: str) -> Upload | None:
-    """The upload that a temporary object belongs to; None for any other object."""
-    folder, found, rest = path.rpartition(f"/{_FOLDER}/")
-    parts = rest.split("/")
-    return Upload(f"{folder}/{parts[0]}", parts[1], run) if found and len(parts) == 3 else None  # noqa: PLR2004
 
 
 def _part(number: int, found: StoredObject) -> Part:

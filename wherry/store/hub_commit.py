@@ -86,8 +86,11 @@ class HubCommit:
         if start is None:
             raise no_repository(self._target)
         self._drop()
-        with _quiet():
-            self._send()
+        with _quiet():  # what the Hub does not have of the large files is sent; nothing refers to it yet
+            revision = MAIN if self._base is None else self._revision
+            send = partial(self._api.preupload_lfs_files, **self._repo, revision=revision, free_memory=False)
+            nbytes = sum(file.stat().st_size for file in self._files.values())
+            self._call(lambda: send(additions=self._prepare()), nbytes)
         try:
             self._begin(self._branch, start)
             with _quiet():
@@ -114,13 +117,6 @@ class HubCommit:
                 return self._commit(self._revision, self._base)
             self._base = self._head(self._revision)  # somebody has committed something else
         raise self._exists()
-
-    def _send(self) -> None:
-        """Send what the Hub does not have of the large files; nothing refers to it yet."""
-        revision = MAIN if self._base is None else self._revision
-        send = partial(self._api.preupload_lfs_files, **self._repo, revision=revision, free_memory=False)
-        nbytes = sum(file.stat().st_size for file in self._files.values())
-        self._call(lambda: send(additions=self._prepare()), nbytes)
 
     def _begin(self, branch: str, commit: str) -> str:
         """Let a branch begin at a commit, which is returned.

@@ -103,7 +103,11 @@ class MemoryStore(ObjectStore):
     def _copy(
         self, source: str, found: StoredObject, path: str, run: str, guard: Callable[[], None]
     ) -> StoredObject:
-        data = self._bytes(source, found.mark)
+        with _lock:
+            file = self._file(source)
+            if file is None or _describe(file).mark != found.mark:
+                raise FileNotFoundError(f"{source} in the state {found.mark}")
+            data = file.getvalue()
         guard()
         return self.put_object(path, data, run)
 
@@ -121,13 +125,6 @@ class MemoryStore(ObjectStore):
         file = self._file(path)
         file.wherry_run = run
         return _describe(file)
-
-    def _bytes(self, path: str, mark: str) -> bytes:
-        with _lock:
-            file = self._file(path)
-            if file is None or _describe(file).mark != mark:
-                raise FileNotFoundError(f"{path} in the state {mark}")
-            return file.getvalue()
 
     def _file(self, path: str) -> Any:
         return self.fs.store.get(self._key(path))

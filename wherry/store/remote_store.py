@@ -46,7 +46,13 @@ def remote_store(protocol: str) -> FsspecStore:
     try:
         return _kind(protocol)(protocol, policy)
     except ImportError as error:
-        raise _missing_package(protocol, error) from error
+        known = protocol_of(protocol)
+        if known.extra:
+            raise missing_extra(known.package, known.extra, f"{protocol}:// storage") from error
+        raise MissingExtraError(
+            f"{protocol}:// storage needs a package that no extra of wherry installs: {error}",
+            cure="install the package that the message names, or copy the checkpoint to a store that wherry supports",
+        ) from error
     except Exception as error:
         if protocol_of(protocol) is not OTHER:
             raise translate_error(error, protocol, "") or error from error
@@ -71,15 +77,4 @@ def _not_opened(protocol: str, why: str) -> UsageError:
     return UsageError(
         f"{protocol}:// cannot be read: {why}",
         cure=f"mount it as a folder, or copy the checkpoint; {_SUPPORTED}",
-    )
-
-
-def _missing_package(protocol: str, error: ImportError) -> MissingExtraError:
-    """The error for a protocol whose package is not installed."""
-    known = protocol_of(protocol)
-    if known.extra:
-        return missing_extra(known.package, known.extra, f"{protocol}:// storage")
-    return MissingExtraError(
-        f"{protocol}:// storage needs a package that no extra of wherry installs: {error}",
-        cure="install the package that the message names, or copy the checkpoint to a store that wherry supports",
     )

@@ -207,16 +207,13 @@ def copy_area(former: Path, area: Path) -> None:
         copy_written(file, area / file.relative_to(former))
     sync_tree(area)  # the names of the data must be durable before the journal is
     if signed is not None:
-        _write_journal(area / JOURNAL, signed)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(area / JOURNAL, flags, 0o600)
+        with os.fdopen(descriptor, "wb") as written:
+            written.write(signed)
+            written.flush()
+            os.fsync(descriptor)
         sync_folder(area)
-
-
-def _write_journal(path: Path, signed: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(signed)
-        file.flush()
-        os.fsync(descriptor)
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from wherry.storage.direct import BLOCK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     # Name of a file, offset of a block, memory of one block or several; raises OSError.
     Transfer = Callable[[str, int, memoryview], None]
@@ -79,23 +79,18 @@ class Blocks:
         self._held.clear()
 
     def _flush(self) -> None:
-        for name, start, blocks in self._runs():
-            run = memoryview(self._run)[: len(blocks) * BLOCK]
-            for number, block in enumerate(blocks):
-                run[number * BLOCK : (number + 1) * BLOCK] = block
-            self.write(name, start, run)
-        self._dirty.clear()
-
-    def _runs(self) -> Iterator[tuple[str, int, list[memoryview]]]:
-        """The changed blocks, adjacent ones together."""
         waiting = sorted(self._dirty)
         while waiting:
             name, start = waiting[0]
             count = 1
             while count < len(waiting) and waiting[count] == (name, start + count * BLOCK):
                 count += 1
-            yield name, start, [self._held[key] for key in waiting[:count]]
+            run = memoryview(self._run)[: count * BLOCK]
+            for number, key in enumerate(waiting[:count]):
+                run[number * BLOCK : (number + 1) * BLOCK] = self._held[key]
+            self.write(name, start, run)
             waiting = waiting[count:]
+        self._dirty.clear()
 
     def _block(self, name: str, start: int, *, whole: bool) -> memoryview:
         block = self._held.get((name, start))

@@ -42,7 +42,23 @@ def clean(
         UsageError: the root is in a store that only reads.
         StorageError: an area could not be removed.
     """
-    return _clean_below(locate(root), dry_run=dry_run, min_age=min_age) + _clean_left_behind(dry_run=dry_run)
+    below = _clean_below(locate(root), dry_run=dry_run, min_age=min_age)
+    reason = "dry run" if dry_run else "its process has ended"
+    rows = [(left, nbytes_of(left.path)) for left in left_behind()]
+    removed = set() if dry_run else set(tidy_left_behind())
+    files = [CleanReport(str(left.path), nbytes, left in removed, reason) for left, nbytes in rows]
+    runs = left_runs()
+    ended = set() if dry_run else set(end_runs())
+    return [
+        *below,
+        *files,
+        *(
+            CleanReport(
+                left.store, 0, left in ended, reason if dry_run or left in ended else "it does not answer"
+            )
+            for left in runs
+        ),
+    ]
 
 
 def tidy(target: Location) -> None:
@@ -72,21 +88,6 @@ def discard_areas(target: Location) -> None:
             pass  # entering discards areas of other runs, leaving releases the lease
     except TargetInUseError:
         return
-
-
-def _clean_left_behind(*, dry_run: bool) -> list[CleanReport]:
-    reason = "dry run" if dry_run else "its process has ended"
-    rows = [(left, nbytes_of(left.path)) for left in left_behind()]
-    removed = set() if dry_run else set(tidy_left_behind())
-    files = [CleanReport(str(left.path), nbytes, left in removed, reason) for left, nbytes in rows]
-    runs = left_runs()
-    ended = set() if dry_run else set(end_runs())
-    return files + [
-        CleanReport(
-            left.store, 0, left in ended, reason if dry_run or left in ended else "it does not answer"
-        )
-        for left in runs
-    ]
 
 
 def _clean_below(location: Location, *, dry_run: bool, min_age: float) -> list[CleanReport]:

@@ -140,19 +140,16 @@ class HubStaging(CopiedStaging):
             files[inside(self.target.parent.join(sidecar_name(self.target.name)).path)] = self._keep_file(
                 sidecar
             )
-        elif not self._place.path and not self.location.join(CARD).exists():
-            self._add_card(files)
+        elif not (
+            self._place.path or self.location.join(CARD).exists() or self.target.join(CARD).exists()
+        ):  # its page describes the checkpoint, unless the repository has one
+            files[CARD] = self._keep_file(card(read_sidecar(self.location)).encode())
         with HubCommit(store, self._place, files, self._run) as commit:
             root = commit.stage()
             for name, file in files.items():
                 require_same(Location(store, replace(root, path=name).text), file)
             commit.publish()
             self._committed = True
-
-    def _add_card(self, files: dict[str, Path]) -> None:
-        """Describe the checkpoint on the page of its repository, unless that has one."""
-        if not self.target.join(CARD).exists():
-            files[CARD] = self._keep_file(card(read_sidecar(self.location)).encode())
 
     def _keep_file(self, data: bytes) -> Path:
         """A file of the temporary folder with some bytes."""

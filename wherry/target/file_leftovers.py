@@ -152,20 +152,15 @@ def _lease_of(area: Path) -> Path | None:
 
 
 def _state(path: Path) -> _SeenState | None:
-    first, *others = _statuses(path)
-    if first is None:
-        return None
-    status = [first, *(one for one in others if one)]
-    nbytes = sum(one.st_size for one in status if not stat.S_ISDIR(one.st_mode))
-    return _SeenState(len(status), nbytes, max(one.st_mtime_ns for one in status))
-
-
-def _statuses(path: Path) -> Iterator[os.stat_result | None]:
-    """The status of an area and of everything in it; None for each file that no longer exists."""
-    yield _status(path)
+    found = [_status(path)]
     if path.is_dir() and not path.is_symlink():
         for folder, folders, files in os.walk(path):
-            yield from (_status(Path(folder) / name) for name in (*folders, *files))
+            found += [_status(Path(folder) / name) for name in (*folders, *files)]
+    if found[0] is None:
+        return None
+    status = [one for one in found if one]  # others no longer exist
+    nbytes = sum(one.st_size for one in status if not stat.S_ISDIR(one.st_mode))
+    return _SeenState(len(status), nbytes, max(one.st_mtime_ns for one in status))
 
 
 def _status(path: Path) -> os.stat_result | None:

@@ -42,7 +42,9 @@ def require_separate_names(folder: Location, names: Iterable[str]) -> None:
         while end != len(name):
             end = name.find("/", end + 1)
             end = len(name) if end < 0 else end
-            known = first.setdefault(_fold(name[:end]), name[:end])
+            # The same text for all names that such a file system takes for one.
+            folded = unicodedata.normalize("NFD", unicodedata.normalize("NFD", name[:end]).casefold())
+            known = first.setdefault(folded, name[:end])
             if known != name[:end]:
                 raise UnsupportedError(
                     f"the file system does not tell {known} and {name[:end]} apart: their names differ only by case",
@@ -59,8 +61,3 @@ def _folds_case(folder: Path) -> bool:
             found = path.with_name(swapped)
             return found.exists() and found.samefile(path)
     return False
-
-
-def _fold(name: str) -> str:
-    """The same text for all names that such a file system takes for one."""
-    return unicodedata.normalize("NFD", unicodedata.normalize("NFD", name).casefold())

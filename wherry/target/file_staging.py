@@ -194,7 +194,11 @@ class FileStaging(Staging):
 
     def _forget(self) -> None:
         for parent in reversed(self._made):
-            _remove_if_empty(parent)
+            try:
+                parent.rmdir()
+            except OSError as error:  # one that is not empty stays
+                if error.errno not in (errno.ENOTEMPTY, errno.ENOENT, errno.EEXIST):
+                    raise
 
     def _commit(self, sidecar: bytes | None) -> None:
         try:
@@ -291,11 +295,3 @@ def _inode(path: Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return found.st_dev, found.st_ino
-
-
-def _remove_if_empty(folder: Path) -> None:
-    try:
-        folder.rmdir()
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.ENOENT, errno.EEXIST):
-            raise

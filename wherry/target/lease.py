@@ -401,15 +401,11 @@ class LeaseFile:
         except OSError as error:
             if error.errno not in NO_LINKS:
                 raise
-            return self._created_without_links()
-        return True
-
-    def _created_without_links(self) -> bool:
-        self._close()  # the draft
-        try:
-            self._open(self.path)
-        except FileExistsError:
-            return False
+            self._close()  # the draft
+            try:
+                self._open(self.path)
+            except FileExistsError:
+                return False
         return True
 
     def _replace(self, draft: Path, seen: Sighting) -> bool:

@@ -245,22 +245,18 @@ class ObjectStaging(Staging):
     def _commit(self, sidecar: bytes | None) -> None:
         self.require_held()
         if sidecar is not None:
-            self._put_sidecar(sidecar)
+            # In place of one that was left by a target that no longer exists.
+            place = self.target.parent.join(sidecar_name(self.target.name)).path
+            before = self._store.head(place)
+            if self._store.head(self.target.path) is not None:
+                raise _exists(self.target)
+            replaces = before.mark if before else ""
+            try:
+                self._store.put_object(place, sidecar, self._lease.token, replaces=replaces)
+            except FileExistsError as error:
+                raise _exists(self.target) from error
         self.run.commit()
         self._committed = True
-
-    def _put_sidecar(self, data: bytes) -> None:
-        """Put the sidecar of a single file in place of one that was left by a target that no longer exists."""
-        place = self.target.parent.join(sidecar_name(self.target.name))
-        before = self._store.head(place.path)
-        if self._store.head(self.target.path) is not None:
-            raise _exists(self.target)
-        try:
-            self._store.put_object(
-                place.path, data, self._lease.token, replaces=before.mark if before else ""
-            )
-        except FileExistsError as error:
-            raise _exists(self.target) from error
 
     def _drop_sidecar(self, *runs: str) -> None:
         """Remove the sidecar of a file that does not exist; only that of some runs, if any are named."""
@@ -275,7 +271,11 @@ class ObjectStaging(Staging):
             self.run.drop_overflow()
 
     def _remove(self) -> None:
-        self.run.abort(committed=self._is_committed_by(self.run.using.former))
+        # A run that this one continued may have committed the target.
+        members = [self.target.join(name).path for name in self._members[:1]] or [self.target.path]
+        heads_of_members = (self._store.head(path) for path in members)
+        former = self.run.using.former
+        self.run.abort(committed=any(found is not None and found.run in former for found in heads_of_members))
         self._drop_sidecar(self._lease.token)
         self._remove_log()
 
@@ -284,19 +284,10 @@ class ObjectStaging(Staging):
         self._remove_log()
 
     def _remove_log(self) -> None:
-        """Remove the journal, after the uploads of which nobody has the id."""
-        self._abort_unanswered()
-        remove_journal(self._journal, self._area, self._store)
-
-    def _abort_unanswered(self) -> None:
-        """Abort the uploads that are left when the target is committed or removed: nobody has their ids."""
+        """Remove the journal, after the uploads that are left, of which nobody has the id."""
         if not self._store.names_uploads:
             self._abort_uploads({})
-
-    def _is_committed_by(self, runs: frozenset[str]) -> bool:
-        """Whether one of these runs has committed the target."""
-        members = [self.target.join(name).path for name in self._members[:1]] or [self.target.path]
-        return any((found := self._store.head(path)) is not None and found.run in runs for path in members)
+        remove_journal(self._journal, self._area, self._store)
 
 
 def areas_of(target: Location) -> Iterator[Location]:

@@ -40,15 +40,7 @@ def require_size(descriptor: int, path: Path, size: int) -> None:
         )
     if not found:
         os.ftruncate(descriptor, size)  # two processes that both do this leave the same file
-    _reserve(descriptor, size)
-
-
-def _reserve(descriptor: int, size: int) -> None:
-    """Allocate space where the file system can do so; `posix_fallocate` may write zeros, which would not be harmless.
-
-    Raises:
-        OSError: the storage is full.
-    """
+    # Space is allocated where the file system can do so: `posix_fallocate` may write zeros, which are not harmless.
     libc = ctypes.CDLL(None, use_errno=True)
     if size and hasattr(libc, "fallocate64"):
         code = libc.fallocate64(descriptor, 0, ctypes.c_int64(0), ctypes.c_int64(size))

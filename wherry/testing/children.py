@@ -205,7 +205,14 @@ def _obey(order: Order) -> dict[str, Any]:
     fault = Fault(ACTS[order.act], order.number, order.place) if order.number else None
     before = set(sys.modules)
     with ExitStack() as stack:
-        _surround(order, stack)
+        stack.enter_context(small_steps(order.workers))
+        if order.expiry is not None:
+            stack.enter_context(replace_value("wherry.target.lease_watch:EXPIRY_SECONDS", order.expiry))
+        if not order.locks:
+            stack.enter_context(replace_value("fcntl:flock", failing(errno.ENOLCK)))
+        if order.ahead:
+            now = time.time
+            stack.enter_context(replace_value("time:time", lambda: now() + order.ahead))
         faults = stack.enter_context(Faults(fault, order.places))
         try:
             receipt = convert(
@@ -222,18 +229,6 @@ def _obey(order: Order) -> dict[str, Any]:
             return {"calls": dict(faults.calls), "error": {"what": traceback.format_exc(), "exit_code": 70}}
     modules = tuple(name for name in sys.modules if name not in before)
     return {"calls": dict(faults.calls), "receipt": receipt, "modules": modules}
-
-
-def _surround(order: Order, stack: ExitStack) -> None:
-    """Set up the environment of an order."""
-    stack.enter_context(small_steps(order.workers))
-    if order.expiry is not None:
-        stack.enter_context(replace_value("wherry.target.lease_watch:EXPIRY_SECONDS", order.expiry))
-    if not order.locks:
-        stack.enter_context(replace_value("fcntl:flock", failing(errno.ENOLCK)))
-    if order.ahead:
-        now = time.time
-        stack.enter_context(replace_value("time:time", lambda: now() + order.ahead))
 
 
 if __name__ == "__main__":

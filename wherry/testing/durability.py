@@ -158,7 +158,9 @@ class Disk:
         """State that success was reported: from now on everything that is visible must survive a power loss."""
         with self._lock:
             self._look(what)
-            self._check_names(self._root, what)
+            for path, status in self._all(self._root, self._root.stat(), visible=True):
+                if stat.S_ISDIR(status.st_mode):
+                    self._differing(path, self._node(status), "names", what)
             for target, before in self._committed.items():
                 for name in sorted({*before, *(after := self._contents(target))}):
                     if before.get(name) != after.get(name):
@@ -209,7 +211,7 @@ class Disk:
     # The rules.
 
     def _look(self, call: str) -> None:
-        for path, status in self._visible(self._root):
+        for path, status in self._all(self._root, self._root.stat(), visible=True):
             if stat.S_ISREG(status.st_mode) and self._node(status).contents != self._bytes(path):
                 self._break("contents", path, call)
         for target in self._targets:
@@ -233,11 +235,6 @@ class Disk:
         if self._keeps("commit", target):
             self._keep(f"commit {target.name}")
 
-    def _check_names(self, folder: Path, call: str) -> None:
-        for path, found in self._all(folder, folder.stat(), visible=True):
-            if stat.S_ISDIR(found.st_mode):
-                self._differing(path, self._node(found), "names", call)
-
     def _differing(self, folder: Path, node: _FileNode, rule: str, call: str) -> None:
         """Report names of a folder that are not durable, or whose removal is not durable."""
         now = self._list_nodes(folder)
@@ -252,9 +249,6 @@ class Disk:
             self.broken.append(row)
 
     # The current state.
-
-    def _visible(self, folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-        return self._all(folder, folder.stat(), visible=True)
 
     def _all(
         self, path: Path, status: os.stat_result, *, visible: bool = False

@@ -15,7 +15,7 @@ from wherry.core import dtypes
 from wherry.core.tensorspec import region_shape
 from wherry.errors import NotFoundError, UsageError, WherryError
 from wherry.formats.checkpoint import Checkpoint
-from wherry.formats.contents import Chunked, Stored
+from wherry.formats.contents import Stored
 from wherry.mover.move import cells
 from wherry.mover.read import fill
 from wherry.storage.stores import locate
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, TensorSpec
-    from wherry.formats.contents import ChunkDecoder, Computed
+    from wherry.formats.contents import ChunkDecoder
     from wherry.formats.format import Opened
 
 THREADS = 8
@@ -80,9 +80,22 @@ def check_tensor(checkpoint: Checkpoint, spec: TensorSpec, expected: bytes) -> N
     assert data == expected, f"{spec.name}: read_bytes differs"
     access = checkpoint.reader.access(spec)
     if isinstance(access, Stored):
-        _check_extents(access, spec, expected)
+        position = 0
+        for extent in access.extents:
+            with Path(locate(extent.file).path).open("rb") as opened:
+                opened.seek(extent.offset)
+                part = opened.read(extent.length)
+            assert part == expected[position : position + extent.length], (
+                f"{spec.name}: bytes differ in {extent}"
+            )
+            position += extent.length
+        assert position == spec.nbytes, (
+            f"{spec.name}: expected extents of {spec.nbytes} bytes, got {position}"
+        )
     elif spec.nbytes:
-        _check_fill(access, spec, expected)
+        buffer = memoryview(bytearray(spec.nbytes))
+        fill(access, spec, spec.whole, buffer)
+        assert bytes(buffer) == expected, f"{spec.name}: fill differs"
     has_cells = spec.chunks and spec.size and not dtypes.opaque(spec.dtype)
     if has_cells and access.decoder is not None:
         _check_decoder(access.decoder, spec, expected)
@@ -105,18 +118,15 @@ def check_refusals(checkpoint: Checkpoint) -> None:
     assert_refuses(NotFoundError, lambda: checkpoint.read_bytes("no/such/tensor"))
     assert_refuses(NotFoundError, lambda: checkpoint.reader.companion("no such companion").read(0, 1))
     for path, spec in checkpoint.manifest.tensors.items():
-        if not dtypes.opaque(spec.dtype):
-            _check_bad_regions(checkpoint, path, spec)
-
-
-def _check_bad_regions(checkpoint: Checkpoint, path: KeyPath, spec: TensorSpec) -> None:
-    bad: list[Region] = [(*spec.whole, slice(0, 1))]
-    if spec.shape:
-        rest = spec.whole[1:]
-        outside = (slice(0, spec.shape[0] + 1), slice(-1, spec.shape[0]), slice(0, spec.shape[0], 2))
-        bad += [rest, *((part, *rest) for part in outside)]
-    for region in bad:
-        assert_refuses(UsageError, lambda region=region: checkpoint.read(path, region))
+        if dtypes.opaque(spec.dtype):
+            continue
+        bad: list[Region] = [(*spec.whole, slice(0, 1))]
+        if spec.shape:
+            rest = spec.whole[1:]
+            outside = (slice(0, spec.shape[0] + 1), slice(-1, spec.shape[0]), slice(0, spec.shape[0], 2))
+            bad += [rest, *((part, *rest) for part in outside)]
+        for region in bad:
+            assert_refuses(UsageError, lambda path=path, region=region: checkpoint.read(path, region))
 
 
 def check_threads(
@@ -167,21 +177,6 @@ def canonical(opened: Opened, spec: TensorSpec) -> bytes:
     return Checkpoint(opened).read_bytes(spec.path)
 
 
-def _check_extents(access: Stored, spec: TensorSpec, expected: bytes) -> None:
-    position = 0
-    for extent in access.extents:
-        data = _file_range(extent.file, extent.offset, extent.length)
-        assert data == expected[position : position + extent.length], f"{spec.name}: bytes differ in {extent}"
-        position += extent.length
-    assert position == spec.nbytes, f"{spec.name}: expected extents of {spec.nbytes} bytes, got {position}"
-
-
-def _check_fill(access: Chunked | Computed, spec: TensorSpec, expected: bytes) -> None:
-    buffer = memoryview(bytearray(spec.nbytes))
-    fill(access, spec, spec.whole, buffer)
-    assert bytes(buffer) == expected, f"{spec.name}: fill differs"
-
-
 def _check_decoder(decoder: ChunkDecoder, spec: TensorSpec, expected: bytes) -> None:
     """A chunk that can be decoded in pieces yields the same bytes so."""
     import numpy as np
@@ -196,12 +191,6 @@ def _check_decoder(decoder: ChunkDecoder, spec: TensorSpec, expected: bytes) -> 
         elements = np.frombuffer(b"".join(map(bytes, block.pieces)), dtype).reshape(shape)
         inside = tuple(slice(0, extent) for extent in whole[block.region].shape)  # the rest is padding
         assert elements[inside].tobytes() == whole[block.region].tobytes(), f"{spec.name}: stream differs"
-
-
-def _file_range(file: str, offset: int, length: int) -> bytes:
-    with Path(locate(file).path).open("rb") as opened:
-        opened.seek(offset)
-        return opened.read(length)
 
 
 def assert_refuses(kind: type[WherryError], act: Callable[[], object]) -> None:

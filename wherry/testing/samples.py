@@ -85,7 +85,10 @@ def sample(
         large: whether tensors of 6 MiB and 20 MiB are among the tensors.
         seed: of the contents.
     """
-    shapes = [*_specs(row, row.holds.dtypes), *(_large(row) if large else ())]
+    shapes = [*_specs(row, row.holds.dtypes)]
+    if large:
+        wide = "float32" if "float32" in row.holds.dtypes else _narrowest(row)
+        shapes += [TensorSpec((), _LEAVES_SHAPE, _narrowest(row)), TensorSpec((), _CHUNKS_SHAPE, wide)]
     return _make_sample(row, shapes, checked_options(row, options or {}), seed)
 
 
@@ -115,12 +118,14 @@ def _make_sample(row: Format, shapes: list[TensorSpec], options: Mapping[str, An
         replace(spec, path=path, shape=_MATRIX if path in row.holds.names else spec.shape)
         for spec, path in zip(shapes, _paths(row.holds), strict=False)
     ]
+    prefixes = {spec.path[:depth] for spec in specs for depth in range(1, len(spec.path))}
+    lists = frozenset(path for path in prefixes if path[0] == "blocks" and path[-1] in ("blocks", "rows"))
     companions = {**(_COMPANIONS if row.holds.companions else {}), **row.holds.needs}
     manifest = Manifest(
         tensors={spec.path: spec for spec in specs},
         values=_VALUES if row.holds.values else {},
         empties=_EMPTIES if row.holds.empties else {},
-        lists=_lists(specs),
+        lists=lists,
         companions=tuple(Companion(name, len(data)) for name, data in companions.items()),
     )
     prepared = row.prepare(manifest, options)
@@ -190,13 +195,6 @@ def _specs(row: Format, of: Collection[str]) -> Iterator[TensorSpec]:
         yield from (TensorSpec((), shape, names[-1]) for shape in _EMPTY_SHAPES)
 
 
-def _large(row: Format) -> tuple[TensorSpec, ...]:
-    return (
-        TensorSpec((), _LEAVES_SHAPE, _narrowest(row)),
-        TensorSpec((), _CHUNKS_SHAPE, "float32" if "float32" in row.holds.dtypes else _narrowest(row)),
-    )
-
-
 def _narrowest(row: Format) -> str:
     # one byte per element, or more if the format has no such dtype
     return min(sorted(row.holds.dtypes), key=lambda name: (_bits(name) < _BYTE, _bits(name)))
@@ -215,12 +213,6 @@ def _paths(holds: Holds) -> Iterator[KeyPath]:
             yield path if number % 4 else ("blocks", str(number // 4), "rows", "0")
 
 
-def _lists(specs: list[TensorSpec]) -> frozenset[KeyPath]:
-    """The nodes of the paths of `_paths` that are sequences."""
-    prefixes = {spec.path[:depth] for spec in specs for depth in range(1, len(spec.path))}
-    return frozenset(path for path in prefixes if path[0] == "blocks" and path[-1] in ("blocks", "rows"))
-
-
 def _cut(spec: TensorSpec, data: bytes, generator: random.Random) -> Iterator[Piece]:
     if spec.chunks is not None:
         for region in cells(spec.whole, spec.chunks):
@@ -235,15 +227,11 @@ def _cut(spec: TensorSpec, data: bytes, generator: random.Random) -> Iterator[Pi
 
 def _region_bytes(spec: TensorSpec, data: bytes, region: Region) -> bytes:
     span = region_span(spec, region)
-    if span == Span(0, spec.nbytes) or _contiguous(spec, region):
+    # Contiguous in the tensor's bytes are single indices, then a range, then whole dimensions.
+    shape = region_shape(region)
+    first = next((axis for axis, extent in enumerate(shape) if extent != 1), len(shape))
+    if span == Span(0, spec.nbytes) or shape[first + 1 :] == spec.shape[first + 1 :]:
         return data[span.start : span.stop]
     import numpy as np
 
     return np.frombuffer(data, dtypes.numpy_dtype(spec.dtype)).reshape(spec.shape)[region].tobytes()
-
-
-def _contiguous(spec: TensorSpec, region: Region) -> bool:
-    """Whether a region is contiguous in the tensor's bytes: single indices, then a range, then whole dimensions."""
-    shape = region_shape(region)
-    first = next((axis for axis, extent in enumerate(shape) if extent != 1), len(shape))
-    return shape[first + 1 :] == spec.shape[first + 1 :]

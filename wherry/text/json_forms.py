@@ -60,18 +60,15 @@ def require_form(value: Any, form: Form, place: str) -> None:
             require_form(item, form.items, f"{place}.{number}")
     else:
         _require_type(value, (dict,), place)
-        _require_fields(cast("dict[str, Any]", value), form, place)
-
-
-def _require_fields(table: dict[str, Any], record: Record, place: str) -> None:
-    missing = next((name for name in record.required if name not in table), None)
-    if missing is not None:
-        raise TypeError(f"missing {place}.{missing}")
-    stated = {**record.optional, **record.required}
-    for name, value in table.items():
-        form = stated.get(name, record.rest)
-        if form is not None:
-            require_form(value, form, f"{place}.{name}")
+        table = cast("dict[str, Any]", value)
+        missing = next((name for name in form.required if name not in table), None)
+        if missing is not None:
+            raise TypeError(f"missing {place}.{missing}")
+        stated = {**form.optional, **form.required}
+        for name, item in table.items():
+            inner = stated.get(name, form.rest)
+            if inner is not None:
+                require_form(item, inner, f"{place}.{name}")
 
 
 def _require_type(value: Any, kinds: tuple[type, ...], place: str) -> None:

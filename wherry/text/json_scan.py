@@ -233,7 +233,8 @@ class _Scanner:
                 value, self._at = self._scan_value()
                 value = rows(key, value)
             else:
-                value = self.value(_row_of(cast("Mapping[str, Rows]", rows), key))
+                table = cast("Mapping[str, Rows]", rows)
+                value = self.value(table.get(key, table.get("*")))
             if self._unique and key in found:
                 raise self._error(f"duplicate key {key!r}")
             if value is not DROPPED:
@@ -341,7 +342,8 @@ class _Scanner:
             try:
                 at = self._at
                 found, end = self._scan(self._text, at)
-                if self._is_end(end):
+                # At the end of the window a number may go on, after `e-` for example.
+                if end + 2 < len(self._text) or self._text[end : end + 1] in _ENDS:
                     return found, end
                 if not self._more():
                     return found, end - at  # the window begins at the value now
@@ -351,10 +353,6 @@ class _Scanner:
                 self._extend_or(error)
             except ValueError as error:  # an integer of too many digits
                 raise self._error(str(error)) from error
-
-    def _is_end(self, end: int) -> bool:
-        """Whether a value ends here; at the end of the window a number may go on, after `e-` for example."""
-        return end + 2 < len(self._text) or self._text[end : end + 1] in _ENDS
 
     def _sign(self) -> str:
         """The next character that is not white space."""
@@ -379,7 +377,11 @@ class _Scanner:
         kept = self._text[self._at :]
         self._before += self._at
         self._at, parts, size = 0, [kept], len(kept)
-        self._require_window(kept)
+        if size > scale_limit(_MOST_WINDOW):
+            raise beyond(f"one entry of {self._what}", scale_limit(_MOST_WINDOW), "characters", uri=self._uri)
+        most = scale_limit(self._limits.nodes)
+        if size > most and sum(map(kept.count, BEFORE_VALUES)) > most:
+            raise beyond(f"one entry of {self._what}", most, "JSON values", uri=self._uri)
         while not self._ended and size < max(2 * len(kept), 1):
             piece = next(self._pieces, None)
             self._ended = piece is None
@@ -390,19 +392,8 @@ class _Scanner:
         self._text = "".join(parts)
         return len(self._text) > len(kept)
 
-    def _require_window(self, text: str) -> None:
-        if len(text) > scale_limit(_MOST_WINDOW):
-            raise beyond(f"one entry of {self._what}", scale_limit(_MOST_WINDOW), "characters", uri=self._uri)
-        most = scale_limit(self._limits.nodes)
-        if len(text) > most and sum(map(text.count, BEFORE_VALUES)) > most:
-            raise beyond(f"one entry of {self._what}", most, "JSON values", uri=self._uri)
-
     def _error(self, message: str) -> json.JSONDecodeError:
         return json.JSONDecodeError(message, self._text, self._at)
-
-
-def _row_of(rows: Mapping[str, Rows], key: str) -> Rows | None:
-    return rows.get(key, rows.get("*"))
 
 
 def file_pieces(read: Callable[[int, int], bytes], start: int, stop: int) -> Iterator[bytes]:

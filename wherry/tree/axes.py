@@ -81,7 +81,14 @@ def name_axes(manifest: Manifest, options: Mapping[str, Any]) -> Manifest:
     rules = rules_of(given["rules"]) if given.get("rules") is not None else stated.rules
     if not (stated.axes or stated.boxes or rules):
         return manifest
-    tensors = _with_names(manifest.tensors.values(), stated)
+    used: set[str] = set()
+    tensors = [_with_name(spec, stated, used) for spec in manifest.tensors.values()]
+    for pattern in (*stated.axes, *stated.boxes):
+        if pattern not in used:
+            raise UsageError(
+                f"axes: pattern {pattern!r} matches no remaining tensor",
+                cure="run `wherry inspect` to list the key paths; the first pattern that matches a tensor is used",
+            )
     if rules and not any(spec.axes for spec in tensors):
         raise UsageError(
             "rules need axis names, but no tensor has any", cure="name the axes with --set axes=FILE"
@@ -192,25 +199,24 @@ def _parse_statement(data: Mapping[str, Any]) -> AxisStatement:
     return AxisStatement(names, boxes, rules_of(data["rules"]) if "rules" in data else ())
 
 
-def _with_names(tensors: Any, stated: AxisStatement) -> list[TensorSpec]:
-    used: set[str] = set()
-    named_ = [_with_name(spec, stated, used) for spec in tensors]
-    for pattern in (*stated.axes, *stated.boxes):
-        if pattern not in used:
-            raise UsageError(
-                f"axes: pattern {pattern!r} matches no remaining tensor",
-                cure="run `wherry inspect` to list the key paths; the first pattern that matches a tensor is used",
-            )
-    return named_
-
-
 def _with_name(spec: TensorSpec, stated: AxisStatement, used: set[str]) -> TensorSpec:
     found = _first(spec, stated.axes, used)
     kind = _first(spec, stated.boxes, used)
     tags = dict(spec.tags or {})
     if found is not None:
         axes = stated.axes[found]
-        _require_agreement(spec, axes)
+        if len(axes) != len(spec.shape):
+            raise MismatchError(
+                f"expected {len(spec.shape)} axis names, got {len(axes)}",
+                path=spec.name,
+                cure="put a pattern for this tensor before the one that matched it",
+            )
+        if spec.axes is not None and spec.axes != axes:
+            raise MismatchError(
+                f"axis names differ: the file states {axes}, the checkpoint has {spec.axes}",
+                path=spec.name,
+                cure="correct the file, or remove the tensor from it",
+            )
         spec = replace(spec, axes=axes)
         tags.setdefault(BOX_TAG, BOXES[0])
     if kind is not None:
@@ -224,21 +230,6 @@ def _first(spec: TensorSpec, patterns: Mapping[str, Any], used: set[str]) -> str
     found = next((one for one in patterns if any(fnmatchcase(name, one) for name in names)), None)
     used |= {found} if found is not None else set()
     return found
-
-
-def _require_agreement(spec: TensorSpec, axes: tuple[AxisName, ...]) -> None:
-    if len(axes) != len(spec.shape):
-        raise MismatchError(
-            f"expected {len(spec.shape)} axis names, got {len(axes)}",
-            path=spec.name,
-            cure="put a pattern for this tensor before the one that matched it",
-        )
-    if spec.axes is not None and spec.axes != axes:
-        raise MismatchError(
-            f"axis names differ: the file states {axes}, the checkpoint has {spec.axes}",
-            path=spec.name,
-            cure="correct the file, or remove the tensor from it",
-        )
 
 
 def _with_rules(spec: TensorSpec, rules: Rules) -> TensorSpec:

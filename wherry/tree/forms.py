@@ -75,23 +75,28 @@ def respell(leaves: Leaves, options: Mapping[str, Any]) -> dict[KeyPath, KeyPath
     for option, step in _STEPS:
         if options.get(option) is None:
             continue
-        change = step(Leaves(*_now(leaves, names)), options[option])
+        now = [
+            frozenset(names[path] for path in some) for some in (leaves.tensors, leaves.others, leaves.named)
+        ]
+        change = step(Leaves(*now), options[option])
         if any(old != new for old, new in change.items()):
             idle.pop(option, None)
         names = {path: change.get(name, name) for path, name in names.items()}
-        _require_apart(names)
+        owners: dict[KeyPath, KeyPath] = {}
+        for path, name in names.items():
+            other = owners.setdefault(name, path)
+            if other != path:
+                raise UnrepresentableError(
+                    f"key collision: {render(other)} and {render(path)} would both become {render(name)}",
+                    path=render(path),
+                    cure="rename one of them with --rename 'pattern -> template'",
+                )
     for option, value in idle.items():
         raise UsageError(
             f"{option}={value} changes nothing: the tree is already in that form",
             cure=f"remove the option {option}",
         )
     return names
-
-
-def _now(leaves: Leaves, names: Mapping[KeyPath, KeyPath]) -> tuple[frozenset[KeyPath], ...]:
-    return tuple(
-        frozenset(names[path] for path in some) for some in (leaves.tensors, leaves.others, leaves.named)
-    )
 
 
 def wrapped_leaves(paths: Iterable[KeyPath], word: str) -> set[KeyPath]:
@@ -227,18 +232,6 @@ def _matching(paths: frozenset[KeyPath], patterns: str) -> frozenset[KeyPath]:
 
 def _word(value: Any) -> str:
     return str(value).lower() if str(value).lower() in ("true", "false") else str(value)
-
-
-def _require_apart(names: Mapping[KeyPath, KeyPath]) -> None:
-    owners: dict[KeyPath, KeyPath] = {}
-    for path, name in names.items():
-        other = owners.setdefault(name, path)
-        if other != path:
-            raise UnrepresentableError(
-                f"key collision: {render(other)} and {render(path)} would both become {render(name)}",
-                path=render(path),
-                cure="rename one of them with --rename 'pattern -> template'",
-            )
 
 
 # The removals, in order; then the additions, in the reverse order.

@@ -358,15 +358,17 @@ def _name(
             leaves[path] = _NAMED
         elif proven and has_name(parts[path]):
             leaves[path] = TreeLeaf("parameter", (), "the format holds parameters only")
-        elif some and not run and specs and has_name(parts[path]) and not _is_whole_number(specs[path]):
+        elif (
+            some
+            and not run
+            and specs
+            and has_name(parts[path])
+            and not specs[path].dtype.startswith(_WHOLE_NUMBERS)
+        ):
             leaves[path] = TreeLeaf("parameter", (), "in a tree of parameters, without the state of a run")
 
 
 _NAMED = TreeLeaf("parameter", (), "named as parameters are")
-
-
-def _is_whole_number(spec: TensorSpec) -> bool:
-    return spec.dtype.startswith(_WHOLE_NUMBERS)
 
 
 def _scopes_of_parameters(
@@ -395,7 +397,12 @@ def _find_copies(leaves: dict[KeyPath, TreeLeaf], parts: Mapping[KeyPath, KeyPat
         if leaf.kind in ("parameter", "statistic") and len(parts[path]) > 1:
             tops[next((part for part in parts[path] if part not in AROUND), "")].append(path)
     run = any(leaf.kind == "optimizer" or leaf.node for leaf in leaves.values())
-    copies = {top for top in tops if run and _is_copy(top, tops)}
+    copies = {  # called as an average of parameters, or as the target of a node next to it
+        top
+        for top in tops
+        if run
+        and (_COPY_WORD.fullmatch(top) or (top.startswith(_COPY_OF) and top.removeprefix(_COPY_OF) in tops))
+    }
     if not copies or copies == set(tops):
         return
     for top in copies:
@@ -403,9 +410,3 @@ def _find_copies(leaves: dict[KeyPath, TreeLeaf], parts: Mapping[KeyPath, KeyPat
             leaves[path] = TreeLeaf(
                 "copy", leaves[path].node, f"a copy of the parameters that training follows: {top}"
             )
-
-
-def _is_copy(top: str, tops: Collection[str]) -> bool:
-    """Whether a node is called as an average of parameters, or as the target of a node next to it."""
-    target = top.startswith(_COPY_OF) and top.removeprefix(_COPY_OF) in tops
-    return target or _COPY_WORD.fullmatch(top) is not None

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
     from wherry.core.manifest import Manifest
     from wherry.formats.format import Format
-    from wherry.tree.kinds import TreeLeaf
     from wherry.tree.tree_reading import TreeReading
 
 
@@ -100,7 +99,10 @@ def map_tree(
     if stated is not None:
         mapped = map_tree(stated.manifest, row, tree, only=only, ignore=ignore, uri=uri, renames=renames)
         return stated.as_stored(mapped)
-    rules = _checked_rules(ignore)
+    rules = frozenset(ignore)
+    unknown = rules - set(RULES)
+    if unknown:
+        raise UsageError(f"unknown rule {', '.join(sorted(unknown))}", cure=choose(min(unknown), RULES))
     source = name_axes(source, tree)
     tree = with_renames(tree, renames)
     kept, ignored = _select(source, only, uri)
@@ -178,14 +180,6 @@ def _lookup(names: Mapping[KeyPath, KeyPath]) -> Callable[[KeyPath], KeyPath]:
     return lambda path: names.get(path, path)
 
 
-def _checked_rules(ignore: Iterable[str]) -> frozenset[str]:
-    rules = frozenset(ignore)
-    unknown = rules - set(RULES)
-    if unknown:
-        raise UsageError(f"unknown rule {', '.join(sorted(unknown))}", cure=choose(min(unknown), RULES))
-    return rules
-
-
 def parameters_of(source: Manifest, uri: str) -> list[KeyPath]:
     """The tensors that `only="params"` carries, in order."""
     return _select(source, "params", uri)[0]
@@ -206,7 +200,16 @@ def _select(source: Manifest, only: str | None, uri: str) -> tuple[list[KeyPath]
             cure="remove --only params to convert every tensor",
         )
     chosen = set(kept)
-    return kept, tuple(_left_out(path, reading.leaves[path]) for path in paths if path not in chosen)
+    words = {"parameter": "outside the model", "unknown": "not known to be a parameter"}
+    left = ((path, reading.leaves[path]) for path in paths if path not in chosen)
+    return kept, tuple(
+        IgnoredEntry(
+            path,
+            "only params",
+            f"{words.get(leaf.kind, leaf.kind)}: {leaf.why}; only parameters were requested",
+        )
+        for path, leaf in left
+    )
 
 
 def _why_nothing(reading: TreeReading) -> str:
@@ -217,13 +220,6 @@ def _why_nothing(reading: TreeReading) -> str:
     more = f", and {len(unknown) - _SHOWN_FAULTS} more" if len(unknown) > _SHOWN_FAULTS else ""
     shown = ", ".join(unknown[:_SHOWN_FAULTS])
     return f"{plural(len(unknown), 'tensor')} of unknown kind, parameters or not: {shown}{more}"
-
-
-def _left_out(path: KeyPath, leaf: TreeLeaf) -> IgnoredEntry:
-    kind = {"parameter": "outside the model", "unknown": "not known to be a parameter"}.get(
-        leaf.kind, leaf.kind
-    )
-    return IgnoredEntry(path, "only params", f"{kind}: {leaf.why}; only parameters were requested")
 
 
 def _sources(names: Mapping[KeyPath, KeyPath], uri: str) -> dict[KeyPath, KeyPath]:
@@ -273,22 +269,17 @@ def _apply_rules(
         left = [companion.name for companion in manifest.companions if companion.name not in stated]
         ignored += [ignored_companion(name, reason) for name in left]
         manifest = replace(manifest, companions=kept)
-    if not row.holds.types and isinstance(pickled := manifest.custom.get(_PICKLED), dict):
-        ignored += _plain(pickled, row)
+    pickled: Mapping[str, Mapping[str, Any]] | None = manifest.custom.get(_PICKLED)
+    if not row.holds.types and isinstance(pickled, dict):  # the contents are kept; classes and keys are lost
+        ignored += [
+            IgnoredEntry((path,), "types", f"a {name}, which {row.name} stores as a plain value", "class")
+            for path, name in pickled.get("types", {}).items()
+        ]
+        ignored += [
+            IgnoredEntry((path,), "types", f"the key {key!r}, which {row.name} stores as text", "key")
+            for path, key in pickled.get("keys", {}).items()
+        ]
     return manifest, tuple(ignored)
-
-
-def _plain(pickled: Mapping[str, Mapping[str, Any]], row: Format) -> list[IgnoredEntry]:
-    """Classes and keys of a pickle that the target cannot represent: the contents are kept, their class is lost."""
-    types = [
-        IgnoredEntry((path,), "types", f"a {name}, which {row.name} stores as a plain value", "class")
-        for path, name in pickled.get("types", {}).items()
-    ]
-    keys = [
-        IgnoredEntry((path,), "types", f"the key {key!r}, which {row.name} stores as text", "key")
-        for path, key in pickled.get("keys", {}).items()
-    ]
-    return [*types, *keys]
 
 
 _SHOWN_FAULTS = 3

@@ -80,7 +80,8 @@ class Rule:
                 path=render(path),
                 cure="put a character that occurs nowhere else between the two names, or spell one of them out",
             )
-        return _parts(tuple(symbol for piece in self.template for symbol in _fill(piece, found[0])))
+        filled = (found[0][piece.name] if isinstance(piece, Hole) else piece for piece in self.template)
+        return _parts(tuple(symbol for symbols in filled for symbol in symbols))
 
     @property
     def inverse(self) -> Rule:
@@ -170,7 +171,10 @@ def _pieces(text: str, rule: str) -> tuple[Piece, ...]:
                 raise UsageError(
                     f"adjacent names in rename rule {rule!r}: a literal must separate them", cure=_CURE
                 )
-            pieces.append(_hole(hole, rule))
+            name = hole.removesuffix("*")
+            if not name.isidentifier():
+                raise UsageError(f"invalid name {{{hole}}} in rename rule {rule!r}", cure=_CURE)
+            pieces.append(Hole(name, run=hole.endswith("*")))
     return tuple(pieces)
 
 
@@ -201,13 +205,6 @@ def _literal(text: str) -> Symbols:
     return tuple(symbols)
 
 
-def _hole(text: str, rule: str) -> Hole:
-    name = text.removesuffix("*")
-    if not name.isidentifier():
-        raise UsageError(f"invalid name {{{text}}} in rename rule {rule!r}", cure=_CURE)
-    return Hole(name, run=text.endswith("*"))
-
-
 def _symbols(path: KeyPath) -> Symbols:
     symbols: list[str] = []
     for place, part in enumerate(path):
@@ -226,27 +223,19 @@ def _parts(symbols: Symbols) -> KeyPath:
     return tuple(parts)
 
 
-def _fill(piece: Piece, values: dict[str, Symbols]) -> Symbols:
-    return values[piece.name] if isinstance(piece, Hole) else piece
-
-
 def _readings(pieces: tuple[Piece, ...], text: Symbols) -> list[dict[str, Symbols]]:
     """At most two ways to match a text: for each position, the possible values of the pieces from there on."""
     after: dict[int, list[dict[str, Symbols]]] = {len(text): [{}]}
     for piece in reversed(pieces):
-        after = (
-            _starts_of_hole(piece, text, after) if isinstance(piece, Hole) else _starts(piece, text, after)
-        )
+        if isinstance(piece, Hole):
+            after = _starts_of_hole(piece, text, after)
+            continue
+        after = {
+            end - len(piece): found
+            for end, found in after.items()
+            if end >= len(piece) and text[end - len(piece) : end] == piece
+        }
     return after.get(0, [])
-
-
-def _starts(
-    literal: Symbols, text: Symbols, after: dict[int, list[dict[str, Symbols]]]
-) -> dict[int, list[dict[str, Symbols]]]:
-    size = len(literal)
-    return {
-        end - size: found for end, found in after.items() if end >= size and text[end - size : end] == literal
-    }
 
 
 def _starts_of_hole(

@@ -303,8 +303,10 @@ def _peel_wrappers(
     found = [RemovedWrapper(*row) for row in removed]
     if removed or not whole:
         yield ModelTree(names, outside, tuple(found))
-    while (first := _common_first(names.values())) is not None and _is_root(first[0]):
+    while (first := _common_first(names.values())) is not None:
         word, mark = first
+        if not (word in ROOTS or word in AROUND or word.endswith("_params")):
+            return
         names = {path: _without_first(name, mark) for path, name in names.items()}
         what = ROOTS.get(word) or AROUND.get(word) or "parameters"
         found.append(RemovedWrapper(f"{word}{mark}", len(names), what))
@@ -349,10 +351,6 @@ def framework_words(paths: Iterable[KeyPath]) -> set[str]:
 def share_first_word(paths: Collection[KeyPath]) -> bool:
     """Whether every name begins with one word, which may be a root, or the model's own."""
     return _common_first(paths) is not None
-
-
-def _is_root(word: str) -> bool:
-    return word in ROOTS or word in AROUND or word.endswith("_params")
 
 
 def _common_first(names: Collection[KeyPath]) -> tuple[str, str] | None:

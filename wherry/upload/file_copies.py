@@ -47,9 +47,14 @@ def copy_to_store(
     """
 
     def copy(file: CopiedFile) -> int:
-        if _in_one_bucket(file):
-            return _copy(run, file, report)
-        return _send(run, file, memory // _THREADS, report)
+        source, place, entry = file
+        if not place.store.capabilities.object_copy or bucket_of(source) != bucket_of(place):
+            return _send(run, file, memory // _THREADS, report)
+        # The store itself copies it.
+        found = run.using.store.head(source.path)
+        kept = run.copy(place.path, source.path, found.mark if found else "", kept=entry.size)
+        report(entry.size, entry.name)
+        return kept
 
     with threads.executor(_THREADS, "wherry-fetch", numbers=False) as pool:
         try:
@@ -65,21 +70,6 @@ def copy_to_store(
 def bucket_of(place: Location) -> tuple[str, str]:
     """Protocol and name of the bucket of a place."""
     return place.store.protocol, place.path.partition("/")[0]
-
-
-def _in_one_bucket(file: CopiedFile) -> bool:
-    """Whether the store itself copies a file."""
-    source, place, _entry = file
-    return place.store.capabilities.object_copy and bucket_of(source) == bucket_of(place)
-
-
-def _copy(run: UploadRun, file: CopiedFile, report: Callable[[int, str], object]) -> int:
-    """Let the store copy a file; returns the bytes that were there."""
-    source, place, entry = file
-    found = run.using.store.head(source.path)
-    resumed = run.copy(place.path, source.path, found.mark if found else "", kept=entry.size)
-    report(entry.size, entry.name)
-    return resumed
 
 
 def _send(run: UploadRun, file: CopiedFile, memory: int, report: Callable[[int, str], object]) -> int:

@@ -46,8 +46,12 @@ class PartPieces:
         Raises:
             StorageError: the storage failed.
         """
+        by_object: dict[StoredBytes, list[StoredPiece]] = {}
+        for one in self._pieces:
+            if isinstance(one, StoredPiece):
+                by_object.setdefault(one.whole, []).append(one)
         found: dict[StoredBytes, tuple[int, memoryview]] = {}
-        for whole, pieces in self._by_object().items():
+        for whole, pieces in by_object.items():
             start, stop = min(one.start for one in pieces), max(one.stop for one in pieces)
             found[whole] = start, whole.bytes_of(start, stop)
 
@@ -114,13 +118,6 @@ class PartPieces:
                 self.add(end, memoryview(bytes(start - end)))
             end = start + len(piece)
         return self.held - before
-
-    def _by_object(self) -> dict[StoredBytes, list[StoredPiece]]:
-        found: dict[StoredBytes, list[StoredPiece]] = {}
-        for one in self._pieces:
-            if isinstance(one, StoredPiece):
-                found.setdefault(one.whole, []).append(one)
-        return found
 
     def _count(self, pieces: list[memoryview | StoredPiece], sign: int) -> None:
         self.held += sign * sum(map(len, pieces))

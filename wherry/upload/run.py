@@ -87,7 +87,7 @@ class UploadRun:
                 if before and before.found and before.found.nbytes != size:
                     self.using.store.remove_object(place, before.found.mark)
                     before = None
-                waits = self._is_direct(path)
+                waits = self.direct and not self._name(path)
                 known = self._files[path] = UploadedFile(place, size, self.using, before, waits=waits)
                 self._name_in_folders(path)
             return known
@@ -329,7 +329,8 @@ class UploadRun:
         made |= {path: before.found for path, before in self.before.items() if not made.get(path)}
         made |= {self.place(path): found for path, (found, _digest) in self._small.items()} | self._published
         for path, found in made.items():
-            if found is not None and not (committed and self._is_of_target(path)):
+            kept = committed and f"{path}/".startswith(f"{self.target.path}/")
+            if found is not None and not kept:
                 self.using.store.remove_object(path, found.mark)
 
     def drop_overflow(self) -> None:
@@ -429,12 +430,6 @@ class UploadRun:
         if not name:
             return not self.direct
         return name in self.members or name.rpartition("/")[2] == FOLDER_NAME
-
-    def _is_of_target(self, path: str) -> bool:
-        return f"{path}/".startswith(f"{self.target.path}/")
-
-    def _is_direct(self, path: str) -> bool:
-        return self.direct and not self._name(path)
 
     def _uri(self, path: str) -> str:
         return f"{self.using.protocol}://{path}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from wherry.config.digests import digest_choice
 from wherry.converter.references import reference
@@ -123,9 +123,21 @@ def read_all(
         WherryError: it or the other checkpoint cannot be read.
     """
     entry, pin = entry_at(checkpoint.uri), object_pin(checkpoint)
-    found = hash_tensors(checkpoint, _algorithm(sidecar, entry), how)
-    present = _present(checkpoint, sidecar, found)
-    failed = [] if sidecar is None else list(_compare_with_sidecar(checkpoint, found, sidecar))
+    if sidecar is not None:
+        algorithm = sidecar.algorithm
+    else:
+        algorithm = digest_choice().algorithm if entry.node is None else entry.node.algorithm
+    found = hash_tensors(checkpoint, algorithm, how)
+    failed: list[Failure] = []
+    if sidecar is not None:
+        present = sidecar.manifest
+        failed += contradictions(sidecar)
+        failed += _differences(found, sidecar.manifest.digests, sidecar.leaves)
+        failed += altered_fields(sidecar, found, checkpoint.manifest)
+        failed += altered_companions(checkpoint, sidecar)
+    else:
+        companions = tuple(digest_companion(checkpoint, one) for one in checkpoint.manifest.companions)
+        present = checkpoint.manifest.with_digests(found.digests, companions)
     word, changed = _with_the_ledger(checkpoint, sidecar, entry, present, how)
     failed += changed
     if against is not None:
@@ -144,35 +156,12 @@ def read_all(
     )
 
 
-def _algorithm(sidecar: Sidecar | None, entry: LedgerEntry) -> str:
-    """The algorithm of the record that the digests are compared with, or of a new one."""
-    if sidecar is not None:
-        return sidecar.algorithm
-    return digest_choice().algorithm if entry.node is None else entry.node.algorithm
-
-
 def hash_tensors(checkpoint: Checkpoint, algorithm: str, how: ReadOptions) -> Hashes:
     """The digests of all tensors, read by this process or by the workers of a carrier."""
     if how.on == THREADS or how.source is None:
         return hash_checkpoint(checkpoint, algorithm, memory=how.memory, progress=how.progress)
     reading = ReadOrder(source_of(how.source), how.unit_bytes, algorithm, how.memory)
     return hash_on(checkpoint, reading, how.on, progress=how.progress)
-
-
-def _present(checkpoint: Checkpoint, sidecar: Sidecar | None, found: Hashes) -> Manifest:
-    """The manifest with the digests that identify it: those of its sidecar, or those that were read."""
-    if sidecar is not None:
-        return sidecar.manifest
-    companions = tuple(digest_companion(checkpoint, one) for one in checkpoint.manifest.companions)
-    return checkpoint.manifest.with_digests(found.digests, companions)
-
-
-def _compare_with_sidecar(checkpoint: Checkpoint, found: Hashes, sidecar: Sidecar) -> Iterator[Failure]:
-    """The differences from the sidecar, and of the sidecar from itself."""
-    yield from contradictions(sidecar)
-    yield from _differences(found, sidecar.manifest.digests, sidecar.leaves)
-    yield from altered_fields(sidecar, found, checkpoint.manifest)
-    yield from altered_companions(checkpoint, sidecar)
 
 
 def _with_the_ledger(
@@ -285,7 +274,14 @@ def _came_back(
 
     with open_source(resolve_named(against.source)) as other:
         layout = {**sidecar.manifest.origin["layout"], "family_file": against.family_file}
-        is_start = _is_where_it_began(other, checkpoint, layout)
+        # It came from another system, and is compared with one of its own system and names.
+        systems = {system_of(one.detection.format) for one in (other, checkpoint)}
+        is_start = (
+            len(systems) == 1
+            and "" not in systems
+            and layout["from"]["system"] != layout["to"]["system"]
+            and other.manifest.tensors.keys() == checkpoint.manifest.tensors.keys()
+        )
         compared = there_and_back if is_start else roundtrip
         yield from compared(
             checkpoint,
@@ -296,17 +292,6 @@ def _came_back(
             progress=how.progress,
             measured=against.measured,
         )
-
-
-def _is_where_it_began(other: Checkpoint, checkpoint: Checkpoint, layout: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint that came from another system is compared with one of its own system and names."""
-    systems = {system_of(one.detection.format) for one in (other, checkpoint)}
-    return (
-        len(systems) == 1
-        and "" not in systems
-        and layout["from"]["system"] != layout["to"]["system"]
-        and other.manifest.tensors.keys() == checkpoint.manifest.tensors.keys()
-    )
 
 
 def _quantised_again(found: Hashes, sidecar: Sidecar, against: Other, how: ReadOptions) -> Iterator[Failure]:

@@ -145,8 +145,12 @@ def inspect_source(
     with settled_checkpoint(open_it) if write else open_it() as checkpoint:
         budget, pin = parse_budget(memory), take_pin(checkpoint) if write else None
         paths = None if filter is None else matching(checkpoint, filter)
-        wanted = digest or write
-        hashes = _hashes(checkpoint, paths, budget, progress) if wanted else Hashes(BLAKE3)
+        hashes = Hashes(BLAKE3)
+        if digest or write:  # by the algorithm of an existing sidecar, so that they can be compared with it
+            there = read_sidecar(checkpoint.location)
+            algorithm = digest_choice().algorithm if there is None else there.algorithm
+            del there
+            hashes = hash_checkpoint(checkpoint, algorithm, memory=budget, progress=progress, paths=paths)
         flat = flat_hashes(checkpoint, memory=budget, progress=progress, paths=paths) if sha256 else {}
         counted = statistics(checkpoint, memory=budget, progress=progress, paths=paths) if stats else {}
         tensors = checkpoint.manifest.tensors
@@ -155,15 +159,6 @@ def inspect_source(
         if pin is not None:
             manifest = take_stock(checkpoint, hashes, pin)
         return Inspection(checkpoint.detection, manifest, flat, counted, filter, warnings)
-
-
-def _hashes(
-    checkpoint: Checkpoint, paths: list[KeyPath] | None, memory: int, progress: OnProgress | None
-) -> Hashes:
-    """The digests by the algorithm of an existing sidecar, so that they can be compared with it."""
-    there = read_sidecar(checkpoint.location)
-    algorithm = digest_choice().algorithm if there is None else there.algorithm
-    return hash_checkpoint(checkpoint, algorithm, memory=memory, progress=progress, paths=paths)
 
 
 def take_stock(checkpoint: Checkpoint, hashes: Hashes, pin: Pin) -> Manifest:

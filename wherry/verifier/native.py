@@ -37,7 +37,6 @@ from wherry.verifier.native_source import files_of, native_source
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from wherry.core.keypath import KeyPath
     from wherry.formats.checkpoint import Checkpoint
 
 _SCHEMA = 1
@@ -131,7 +130,10 @@ def native(checkpoint: Checkpoint, *, memory: int) -> NativeReport:
         )  # fmt: skip
     _require(loader.package, loader.extra, f"loading {name} natively")
     sidecar = read_sidecar(checkpoint.location)
-    digests = sidecar.manifest.digests if sidecar else _digests(checkpoint, memory)
+    if sidecar:
+        digests = sidecar.manifest.digests
+    else:
+        digests = hash_checkpoint(checkpoint, digest_choice().algorithm, memory=memory).digests
     manifest = checkpoint.manifest.with_digests(digests).to_json()
     with native_source(checkpoint, loader.stores) as source:
         request = {
@@ -145,10 +147,6 @@ def native(checkpoint: Checkpoint, *, memory: int) -> NativeReport:
         answer = _ask(request, checkpoint.manifest.nbytes, source.variables)
     evidence = f"{loader.evidence}; {source.note}" if source.note else loader.evidence
     return replace(_report(answer), evidence=evidence)
-
-
-def _digests(checkpoint: Checkpoint, memory: int) -> Mapping[KeyPath, str]:
-    return hash_checkpoint(checkpoint, digest_choice().algorithm, memory=memory).digests
 
 
 def logits(

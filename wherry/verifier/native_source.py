@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
     from wherry.formats.checkpoint import Checkpoint
-    from wherry.formats.pin import Pin
     from wherry.storage.location import Location
 
 _VARIABLE, _MOST_BYTES = "WHERRY_CHILD_DISK", 32 << 30
@@ -75,10 +74,15 @@ def native_source(checkpoint: Checkpoint, stores: Sequence[str] = ()) -> Generat
     if location.store.capabilities.local:
         yield NativeSource(location.path, files_of(checkpoint))
     elif protocol in stores:
-        variables = _variables(protocol)
-        yield NativeSource(
-            checkpoint.uri, _login_files(protocol, variables), variables, f"it reads {protocol}:// itself"
-        )
+        names = tuple(_VARIABLES[protocol])
+        begin = tuple(name for name in names if name.endswith("_"))
+        variables = {
+            name: value for name, value in os.environ.items() if name in names or name.startswith(begin)
+        }
+        # The files from which the libraries of a store take the login, by default or by their variables.
+        usual = (str(Path(name).expanduser()) for name in _LOGINS[protocol])
+        logins = (*usual, *(value for value in variables.values() if value.startswith("/")))
+        yield NativeSource(checkpoint.uri, logins, variables, f"it reads {protocol}:// itself")
     else:
         with temporary_folder("wherry-native-") as folder:
             nbytes, path = _copy(checkpoint, local_location(folder))
@@ -99,33 +103,16 @@ def files_of(checkpoint: Checkpoint) -> tuple[str, ...]:
     return (place, *sorted(str(path) for path in real if not path.is_relative_to(folder)))
 
 
-def _variables(protocol: str) -> dict[str, str]:
-    names = tuple(_VARIABLES[protocol])
-    begin = tuple(name for name in names if name.endswith("_"))
-    return {name: value for name, value in os.environ.items() if name in names or name.startswith(begin)}
-
-
-def _login_files(protocol: str, variables: Mapping[str, str]) -> tuple[str, ...]:
-    """The files from which the libraries of a store take the login, by default or by their variables."""
-    usual = (str(Path(name).expanduser()) for name in _LOGINS[protocol])
-    return (*usual, *(value for value in variables.values() if value.startswith("/")))
-
-
 def _copy(checkpoint: Checkpoint, folder: Location) -> tuple[int, str]:
     """Copy the files of a checkpoint; returns their bytes, and the path of the copy."""
     pin = take_pin(checkpoint)
     nbytes = sum(entry.size for entry in pin.members.values())
     _require_room(nbytes, checkpoint.uri, Path(folder.path))
-    base, home = _places(pin, folder)
+    place = folder.join(locate(pin.uri).name)
+    home = place if pin.base.uri == pin.uri else folder  # the folder that the members' names are relative to
     copy_files([(pin.base.member(name), home.member(name), one) for name, one in pin.members.items()], None)
     pin.require_unchanged(checkpoint)
-    return nbytes, base.path
-
-
-def _places(pin: Pin, folder: Location) -> tuple[Location, Location]:
-    """The place of the copied checkpoint, and the folder that its members' names are relative to."""
-    place = folder.join(locate(pin.uri).name)
-    return place, place if pin.base.uri == pin.uri else folder
+    return nbytes, place.path
 
 
 def _require_room(nbytes: int, uri: str, folder: Path) -> None:

@@ -250,7 +250,16 @@ def verify_source(
         against_below: a folder that `against` must not leave, where nobody has typed it; see `SourceRequest`.
         level, against, memory, progress, family_file, record, on, unit: see `verify`.
     """
-    _require_sensible(source, level, against)
+    if level not in LEVELS:
+        raise UsageError(f"unknown level {level!r}", cure=f"choose {', '.join(LEVELS)}")
+    if level == "roundtrip" and against is None:
+        raise UsageError("level roundtrip needs a source to compare with", cure="pass --against SOURCE")
+    if level in _OTHERS_SAY and source.allow_opaque:
+        raise UsageError(
+            f"level {level} cannot skip {', '.join(sorted(source.allow_opaque))}: the system's own library would "
+            "call what the pickle names",
+            cure="leave out --allow-opaque, or pass --level digest",
+        )
     if on != THREADS:
         _require_one_reading(level, against, on)
     clock, how = (
@@ -269,19 +278,6 @@ def verify_source(
     compared = resolve_source(resolve_named(other.source))[1].uri if other is not None and found.ok else None
     found = replace(found, seconds=round(time.monotonic() - clock, 3), against=compared)
     return record_verification(found) if record else found
-
-
-def _require_sensible(source: SourceRequest, level: str, against: object) -> None:
-    if level not in LEVELS:
-        raise UsageError(f"unknown level {level!r}", cure=f"choose {', '.join(LEVELS)}")
-    if level == "roundtrip" and against is None:
-        raise UsageError("level roundtrip needs a source to compare with", cure="pass --against SOURCE")
-    if level in _OTHERS_SAY and source.allow_opaque:
-        raise UsageError(
-            f"level {level} cannot skip {', '.join(sorted(source.allow_opaque))}: the system's own library would "
-            "call what the pickle names",
-            cure="leave out --allow-opaque, or pass --level digest",
-        )
 
 
 def _require_one_reading(level: str, against: object, on: str) -> None:
@@ -314,9 +310,13 @@ def _verify_checkpoint(
     checkpoint: Checkpoint, level: str, other: Other | None, how: ReadOptions
 ) -> Verification:
     found = _look(checkpoint, level, other, how)
-    return (
-        _native_result(found, checkpoint, other, how.memory) if level in _OTHERS_SAY and found.ok else found
-    )
+    if level not in _OTHERS_SAY or not found.ok:
+        return found
+    from wherry.verifier.native import run_check  # starts a child
+
+    source, file = (other.source, other.family_file) if other else (None, None)
+    seen = run_check(level, checkpoint, source, family_file=file, memory=how.memory)
+    return replace(found, verdict=seen.verdict, failed=seen.failed, native=seen)
 
 
 def record_verification(found: Verification) -> Verification:
@@ -435,14 +435,3 @@ def _verdict(read: FullRead) -> str:
     if not read.proved:
         return READ_ONLY
     return UNCOMPARED if read.ledger.startswith(NOT_COMPARED) else "ok"
-
-
-def _native_result(
-    found: Verification, checkpoint: Checkpoint, other: Other | None, memory: int
-) -> Verification:
-    """The result of the system's own software for a checkpoint without missing parts."""
-    from wherry.verifier.native import run_check  # starts a child
-
-    source, file = (other.source, other.family_file) if other else (None, None)
-    seen = run_check(found.level, checkpoint, source, family_file=file, memory=memory)
-    return replace(found, verdict=seen.verdict, failed=seen.failed, native=seen)

@@ -23,9 +23,8 @@ from wherry.view.model import ADAPTER, json_companion
 from wherry.view.peft import LORA, SCALE, START, is_number, refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
-    from wherry.core.keypath import KeyPath
     from wherry.families.companions import CompanionFiles
     from wherry.families.project import Projection
     from wherry.families.schema import Family
@@ -42,13 +41,12 @@ _CURE = "merge the adapter into its base (`wherry merge BASE ADAPTER DST --to FO
 
 def is_adapter(checkpoint: Checkpoint) -> bool:
     """Whether a checkpoint has matrices of LoRA, under the names of PEFT, Megatron-Bridge or MaxText."""
-    return any(_is_matrix(path) for path in checkpoint.manifest.tensors)
-
-
-def _is_matrix(path: KeyPath) -> bool:
-    if len(path) == 1:
-        return path[0].startswith(START) or _OF_MEGATRON in path[0]
-    return not _OF_MAXTEXT.isdisjoint(path[-2:])
+    return any(
+        (path[0].startswith(START) or _OF_MEGATRON in path[0])
+        if len(path) == 1
+        else not _OF_MAXTEXT.isdisjoint(path[-2:])
+        for path in checkpoint.manifest.tensors
+    )
 
 
 def family_of_adapters(found: Family, checkpoint: Checkpoint, row: Format) -> Family:
@@ -81,8 +79,18 @@ def adapter_facts(checkpoint: Checkpoint, family: Family) -> dict[str, Any]:
     reason = refusal(config, SCALE) if config is not None else None
     if reason is not None:
         raise UnrepresentableError(f"{ADAPTER}: {reason}", uri=checkpoint.uri, cure=_CURE)
-    _require_no_experts(checkpoint)
-    found = (_require_number(one) for one in (_alpha(config), notes.get(ALPHA)) if one is not None)
+    experts = [  # modules of their own, as transformers 4 has them
+        path[0] for path in checkpoint.manifest.tensors if _EXPERTS in path[0] and path[0].startswith(START)
+    ]
+    if experts:
+        raise UnrepresentableError(
+            "adapters of experts have no layout: MaxText and Megatron compute experts otherwise",
+            uri=checkpoint.uri, path=min(experts), cure=_CURE,
+        )  # fmt: skip
+    alpha = None if config is None else config["lora_alpha"]
+    if config is not None and config.get("use_rslora"):
+        alpha *= math.sqrt(config["r"])  # PEFT divides it by the root of the rank, layouts by the rank
+    found = (_require_number(one) for one in (alpha, notes.get(ALPHA)) if one is not None)
     stated = [one for one in found if one]
     if len(stated) > 1 and not math.isclose(*stated):
         raise MismatchError(
@@ -104,25 +112,6 @@ def _projected_alpha(projected: Projection) -> float | None:
     """The alpha that the user, a file or a record of wherry's states; None if nothing does."""
     alpha = projected.source.config_facts.facts.get(ALPHA)
     return None if alpha is None else _require_number(alpha)
-
-
-def _require_no_experts(checkpoint: Checkpoint) -> None:
-    """Experts that are modules of their own, as transformers 4 has them."""
-    found = [
-        path[0] for path in checkpoint.manifest.tensors if _EXPERTS in path[0] and path[0].startswith(START)
-    ]
-    if found:
-        raise UnrepresentableError(
-            "adapters of experts have no layout: MaxText and Megatron compute experts otherwise",
-            uri=checkpoint.uri, path=min(found), cure=_CURE,
-        )  # fmt: skip
-
-
-def _alpha(config: Mapping[str, Any] | None) -> float | None:
-    """The alpha whose quotient by the rank is the scale, also if PEFT divides it by the root of the rank."""
-    if config is None:
-        return None
-    return config["lora_alpha"] * math.sqrt(config["r"]) if config.get("use_rslora") else config["lora_alpha"]
 
 
 def _notes(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -157,17 +146,14 @@ def with_config(made: CompanionFiles, projected: Projection, checkpoint: Checkpo
     alpha = _projected_alpha(projected)
     if projected.system.name != PEFT or ADAPTER in companions or alpha is None:
         return made
-    data = json.dumps(_peft_config(projected, alpha), indent=2) + "\n"
-    return replace(made, files={**made.files, ADAPTER: data.encode()})
-
-
-def _peft_config(projected: Projection, alpha: float) -> dict[str, Any]:
-    return {
+    config = {
         "base_model_name_or_path": None, "bias": "none", "fan_in_fan_out": False, "inference_mode": True,
         "init_lora_weights": True, "lora_alpha": int(alpha) if alpha == int(alpha) else alpha, "lora_dropout": 0.0,
         "peft_type": LORA, "r": projected.source.solved.sizes[RANK],
         "target_modules": _modules(path[-1] for path in projected.targets), "task_type": "CAUSAL_LM",
     }  # fmt: skip
+    data = json.dumps(config, indent=2) + "\n"
+    return replace(made, files={**made.files, ADAPTER: data.encode()})
 
 
 def _modules(names: Iterable[str]) -> list[str]:

@@ -82,7 +82,11 @@ def plan_view(
         scanned.uses |= {SCAN}
         return scanned, rest, only
     own = {name: value for name, value in options.items() if name in row.options or name in TREE_OPTIONS}
-    requested = {name: _word(value) for name, value in options.items() if name not in own}
+    requested = {  # in the spelling of declarations and of JSON; library callers may pass True, numbers and tables
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in options.items()
+        if name not in own
+    }
     if layout.dtype and (dtypes.opaque(layout.dtype) or not dtypes.is_known(layout.dtype)):
         raise UsageError(
             f"invalid value for --dtype: {layout.dtype!r}", cure=choose(layout.dtype, sorted(dtypes.NUMPY))
@@ -169,8 +173,3 @@ def _same_tree(checkpoint: Checkpoint, row: Format, layout: LayoutRequest, own: 
     if row.names_needed:
         return source in CONTAINERS and layout.family == NONE
     return source in CONTAINERS and (changes_key_paths(own) or in_form(checkpoint, row))
-
-
-def _word(value: Any) -> str:
-    """A choice in the spelling of declarations and of JSON; library callers may pass True, numbers and tables."""
-    return value if isinstance(value, str) else json.dumps(value)

@@ -133,6 +133,8 @@ def no_layout(
         family: the family that applies, if one does.
     """
     from wherry.families import families_of_system
+    from wherry.view.model import config_of
+    from wherry.view.overview import without_layouts
 
     seen = (
         f"family {family}"
@@ -148,23 +150,15 @@ def no_layout(
         cure = f"remove --family {NONE} to convert between the systems, or {_CONTAIN}"
     else:
         known = ", ".join(families_of_system(row.system)) or "no family"
-        why = _reason(checkpoint, layout.config)
+        kind = (config_of(checkpoint, layout.config) or {}).get("model_type")
+        reason = without_layouts().get(str(kind))  # why no family declares the model, of those that are known
+        why = f" ({reason})" if reason else ""
         what = f"{row.name} has no layout for {seen}{why}{form}"
         cure = f"{_CONTAIN}, or {_DECLARE}"
         if row.names_needed and not system_of(checkpoint.detection.format):
             cure = f"pass the model's --config, {_DECLARE}, or keep the names with --family {NONE}"
         cure += f"; {row.name} has layouts for {known}"
     return UnrepresentableError(what, uri=checkpoint.uri, cure=cure)
-
-
-def _reason(checkpoint: Checkpoint, given: str | None) -> str:
-    """Why no family declares the model, of those that are known."""
-    from wherry.view.model import config_of
-    from wherry.view.overview import without_layouts
-
-    config = config_of(checkpoint, given) or {}
-    reason = without_layouts().get(str(config.get("model_type")))
-    return f" ({reason})" if reason else ""
 
 
 def _describe_source(checkpoint: Checkpoint, tree: Manifest, config: str | None) -> str:

@@ -97,13 +97,6 @@ def _connect(
     yield from found.values()
 
 
-def _alone(needs: Mapping[KeyPath, Collection[KeyPath]], sizes: Mapping[KeyPath, int]) -> Iterator[KeyPath]:
-    """Sources whose whole connected group is small."""
-    for one in _connect(needs, sizes):
-        if sum(sizes[path] for path in one.sources) <= KEPT_BYTES:
-            yield from one.sources
-
-
 class _Stage:
     """The tasks of a group; when all were handed out and are done, their data is released."""
 
@@ -186,7 +179,12 @@ class ViewPass:
         self._sizes = {path: spec.nbytes for path, spec in self._specs.items() if path in wanted}
         self._progress = progress
         self._algorithms = algorithms
-        soon = set(_alone(self._needs, self._sizes))
+        soon = {  # sources whose whole connected group is small
+            path
+            for one in _connect(self._needs, self._sizes)
+            if sum(self._sizes[source] for source in one.sources) <= KEPT_BYTES
+            for path in one.sources
+        }
         self._decoded = DecodedReader(self._source.reader, soon=soon, algorithms=algorithms, stopped=stopped)
         self.reader = seen.reader_over(self._decoded)
         self._view = seen if isinstance(seen, View) else None

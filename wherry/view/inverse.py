@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from wherry.core.tensorspec import Region
     from wherry.families.schema import Family
     from wherry.formats.checkpoint import Checkpoint
-    from wherry.layout.copies import StoredTensor
 
 _BAND = 8 << 20
 
@@ -289,22 +288,14 @@ def _inverse(forward: Projection, converted: Checkpoint) -> Projection:
         converted.manifest, forward.source.family, system.name, system.name,
         source_options=conventions, sizes=forward.source.solved.sizes, facts=forward.source.config_facts.facts,
     )  # fmt: skip
-    return replace(held, targets=_own_tensors(forward), scalars=_numbers(forward), ignored=(), bounds={})
-
-
-def _own_tensors(forward: Projection) -> dict[KeyPath, StoredTensor]:
-    """The source's own tensors that some target tensor contains, in whole or in part."""
     there = {piece.parameter for stored in forward.targets.values() for piece in stored.pieces}
-    return {
+    own = {  # the source's own tensors that some target tensor contains, in whole or in part
         path: stored
         for path, stored in forward.source.stored.items()
         if all(piece.parameter in there for piece in stored.pieces)
     }
-
-
-def _numbers(forward: Projection) -> dict[KeyPath, KeyPath]:
-    """Key path in the source → in the target, of the run's scalars."""
-    return {source: target for target, source in forward.scalars.items()}
+    numbers = {source: target for target, source in forward.scalars.items()}
+    return replace(held, targets=own, scalars=numbers, ignored=(), bounds={})
 
 
 def _bound(forward: Projection) -> Bound | None:

@@ -103,7 +103,9 @@ def scan_projection(manifest: Manifest, scan: Scan) -> Projection:
     source = {"scan_layers": not scan.stacks, "param_scan_axis": scan.axis}
     target = {"scan_layers": scan.stacks, "param_scan_axis": scan.axis}
     family = tree_family(manifest, scan.stacked, scan.unrolled)
-    _require_source(manifest, scan)
+    if not fits(manifest, scan):  # the family of a tree accepts both forms, so it would not report that
+        wanted = scan.unrolled.replace(_AXIS, f"{{{scan.name}}}") if scan.stacks else scan.stacked
+        raise UsageError(f"scan {scan.text!r}: no key path matches {wanted}", cure=_CURE)
     projected = convert_layout(manifest, family, SYSTEM, SYSTEM, source_options=source, options=target)
     named = _AxisNames(manifest, scan, projected)
     targets = {path: replace(one, spec=named.given(one)) for path, one in projected.targets.items()}
@@ -180,7 +182,11 @@ class _Moves:
             )
             return [] if above else [path]
         start, end = place
-        return [(*path[:start], *part, *path[end:]) for part in self._parts()]
+        parts = [self._stacked]
+        if not self._stacks:
+            sizes = {_LAYER: self._layers}
+            parts = [self._unrolled.path({_LAYER: layer}, sizes) for layer in range(self._layers)]
+        return [(*path[:start], *part, *path[end:]) for part in parts]
 
     def empties(self, held: Mapping[KeyPath, str]) -> dict[KeyPath, str]:
         """Empty nodes under their new key paths; those within the layers must be the same in each."""
@@ -198,19 +204,6 @@ class _Moves:
         """The parts of the pattern before the layer's number, if that is a separate part."""
         sizes, at = {_LAYER: self._layers}, {_LAYER: 0}
         return self._unrolled.path(at, sizes)[:-1]
-
-    def _parts(self) -> list[KeyPath]:
-        sizes = {_LAYER: self._layers}
-        if self._stacks:
-            return [self._stacked]
-        return [self._unrolled.path({_LAYER: layer}, sizes) for layer in range(self._layers)]
-
-
-def _require_source(manifest: Manifest, scan: Scan) -> None:
-    """Refuse a source that does not match: the family of a tree accepts both forms, so it would not report that."""
-    if not fits(manifest, scan):
-        wanted = scan.unrolled.replace(_AXIS, f"{{{scan.name}}}") if scan.stacks else scan.stacked
-        raise UsageError(f"scan {scan.text!r}: no key path matches {wanted}", cure=_CURE)
 
 
 class _AxisNames:

@@ -167,10 +167,13 @@ def view(
         WherryError: see `plan_view`.
     """
     config = config_of(checkpoint, layout.config)
-    recorded = _recorded_layout(checkpoint)
+    sidecar = read_sidecar(checkpoint.location)
+    recorded: dict[str, Any] = (sidecar.manifest.origin.get("layout") or {}) if sidecar else {}
     written = {"family": recorded["family"], **recorded["to"]} if recorded else {}
     named = NamedSource(checkpoint, renames)
-    family = _family(named, row, layout, config, written, requested)
+    family = _model_family(named, row, layout, config, written, requested)
+    if family is not None and is_adapter(checkpoint):
+        family = family_of_adapters(family, checkpoint, row)
     if family is None and layout.dtype:
         raise no_layout(checkpoint, row, layout)
     pair = _systems(family, named, row, layout) if family else None
@@ -392,18 +395,6 @@ def _plain(checkpoint: Checkpoint, row: Format) -> bool:
     return row.name in CONTAINERS or kept
 
 
-def _family(
-    named: NamedSource, row: Format, layout: LayoutRequest, config: Mapping[str, Any] | None,
-    written: Mapping[str, str], requested: Mapping[str, str],
-) -> Family | None:  # fmt: skip
-    """The family of a checkpoint, or of the adapters of its models if it is one."""
-    checkpoint = named.checkpoint
-    found = _model_family(named, row, layout, config, written, requested)
-    return (
-        family_of_adapters(found, checkpoint, row) if found is not None and is_adapter(checkpoint) else found
-    )
-
-
 def _model_family(
     named: NamedSource, row: Format, layout: LayoutRequest, config: Mapping[str, Any] | None,
     written: Mapping[str, str], requested: Mapping[str, str],
@@ -471,12 +462,6 @@ def _fitting(named: NamedSource, row: Format, layout: LayoutRequest, *, required
 def _yields_to(family: Family, named: NamedSource) -> str | None:
     source = named.tree(family)
     return family.yields_in(source.system.name) if source else None
-
-
-def _recorded_layout(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The layout that wherry recorded when it wrote the source: family, forms and conventions."""
-    sidecar = read_sidecar(checkpoint.location)
-    return (sidecar.manifest.origin.get("layout") or {}) if sidecar else {}
 
 
 def _same_system(family: Family, named: NamedSource, row: Format) -> bool:
@@ -556,7 +541,13 @@ def _systems(
     family: Family, named: NamedSource, row: Format, layout: LayoutRequest
 ) -> tuple[SourceTree, System] | None:
     checkpoint, found = named.checkpoint, named.tree(family)
-    target = _target(family, row, checkpoint, found.system if found else None)
+    target = system_of_format(family, row.name)
+    if (
+        found is not None
+        and row.name in CONTAINERS
+        and row.name in (checkpoint.detection.format, *found.system.formats)
+    ):
+        target = found.system  # a container keeps the source's if it is the same, or declared for that system
     if found is not None and target is not None:
         return found, target
     foreign = system_of(checkpoint.detection.format) != row.system
@@ -571,10 +562,3 @@ def _systems(
             cure=f"choose one of: {', '.join(sorted(family.systems))}, or declare others with --family-file",
         )
     return None
-
-
-def _target(family: Family, row: Format, checkpoint: Checkpoint, source: System | None) -> System | None:
-    """The target's system; a container keeps the source's if it is the same, or declared for that system."""
-    formats = (checkpoint.detection.format, *(source.formats if source else ()))
-    keeps = row.name in CONTAINERS and source is not None and row.name in formats
-    return source if keeps else system_of_format(family, row.name)

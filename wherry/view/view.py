@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.families.companions import CompanionFiles
     from wherry.formats.contents import Contents
-    from wherry.layout.copies import Copy, Pieces, StoredTensor
+    from wherry.layout.copies import Copy
     from wherry.tree.tree_reading import ModelTree
 
 _OTHER_SYSTEM = "the file belongs to the source's system; the target's does not use it"
@@ -250,20 +250,16 @@ class ViewReader(ContentsOver):
         if not found:
             return 0
         held = max((part_bytes(part, spec.dtype) for part in found), default=0)
-        return held + self._parts_overhead(found)
+        if not self._source.is_view:  # stored tensors are read without more
+            return held
+        accesses = ((self.base.access(one.source), one) for one in found)
+        return held + max((memory_for(access, one.source, one.region) for access, one in accesses), default=0)
 
     def parts(self, spec: TensorSpec, region: Region) -> list[Copy]:
         """The parts of the source that are read for a region, none for a scalar."""
         stored = self._projected.targets.get(spec.path)
         every = () if stored is None else copies(stored, region, self._projected.pieces)
         return [part for copy in every for part in self._cut(copy)]
-
-    def _parts_overhead(self, found: Iterable[Copy]) -> int:
-        """What the reader of the source needs for the part that needs most; stored tensors are read without."""
-        if not self._source.is_view:
-            return 0
-        accesses = ((self.base.access(one.source), one) for one in found)
-        return max((memory_for(access, one.source, one.region) for access, one in accesses), default=0)
 
     def _compute(self, path: KeyPath, region: Region, out: np.ndarray) -> bool:
         """Compute a region of a source tensor in its place; False if it is read."""
@@ -325,20 +321,14 @@ def _with_chunk_grid(spec: TensorSpec, projected: Projection) -> TensorSpec:
     It matters only if an unrolled axis comes after a transposed one, so that the grid does not consist of runs.
     """
     stored = projected.targets.get(spec.path)
-    if stored is None or spec.nbytes <= _BAND or not _stacks(stored, projected.pieces):
+    if stored is None or spec.nbytes <= _BAND:
         return spec
+    unrolled = projected.pieces.unrolled
+    pairs = ((name, piece) for piece in stored.pieces for name in unrolled[piece.parameter])
+    if not any(name in names for name, piece in pairs for names in piece.groups):
+        return spec  # it has no axis that the source splits into several tensors
     grid = stacked_grid(stored, projected.pieces, _BAND)
     cut = next((axis for axis, step in enumerate(grid) if step > 1), len(grid))
     if grid[cut + 1 :] == spec.shape[cut + 1 :]:
         return spec
     return replace(spec, tags={**(spec.tags or {}), GRID: "x".join(map(str, grid))})
-
-
-def _stacks(stored: StoredTensor, sources: Pieces) -> bool:
-    """Whether a target tensor has an axis that the source splits into several tensors."""
-    return any(
-        name in names
-        for piece in stored.pieces
-        for name in sources.unrolled[piece.parameter]
-        for names in piece.groups
-    )

@@ -32,7 +32,6 @@ from wherry.storage.home import ensure_home, home, sqlite_file, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 State: TypeAlias = Literal["ok", "missing", "broken"]
 
@@ -245,24 +244,16 @@ def _mlflow() -> Iterator[Diagnosis]:
 def _mlflow_store(name: str, uri: str) -> Diagnosis:
     file = sqlite_file(uri)
     if file is not None:
-        return _writable(name, file)
+        # The file or, before it exists, the nearest existing folder must be writable.
+        place = next(path for path in (file, *file.parents) if path.exists())
+        if os.access(place, os.W_OK) and (place == file or place.is_dir()):
+            return Diagnosis(name, "ok", str(file) if place == file else f"{file} (created on first use)")
+        cure = "check its permissions, or set MLFLOW_TRACKING_URI"
+        return Diagnosis(name, "broken", f"permission denied: {file} is not writable", cure)
     if uri.startswith(("http://", "https://")):
         cure = "start the server, or check MLFLOW_TRACKING_URI and MLFLOW_REGISTRY_URI"
         return _answers(name, uri, f"{uri.rstrip('/')}/health", cure)
     return Diagnosis(name, "ok", f"{without_secrets(uri)} (not checked)")
-
-
-def _writable(name: str, file: Path) -> Diagnosis:
-    """Whether a SQLite store is writable: its file or, before it exists, the nearest existing folder."""
-    place = next(path for path in (file, *file.parents) if path.exists())
-    if os.access(place, os.W_OK) and (place == file or place.is_dir()):
-        return Diagnosis(name, "ok", str(file) if place == file else f"{file} (created on first use)")
-    return Diagnosis(
-        name,
-        "broken",
-        f"permission denied: {file} is not writable",
-        "check its permissions, or set MLFLOW_TRACKING_URI",
-    )
 
 
 def _answers(name: str, uri: str, health: str, cure: str) -> Diagnosis:

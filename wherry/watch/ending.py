@@ -76,14 +76,14 @@ def ending(
 
 def blame(end: Ending, error: Exception) -> None:
     """Mark a run as failed by an error; fields that the block has set are kept."""
-    ours = isinstance(error, WherryError)
-    end.first_error = end.first_error or (_words(error) if ours else f"{type(error).__name__}: {error}")
-    end.cure = end.cure or (error.cure if ours else "see the log of the run")
+    if isinstance(error, WherryError):
+        words = ": ".join(str(part) for part in (error.uri, error.path, error.what) if part)
+        end.first_error = end.first_error or words
+        end.cure = end.cure or error.cure
+    else:
+        end.first_error = end.first_error or f"{type(error).__name__}: {error}"
+        end.cure = end.cure or "see the log of the run"
     end.counts = end.counts or {"failed": 1}
-
-
-def _words(error: WherryError) -> str:
-    return ": ".join(str(part) for part in (error.uri, error.path, error.what) if part)
 
 
 def _close(flow: str, end: Ending, page: str | None, log: Any, *, tell: bool) -> None:

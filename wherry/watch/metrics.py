@@ -116,7 +116,10 @@ def text(samples: Iterable[MetricSample]) -> str:
     for name in dict.fromkeys(sample.name for sample in rows):
         kind, says = HELP[name]
         lines += [f"# HELP {name} {says}", f"# TYPE {name} {kind}"]
-        lines += [_line(sample) for sample in rows if sample.name == name]
+        for sample in rows:
+            if sample.name == name:
+                labels = ",".join(f'{label}="{_escape(value)}"' for label, value in sample.labels)
+                lines.append(f"{sample.name}{f'{{{labels}}}' if labels else ''} {sample.value:.17g}")
     return "\n".join(lines) + "\n"
 
 
@@ -174,11 +177,6 @@ def _waiting(label: str, name: str, uris: Sequence[str], *, reachable: bool) -> 
     ages = [age for uri in uris if (age := age_of(locate(uri))) is not None]
     oldest = MetricSample("wherry_oldest_unconverted_age_seconds", labels, round(max(ages, default=0.0), 3))
     return [state, MetricSample("wherry_unconverted", labels, len(uris)), oldest]
-
-
-def _line(sample: MetricSample) -> str:
-    labels = ",".join(f'{name}="{_escape(value)}"' for name, value in sample.labels)
-    return f"{sample.name}{f'{{{labels}}}' if labels else ''} {sample.value:.17g}"
 
 
 def _escape(value: str) -> str:
@@ -269,28 +267,25 @@ def ledger_samples(ledger: Ledger) -> tuple[list[MetricSample], set[str]]:
 
 
 def _count(tally: _Tally, statement: Statement) -> None:
-    body, kind = statement.body, statement.kind
+    body, kind, time = statement.body, statement.kind, statement.time
     if kind == "conversion":
-        _count_conversion(tally, body, statement.time)
+        tally.add("wherry_conversions_total", format=body["target"]["format"])
+        for way in ("read", "written"):
+            tally.add("wherry_conversion_bytes_total", body[f"bytes_{way}"], direction=way)
+        tally.add("wherry_conversion_seconds_total", body["seconds"])
+        tally.set("wherry_last_conversion_timestamp_seconds", _seconds(time))
+        tally.sources.update(body[side]["uri"] for side in ("source", "target"))
     elif kind == "verification":
-        outcome = body["verification"]
-        if has_failed(outcome):
+        if has_failed(body["verification"]):
             tally.add("wherry_failures_total", stage="verification")
     elif kind == "note":
-        _count_note(tally, body, statement.time)
+        _count_note(tally, body, time)
     elif kind in _EVENTS:
         tally.add("wherry_events_total", kind=kind)
     if kind == "audit":
-        _count_audit(tally, body, statement.time)
-
-
-def _count_conversion(tally: _Tally, body: dict[str, Any], time: str) -> None:
-    tally.add("wherry_conversions_total", format=body["target"]["format"])
-    for way in ("read", "written"):
-        tally.add("wherry_conversion_bytes_total", body[f"bytes_{way}"], direction=way)
-    tally.add("wherry_conversion_seconds_total", body["seconds"])
-    tally.set("wherry_last_conversion_timestamp_seconds", _seconds(time))
-    tally.sources.update(body[side]["uri"] for side in ("source", "target"))
+        _end_flow(tally, "audit", time, ok=body["ok"])
+        for severity in ("error", "warning", "note"):
+            tally.set("wherry_audit_findings", body["counts"][f"{severity}s"], severity=severity)
 
 
 def _count_note(tally: _Tally, body: dict[str, Any], time: str) -> None:
@@ -304,12 +299,6 @@ def _count_note(tally: _Tally, body: dict[str, Any], time: str) -> None:
         tally.forget("wherry_last_run_count", flow=flow)
         for came, number in body["counts"].items():
             tally.set("wherry_last_run_count", number, flow=flow, outcome=came)
-
-
-def _count_audit(tally: _Tally, body: dict[str, Any], time: str) -> None:
-    _end_flow(tally, "audit", time, ok=body["ok"])
-    for severity in ("error", "warning", "note"):
-        tally.set("wherry_audit_findings", body["counts"][f"{severity}s"], severity=severity)
 
 
 def _end_flow(tally: _Tally, flow: str, time: str, *, ok: bool) -> None:

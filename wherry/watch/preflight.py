@@ -22,7 +22,7 @@ from wherry.errors import UsageError, choose
 from wherry.storage import home
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Mapping
 
 WORKER_ENV = "WHERRY_WORKER"
 SHARED_ENV = "WHERRY_SHARED_PATHS"
@@ -88,7 +88,17 @@ def unshared_places(
     """
     if pool_type not in POOL_TYPES:
         raise UsageError(f"unknown work pool type {pool_type!r}", cure=choose(pool_type, POOL_TYPES))
-    return [] if POOL_TYPES[pool_type] else list(_private_places(places, shared))
+    if POOL_TYPES[pool_type]:
+        return []
+    roots = [os.path.normpath(root) for root in shared]
+    found: list[UnsharedPlace] = []
+    for what, uri in places.items():
+        path = _local_path(uri)
+        if path is not None and not any(
+            path == root or path.startswith(root.rstrip("/") + "/") for root in roots
+        ):
+            found.append(UnsharedPlace(what, home.without_secrets(uri), path))
+    return found
 
 
 def refuse_unshared(places: Mapping[str, str], pool_type: str, shared: Collection[str] | None = None) -> None:
@@ -140,14 +150,6 @@ def refuse_slice(topology: str, chips: int) -> None:
         )
 
 
-def _private_places(places: Mapping[str, str], shared: Collection[str]) -> Iterator[UnsharedPlace]:
-    roots = [os.path.normpath(root) for root in shared]
-    for what, uri in places.items():
-        path = _local_path(uri)
-        if path is not None and not any(_inside(path, root) for root in roots):
-            yield UnsharedPlace(what, home.without_secrets(uri), path)
-
-
 def _local_path(uri: str) -> str | None:
     """The path of a file URI, a path or a SQLite URL; None where it is not in a file system."""
     scheme, separator, rest = uri.partition("://")
@@ -158,7 +160,3 @@ def _local_path(uri: str) -> str | None:
     if scheme == "file":
         return os.path.normpath(unquote(urlsplit(uri).path))
     return None
-
-
-def _inside(path: str, root: str) -> bool:
-    return path == root or path.startswith(root.rstrip("/") + "/")

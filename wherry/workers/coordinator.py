@@ -259,7 +259,10 @@ class Coordinator:
                 return
             self._counts.workers = sum(post.answer is not None for post in self._posts.values())
             yield from self._collect_results()
-            self._require_workers()
+            if not self._left or any(post.answer is not None for post in self._posts.values()):
+                self._wait.end()
+            else:  # not for ever
+                self._wait.go_on(self.left_out, list(self._posts))
 
     def close(self) -> None:
         """Forget what is running, and have idle workers close the job."""
@@ -352,19 +355,16 @@ class Coordinator:
             post = futures[future]
             post.future = None
             if post.unit is None:
-                self._admit(post, future)
+                # Its answer to the challenge is judged.
+                error = future.exception()
+                problem = f"{type(error).__name__}: {error}" if error else self._work.problem(future.result())
+                if problem:
+                    self._leave_out(post, problem)
+                else:
+                    post.answer = future.result()
             elif (result := self._result(post, post.unit, future)) is not None:
                 yield result
             post.unit = None
-
-    def _admit(self, post: Post, future: Future[Any]) -> None:
-        """Judge the answer of a worker to the challenge."""
-        error = future.exception()
-        problem = f"{type(error).__name__}: {error}" if error else self._work.problem(future.result())
-        if problem:
-            self._leave_out(post, problem)
-        else:
-            post.answer = future.result()
 
     def _result(self, post: Post, number: int, future: Future[Any]) -> Any:
         """The result of a unit, if the worker has done it, and is the first; else None."""
@@ -431,13 +431,6 @@ class Coordinator:
         _log.warning("worker %s is left out: %s", post.name, problem)
         self.left_out[post.name] = problem
         del self._posts[post.name]
-
-    def _require_workers(self) -> None:
-        """Refuse to wait for ever for a worker that can make units."""
-        if not self._left or any(post.answer is not None for post in self._posts.values()):
-            self._wait.end()
-        else:
-            self._wait.go_on(self.left_out, list(self._posts))
 
 
 FEWEST_STARTED = 10
@@ -516,7 +509,10 @@ class WorkerWait:
         """
         refused = left_out and not silent and not self._had_worker
         limit = min(self._seconds, REFUSED_SECONDS) if refused else self._seconds
-        why = _why(left_out, silent)
+        rows = [f"{name}: {problem}" for name, problem in sorted(left_out.items())]
+        rows += [f"{name} has not answered" for name in sorted(silent)]
+        more = [f"{plural(len(rows) - _NAMED, 'other')}"] if len(rows) > _NAMED else []
+        why = "; ".join([*rows[:_NAMED], *more]) or "there is none"
         if time.monotonic() - self._since > limit:
             raise StorageError(
                 f"no worker can make units; {why}",
@@ -530,10 +526,3 @@ class WorkerWait:
             what = f"a worker that can make units ({why}; gives up after {show_seconds(limit)})"
             self._line.enter_context(waiting(self._uri, what=what)).since = self._since
             self._text = why
-
-
-def _why(left_out: Mapping[str, str], silent: Collection[str]) -> str:
-    rows = [f"{name}: {why}" for name, why in sorted(left_out.items())]
-    rows += [f"{name} has not answered" for name in sorted(silent)]
-    more = [f"{plural(len(rows) - _NAMED, 'other')}"] if len(rows) > _NAMED else []
-    return "; ".join([*rows[:_NAMED], *more]) or "there is none"

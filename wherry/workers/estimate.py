@@ -158,8 +158,24 @@ def plan_for_workers(
         back = _read_back(source, plan, units, place)
         shared = _shared_traffic(source, plan, units, back, workers) if units else ONE_PROCESS
         plan = replace(plan, traffic=traffic_of(source, plan, shared))
-    found = _shared_out(plan, units, back, workers, rate)
-    return plan, replace(found, whole=whole, large=large_files(units, place))
+    loads = [
+        max(read, unit.nbytes) + proved
+        for unit, read, proved in zip(units, back.bytes_in, back.by_unit, strict=True)
+    ]
+    if not units:
+        loads = [max(plan.nbytes_in, plan.nbytes_out) + plan.nbytes_out * (plan.verify == "digest")]
+    stores = plan.traffic.stores
+    return plan, WorkerPlan(
+        units=units,
+        workers=min(workers, len(loads)),
+        rate=rate,
+        seconds=(longest(loads, workers) + back.alone) / rate,
+        peak_memory=plan.peak_memory + CLIENT_BYTES * bool(stores),
+        requests=sum(one.reads + one.writes + one.lists for one in stores),
+        whole=whole,
+        large=large_files(units, place),
+        commit_bytes=back.alone,
+    )
 
 
 def large_files(units: Sequence[Unit], target: Location) -> str:
@@ -192,7 +208,13 @@ def _read_back(source: Checkpoint, plan: Plan, units: Sequence[Unit], target: Lo
     alone = sum(spec.nbytes * (1 + box) for spec, box in rows)
     share = back * (1 - min(1, decoded / max(plan.nbytes_out, 1)))  # of the bytes of a unit that workers read
     by_unit = [round(unit.nbytes * share * (local or unit.region is None)) for unit in units]
-    return _Reads(_bytes_read(source, plan, units), by_unit, alone + sum(open_uploads))
+    again, stored = read_for_digests(source, plan), source.original.manifest.tensors
+    bytes_in = [  # with those that a unit reads for digests alone
+        sum(part.nbytes for part in (*unit.parts, *unit.also_read))
+        + sum(stored[path].nbytes for path in unit.hashed if path in again)
+        for unit in units
+    ]
+    return _Reads(bytes_in, by_unit, alone + sum(open_uploads))
 
 
 def _shared_traffic(
@@ -206,35 +228,6 @@ def _shared_traffic(
         read_back=sum(back.by_unit) + back.alone,
         # A claim and a receipt of each unit; a claim and a proof of what workers read back.
         records=2 * (len(units) + sum(map(bool, back.by_unit))),
-    )
-
-
-def _bytes_read(source: Checkpoint, plan: Plan, units: Sequence[Unit]) -> list[int]:
-    """Bytes of the source that each unit reads, with those that it reads for digests alone."""
-    again, stored = read_for_digests(source, plan), source.original.manifest.tensors
-    return [
-        sum(part.nbytes for part in (*unit.parts, *unit.also_read))
-        + sum(stored[path].nbytes for path in unit.hashed if path in again)
-        for unit in units
-    ]
-
-
-def _shared_out(plan: Plan, units: tuple[Unit, ...], back: _Reads, workers: int, rate: int) -> WorkerPlan:
-    loads = [
-        max(read, unit.nbytes) + proved
-        for unit, read, proved in zip(units, back.bytes_in, back.by_unit, strict=True)
-    ]
-    if not units:
-        loads = [max(plan.nbytes_in, plan.nbytes_out) + plan.nbytes_out * (plan.verify == "digest")]
-    stores = plan.traffic.stores
-    return WorkerPlan(
-        units=units,
-        workers=min(workers, len(loads)),
-        rate=rate,
-        seconds=(longest(loads, workers) + back.alone) / rate,
-        peak_memory=plan.peak_memory + CLIENT_BYTES * bool(stores),
-        requests=sum(one.reads + one.writes + one.lists for one in stores),
-        commit_bytes=back.alone,
     )
 
 

@@ -124,9 +124,13 @@ def hash_on(
     with pool_of(on) as pool:
         for number, hashes in run_workload(ReadWork(reading, checkpoint, units), pool):
             unit = units[number]
-            for (path, rows), own in zip(
-                unit.items(), _hashes(checkpoint, reading, unit, hashes), strict=True
-            ):
+            if hashes is None:  # a worker found damage; if this process finds none, the worker was wrong
+                found = hash_leaves(checkpoint, reading.algorithm, unit, memory=reading.memory)
+                parts = [list(found[path]) for path in unit]
+            else:
+                raw = [base64.b64decode(text, validate=True) for text in hashes]
+                parts = [[one[at : at + HASH_BYTES] for at in range(0, len(one), HASH_BYTES)] for one in raw]
+            for (path, rows), own in zip(unit.items(), parts, strict=True):
                 if len(own) != len(rows):
                     raise MismatchError(
                         "a worker returned hashes of another unit",
@@ -144,16 +148,6 @@ def source_of(source: SourceRequest) -> SourceRequest:
     """The request for a checkpoint as processes in other folders open it."""
     found = resolve_named(source)
     return found if "://" in found.uri else replace(found, uri=os.path.abspath(found.uri))  # noqa: PTH100
-
-
-def _hashes(
-    checkpoint: Checkpoint, reading: ReadOrder, unit: ReadUnit, answer: list[str] | None
-) -> list[list[bytes]]:
-    if answer is None:  # a worker found damage; if this process finds none, the worker was wrong
-        own = hash_leaves(checkpoint, reading.algorithm, unit, memory=reading.memory)
-        return [list(own[path]) for path in unit]
-    raw = [base64.b64decode(text, validate=True) for text in answer]
-    return [[one[at : at + HASH_BYTES] for at in range(0, len(one), HASH_BYTES)] for one in raw]
 
 
 def _seen_of(checkpoint: Checkpoint, units: Sequence[ReadUnit]) -> dict[str, str]:

@@ -245,7 +245,10 @@ def set_dead_job_aside(records: Records, target: Location) -> None:
     Raises:
         StorageError: the storage failed.
     """
-    if not _is_lost(records) or _is_worked_on(records):
+    if not _is_lost(records):
+        return
+    owners = owners_of_job(records.folder)
+    if owners.live(judge_all(list(owners.watches))):
         return
     if records.store is None:
         with suppress(TargetInUseError, FileNotFoundError), FileStaging(target, "0" * 8, resume=False):
@@ -265,20 +268,12 @@ def _is_lost(records: Records) -> bool:
     try:
         records.read(JOB, JobRecord)
     except HostileError:
-        return text_has_ended(_key_owner_of(records))
+        key_owner = ""  # cannot be checked: whoever could lie here could remove the job
+        with suppress(NotFoundError):
+            row = unverified_row(records.folder.join(JOB).read_whole(MOST_CONFIG))
+            key_owner = str(row.get("key_owner", ""))
+        return text_has_ended(key_owner)
     return False
-
-
-def _key_owner_of(records: Records) -> str:
-    """The process that a record names which cannot be checked: whoever could lie here could remove the job."""
-    with suppress(NotFoundError):
-        return str(unverified_row(records.folder.join(JOB).read_whole(MOST_CONFIG)).get("key_owner", ""))
-    return ""
-
-
-def _is_worked_on(records: Records) -> bool:
-    owners = owners_of_job(records.folder)
-    return owners.live(judge_all(list(owners.watches)))
 
 
 # ---- what a worker needs before it takes a unit ----------------------------------------------------------------------

@@ -158,11 +158,10 @@ def merged_hashes(
     for algorithm in algorithms:
         leaves = joined_leaves(shared, specs, algorithm, uri)
         raw = {path: leaves for name, hashed in rows if name == algorithm for path, leaves in hashed.items()}
-        leaves |= {path: _cut(text) for path, text in raw.items()}
+        leaves |= {
+            path: tuple(text[start : start + HASH_BYTES] for start in range(0, len(text), HASH_BYTES))
+            for path, text in raw.items()
+        }
         digests = {path: tensor_digest(specs[path], own, algorithm) for path, own in leaves.items()}
         found[algorithm] = Hashes(algorithm, digests, leaves)
     return found
-
-
-def _cut(raw: bytes) -> tuple[bytes, ...]:
-    return tuple(raw[start : start + HASH_BYTES] for start in range(0, len(raw), HASH_BYTES))

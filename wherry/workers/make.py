@@ -110,7 +110,10 @@ def make_unit(split: SplitJob, unit: Unit, claim: Claim) -> TaskRecord:
         local = job.committed.store.capabilities.local
         area = _local_area(split, unit, claim) if local else _object_area(split, log, claim)
         staged = stack.enter_context(area)
-        plan, companion, part = job.plan, job.checkpoint.reader.companion, _slice(split, unit)
+        plan, companion = job.plan, job.checkpoint.reader.companion
+        part = Slice(frozenset(file.name for file in unit.files), unit.region)
+        if local and unit.region:  # a worker that is slow writes no region that others have made
+            part = replace(part, guard=late_guard(split, unit))
         writer = writer_of(job.row, staged, plan.manifest, plan.options, companion, part)
         stack.callback(writer.close)
         output = Output(writer, targets_of(job.plan), log, overflow=job.plan.overflow)
@@ -216,13 +219,6 @@ def _object_area(split: SplitJob, log: AttemptLog, claim: Claim) -> Generator[Lo
         raise
     finally:
         sender.stop()
-
-
-def _slice(split: SplitJob, unit: Unit) -> Slice:
-    """What a unit writes of the target; on a disk, a worker that is slow writes no region that others have made."""
-    part = Slice(frozenset(file.name for file in unit.files), unit.region)
-    local = split.job.committed.store.capabilities.local
-    return replace(part, guard=late_guard(split, unit)) if local and unit.region else part
 
 
 def _remove_earlier(store: Store, path: str, claim: Claim) -> None:

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, Span, TensorSpec
-    from wherry.mover.move import Move
     from wherry.mover.readback import StoredPart
     from wherry.storage.location import Location
     from wherry.target.durable_move import Checks, DurableMove
@@ -78,11 +77,21 @@ def prove_unit(split: SplitJob, unit: Unit, names: Sequence[str], token: str) ->
         FilesBeingWritten(least=least),
         algorithms=split.algorithms,
     )
-    back.add(_moves_of(split, unit))
+    every = joint_moves([job.plan])
+    sources = dict.fromkeys(part.source for part in (*unit.parts, *unit.also_read))
+    # Its own moves, and those that share a leaf with them.
+    back.add(move for source in sources for move in every.of(source) if unit.reads(source, move.span))
     parts = list(back.parts())
     back.with_checksums |= made.with_checksums()
     _read(split, back, parts)
-    boxes, moves = _read_of(unit, back)
+    moved = [(move, values) for move, values in back.moves_read() if unit.has(move.source, move.span)]
+    # The tensors in boxes that were read as far as the unit moves them, and its moves whose leaves were all read.
+    read, boxes = Counter["KeyPath"](), dict["KeyPath", str]()
+    for move, values in moved:
+        read[move.source] += move.span.nbytes
+        if values is not None and read[move.source] == unit.nbytes_of(move.source):
+            boxes[move.source] = values.digest
+    moves = tuple(move for move, _values in moved if move.leaves or move.source in boxes)
     return TaskRecord(
         kind=TaskKind.READ,
         unit=unit.number,
@@ -137,21 +146,17 @@ class _MadeFiles:
                     f"unit {unit.name} is no longer as it was written", uri=self._split.uri,
                     cure="run `wherry commit`, which has it written again",
                 )  # fmt: skip
-            if unit.region is not None:
-                self._note_state(known)
+            if unit.region is not None:  # its state is compared when the target is committed
+                name = known.files[0].name
+                entry = made_place(self._split, known, name).stat()
+                if name not in self.shared and entry is not None:
+                    self.shared[name] = MadeFile(name, entry.size, entry.mark)
             self.receipts[unit.number] = known
         return known
 
     def with_checksums(self) -> set[KeyPath]:
         """The sources of which receipts have checksums."""
         return {move.source for receipt in self.receipts.values() for move in receipt.moves if move.checks}
-
-    def _note_state(self, receipt: TaskRecord) -> None:
-        """Note the state of a file that several units have made; it is compared when the target is committed."""
-        name = receipt.files[0].name
-        entry = made_place(self._split, receipt, name).stat()
-        if name not in self.shared and entry is not None:
-            self.shared[name] = MadeFile(name, entry.size, entry.mark)
 
     def extents(self, path: KeyPath, where: Region | Span) -> tuple[Extent, ...] | None:
         """See WrittenBytes."""
@@ -179,13 +184,6 @@ def has_bytes(unit: Unit, found: FileRange) -> bool:
     return region is None or (found.start < region.stop and max(found.stop, found.start + 1) > region.start)
 
 
-def _moves_of(split: SplitJob, unit: Unit) -> Iterator[Move]:
-    """The moves of a unit, and those that share a leaf with them."""
-    moves = joint_moves([split.job.plan])
-    for source in dict.fromkeys(part.source for part in (*unit.parts, *unit.also_read)):
-        yield from (move for move in moves.of(source) if unit.reads(source, move.span))
-
-
 def _read(split: SplitJob, back: ReadBack, parts: Sequence[StoredPart]) -> None:
     """Read and hash parts with several threads, within the memory of the plan."""
     pool, count = Pool(split.job.plan.memory), threads.worker_count()
@@ -197,17 +195,6 @@ def _read(split: SplitJob, back: ReadBack, parts: Sequence[StoredPart]) -> None:
             back.hash(part, back.read(part, memory))
 
     Crew().work((partial(read, part) for part in parts), count)
-
-
-def _read_of(unit: Unit, back: ReadBack) -> tuple[dict[KeyPath, str], tuple[DurableMove, ...]]:
-    """The tensors in boxes that were read as far as the unit moves them, and its moves whose leaves were all read."""
-    moves = [(move, values) for move, values in back.moves_read() if unit.has(move.source, move.span)]
-    read, boxes = Counter["KeyPath"](), dict["KeyPath", str]()
-    for move, values in moves:
-        read[move.source] += move.span.nbytes
-        if values is not None and read[move.source] == unit.nbytes_of(move.source):
-            boxes[move.source] = values.digest
-    return boxes, tuple(move for move, _values in moves if move.leaves or move.source in boxes)
 
 
 # ---- what a commit takes from it -------------------------------------------------------------------------------------

@@ -321,7 +321,14 @@ def require_equal(first: TaskRecord, second: TaskRecord, uri: str) -> None:
     Raises:
         MismatchError: they differ.
     """
-    if _content(first) != _content(second) or not _agree(first, second):
+    # What both have hashed: a machine may have no kernels.
+    pairs: list[tuple[Mapping[KeyPath, Any], Mapping[KeyPath, Any]]] = [
+        (first.boxes, second.boxes),
+        (first.sources, second.sources),
+        *((rows, second.hashed.get(name, {})) for name, rows in first.hashed.items()),
+    ]
+    agree = all(left[path] == right[path] for left, right in pairs for path in left.keys() & right.keys())
+    if _content(first) != _content(second) or not agree:
         raise MismatchError(
             f"two workers made different bytes of unit {first.unit}: {first.worker} and {second.worker}",
             uri=uri,
@@ -332,16 +339,6 @@ def require_equal(first: TaskRecord, second: TaskRecord, uri: str) -> None:
 def _content(record: TaskRecord) -> tuple[Any, ...]:
     moves = sorted((move.source, move.span, sorted(move.leaves.items())) for move in record.moves)
     return moves, sorted((file.name, file.nbytes) for file in record.files)
-
-
-def _agree(first: TaskRecord, second: TaskRecord) -> bool:
-    """Whether two attempts have hashed the same, as far as both have: a machine may have no kernels."""
-    pairs: list[tuple[Mapping[KeyPath, Any], Mapping[KeyPath, Any]]] = [
-        (first.boxes, second.boxes),
-        (first.sources, second.sources),
-        *((rows, second.hashed.get(name, {})) for name, rows in first.hashed.items()),
-    ]
-    return all(left[path] == right[path] for left, right in pairs for path in left.keys() & right.keys())
 
 
 def require_whole(record: TaskRecord, unit: Unit, uri: str) -> None:

@@ -92,7 +92,11 @@ def target_files(
     specs = {path: spec for path in plan.pairs if (spec := plan.manifest.tensors[path]).nbytes}
     homes, spread = dict["KeyPath", str](), dict["KeyPath", FilesOfMoves]()
     regions, pieces = dict[str, list[FileRange]](), dict[str, int]()
-    flat = {path for path, spec in specs.items() if _has_places(file_map, spec)}
+    flat = {  # of which the place of every byte is known
+        path
+        for path, spec in specs.items()
+        if spec.chunks is None and ranges_of(file_map, spec.path, Span(0, spec.nbytes)) is not None
+    }
     for path in (path for path in specs if path not in flat):
         files = _of_chunks(file_map, specs[path], moves, plan.pairs[path])
         if not all(files.files):
@@ -121,11 +125,6 @@ def target_files(
     single = f"{row.name} is one file" if row.single_file else "its tensors fit one file"
     by_name = {one.name: one for rows in regions.values() for one in rows}
     return TargetFiles(pieces, homes, single if len(pieces) == 1 else "", spread, by_name)
-
-
-def _has_places(file_map: FileMap, spec: TensorSpec) -> bool:
-    """Whether the place of every byte of a tensor is known."""
-    return spec.chunks is None and ranges_of(file_map, spec.path, Span(0, spec.nbytes)) is not None
 
 
 def _put(

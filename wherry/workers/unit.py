@@ -217,7 +217,10 @@ def cut(contents: PlanContents, files: TargetFiles, unit_bytes: int = UNIT_BYTES
         Unit(
             number=number,
             plan=contents.plan,
-            files=tuple(UnitFile(_file(files, name), files.sizes[name]) for name in names),
+            files=tuple(
+                UnitFile(files.regions[name].file if name in files.regions else name, files.sizes[name])
+                for name in names
+            ),
             parts=tuple(parts[number]),
             sources=sources[number],
             hashed=tuple(hashed[number]),
@@ -262,10 +265,6 @@ def _parts(
             parts[share.unit] += [UnitPart(source, *span) for span in share.own]
             also_read[share.unit] += [UnitPart(source, *span) for span in share.also_read]
     return parts, also_read
-
-
-def _file(files: TargetFiles, name: str) -> str:
-    return files.regions[name].file if name in files.regions else name
 
 
 def _groups(files: TargetFiles, most: int) -> Iterator[list[str]]:

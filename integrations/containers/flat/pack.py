@@ -15,8 +15,6 @@ from wherry.mover.read import region_bytes
 from wherry.mover.regions import fill_region, read_span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy as np
 
     from wherry.core.tensorspec import Region, TensorSpec
@@ -38,24 +36,18 @@ def packed_access(spec: TensorSpec, extents: tuple[Extent, ...]) -> Computed:
         spec: the tensor.
         extents: the extents of its stored bytes, in order.
     """
-    read = _unpacker(spec, extents)
-
-    def fill(region: Region, out: memoryview) -> None:
-        fill_region(spec, region, read, out)
-
-    return Computed(fill, lambda region: 2 * region_bytes(spec, region))
-
-
-def _unpacker(spec: TensorSpec, extents: tuple[Extent, ...]) -> Callable[[int, memoryview], None]:
-    """A function that fills a buffer from an element on; an element is a byte in memory and half a byte on disk."""
 
     def read(first: int, buffer: memoryview) -> None:
+        # An element is a byte in memory and half a byte on disk.
         stop = first + len(buffer)
         stored = bytearray((stop + 1) // 2 - first // 2)
         read_span(extents, Span(first // 2, (stop + 1) // 2), memoryview(stored), spec)
         buffer[:] = unpack_nibbles(stored)[first % 2 : first % 2 + len(buffer)].data
 
-    return read
+    def fill(region: Region, out: memoryview) -> None:
+        fill_region(spec, region, read, out)
+
+    return Computed(fill, lambda region: 2 * region_bytes(spec, region))
 
 
 def unpack_nibbles(stored: bytes | bytearray | memoryview) -> np.ndarray:

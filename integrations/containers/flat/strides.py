@@ -116,26 +116,23 @@ class StridedReader(FilesReader):
         return Stored((Extent(tensor.file, start, spec.nbytes, tensor.crc or None),))
 
     def _fill(self, spec: TensorSpec, region: Region, out: memoryview) -> None:
-        """Fill a buffer with a region, through strides."""
-        self._require_crc(self.placed[spec.path], spec)
-        _fill_words(self.placed[spec.path], region, spec, out)
-
-    def _require_crc(self, tensor: PlacedTensor, spec: TensorSpec) -> None:
-        """Verify the CRC of a storage at the first read of a tensor that has no extent."""
+        """Fill a buffer with a region, through strides; at the first read, verify the CRC of its storage."""
+        tensor = self.placed[spec.path]
         key = (tensor.file.path, tensor.start)
-        if not tensor.crc or tensor.decoded or key in self.sound:
-            return
-        crc = 0
-        for start in range(tensor.start, tensor.start + tensor.length, _PIECE):
-            crc = crc32(tensor.file.read(start, min(start + _PIECE, tensor.start + tensor.length)), crc)
-        if crc != tensor.crc:
-            raise CorruptError(
-                f"checksum mismatch in the storage of the tensor: expected CRC-32 {tensor.crc:#010x}, got {crc:#010x}",
-                uri=tensor.file.uri,
-                path=spec.name,
-                cure="restore the file from a backup or download it again",
-            )
-        self.sound.add(key)
+        if tensor.crc and not tensor.decoded and key not in self.sound:
+            crc = 0
+            for start in range(tensor.start, tensor.start + tensor.length, _PIECE):
+                crc = crc32(tensor.file.read(start, min(start + _PIECE, tensor.start + tensor.length)), crc)
+            if crc != tensor.crc:
+                raise CorruptError(
+                    "checksum mismatch in the storage of the tensor: "
+                    f"expected CRC-32 {tensor.crc:#010x}, got {crc:#010x}",
+                    uri=tensor.file.uri,
+                    path=spec.name,
+                    cure="restore the file from a backup or download it again",
+                )
+            self.sound.add(key)
+        _fill_words(tensor, region, spec, out)
 
 
 def _fill_words(tensor: PlacedTensor, region: Region, spec: TensorSpec, out: memoryview) -> None:
@@ -147,21 +144,13 @@ def _fill_words(tensor: PlacedTensor, region: Region, spec: TensorSpec, out: mem
     word = np.dtype(f"{'>' if tensor.big_endian else '<'}u{width // parts}")
     shape = tuple(part.stop - part.start for part in region)
     result = np.frombuffer(out, word.newbyteorder("<")).reshape(*shape, parts)
-    for inner, slab in _slabs(tensor, region, width):
-        _gather(tensor, slab, word, result[inner], spec)
-
-
-def _slabs(tensor: PlacedTensor, region: Region, width: int) -> Iterator[tuple[Region, Region]]:
-    """Cut a region into parts that span few bytes of the file; each part within the region and within the tensor."""
     gap = _GAP if isinstance(tensor.file.store, LocalStore) else _SLAB
     for slab in _parts(region, tensor.strides, _SLAB // width, gap // width):
-        yield (
-            tuple(
-                slice(part.start - whole.start, part.stop - whole.start)
-                for part, whole in zip(slab, region, strict=True)
-            ),
-            slab,
+        inner = tuple(
+            slice(part.start - whole.start, part.stop - whole.start)
+            for part, whole in zip(slab, region, strict=True)
         )
+        _gather(tensor, slab, word, result[inner], spec)
 
 
 def _parts(region: Region, strides: tuple[int, ...], most: int, gap: int) -> Iterator[Region]:
@@ -198,21 +187,17 @@ def _gather(
     steps = list(zip(region, tensor.strides, strict=True))
     first = tensor.offset + sum(part.start * stride for part, stride in steps)
     last = first + sum((part.stop - part.start - 1) * stride for part, stride in steps)
-    flat = np.frombuffer(_bytes(tensor, first * width, (last + 1) * width, spec), word)
-    strides = (*(stride * width for stride in tensor.strides), word.itemsize)
-    out[...] = np.lib.stride_tricks.as_strided(flat, out.shape, strides, writeable=False)
-
-
-def _bytes(tensor: PlacedTensor, start: int, stop: int, spec: TensorSpec) -> bytes:
-    """Bytes of a tensor's storage."""
-    data = tensor.file.read(tensor.start + start, tensor.start + stop)
+    start, stop = tensor.start + first * width, tensor.start + (last + 1) * width
+    data = tensor.file.read(start, stop)
     if len(data) != stop - start:
         raise CorruptError(
-            f"the file is truncated: expected {stop - start} bytes at {tensor.start + start}, got {len(data)}",
+            f"the file is truncated: expected {stop - start} bytes at {start}, got {len(data)}",
             uri=tensor.file.uri,
             path=spec.name,
         )
-    return data
+    flat = np.frombuffer(data, word)
+    strides = (*(stride * width for stride in tensor.strides), word.itemsize)
+    out[...] = np.lib.stride_tricks.as_strided(flat, out.shape, strides, writeable=False)
 
 
 def require_honest_size(placed: Mapping[KeyPath, PlacedTensor], location: Location) -> None:

@@ -20,7 +20,7 @@ from wherry.core.tensorspec import TensorSpec
 from wherry.formats.contents import Computed, Extent, Stored
 from wherry.integrations.containers.flat.reader import FilesReader
 from wherry.integrations.containers.msgpack.heads import EMPTY_MARKS
-from wherry.integrations.containers.msgpack.index import Array, Blob, Node, Scalar, Sequence, Table, canonical
+from wherry.integrations.containers.msgpack.index import Array, Blob, Node, Sequence, Table, canonical
 from wherry.integrations.containers.msgpack.tree import SCALAR
 
 if TYPE_CHECKING:
@@ -89,7 +89,9 @@ def _sort(node: Node, path: KeyPath, file: Location, found: MsgpackContents) -> 
     elif isinstance(node.value, str) or (found.marked and not isinstance(node.value, complex)):
         found.values[path] = node.value
     else:
-        _number(node, path, found)
+        dtype, data = canonical(node.value)
+        found.specs[path] = TensorSpec(path, (), dtype)
+        found.places[path] = data
 
 
 def _sort_children(node: Table | Sequence, path: KeyPath, file: Location, found: MsgpackContents) -> None:
@@ -105,14 +107,6 @@ def _sort_children(node: Table | Sequence, path: KeyPath, file: Location, found:
         found.lists.add(path)
     for key, child in children:
         _sort(child, (*path, key), file, found)
-
-
-def _number(node: Scalar, path: KeyPath, found: MsgpackContents) -> None:
-    assert node.value is not None
-    assert not isinstance(node.value, str)
-    dtype, data = canonical(node.value)
-    found.specs[path] = TensorSpec(path, (), dtype)
-    found.places[path] = data
 
 
 @dataclass(frozen=True, slots=True)

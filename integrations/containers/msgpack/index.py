@@ -85,7 +85,11 @@ class Walk:
         Raises:
             CorruptError, UnsupportedError, HostileError: see `index_file`.
         """
-        self._count(path, depth)
+        self._nodes += 1
+        if self._nodes > _MOST_NODES and exceeds(self._nodes, _MOST_NODES):
+            raise self._hostile(f"{scale_limit(_MOST_NODES)} nodes", path)
+        if depth > DEEPEST:
+            raise self._hostile(f"{DEEPEST} levels", path)
         head = self.source.head()
         if head.kind == "map":
             return self._table(head, path, depth)
@@ -97,13 +101,6 @@ class Walk:
         if head.kind in ("str", "bin"):
             return self._text_or_blob(head, path)
         return Scalar(head.value)
-
-    def _count(self, path: KeyPath, depth: int) -> None:
-        self._nodes += 1
-        if self._nodes > _MOST_NODES and exceeds(self._nodes, _MOST_NODES):
-            raise self._hostile(f"{scale_limit(_MOST_NODES)} nodes", path)
-        if depth > DEEPEST:
-            raise self._hostile(f"{DEEPEST} levels", path)
 
     def _table(self, head: Head, path: KeyPath, depth: int) -> Node:
         self._check_count(head.length, 2 * head.length, path)
@@ -164,7 +161,12 @@ class Walk:
         if head.code in (NDARRAY, SCALAR):
             leaf: Node = self._array(head.code, stop, path)
         elif head.code == COMPLEX:
-            leaf = self._complex(path)
+            pair = self.source.head()
+            parts = [self.source.head() for _ in range(pair.length)] if pair[:2] == ("array", 2) else []
+            if [part.kind for part in parts] != ["float", "float"]:
+                raise self._corrupt("expected a complex number as [real, imaginary]", path)
+            real, imaginary = (float(part.value or 0) for part in parts)
+            leaf = Scalar(complex(real, imaginary))
         else:
             raise UnsupportedError(
                 f"unsupported msgpack ext type {head.code}, which flax does not write",
@@ -179,7 +181,11 @@ class Walk:
         outer = self.source.head()
         if outer.kind != "array" or outer.length != 3:  # noqa: PLR2004  shape, dtype, bytes
             raise self._corrupt("expected an array as [shape, dtype, bytes]", path)
-        shape, dtype = self._shape(path), self._dtype(path)
+        extents = self.source.head()
+        if extents.kind != "array" or extents.length > _MOST_DIMENSIONS:
+            raise self._corrupt("missing shape of an array", path)
+        shape = tuple(self._extent(self.source.head(), path) for _ in range(extents.length))
+        dtype = self._dtype(path)
         data = self.source.head()
         start = self.source.position
         if data.kind not in ("bin", "str") or start + data.length > stop:
@@ -190,12 +196,6 @@ class Walk:
         self.arrays += 1
         self.source.skip(data.length)
         return Array(shape, dtype, (BytePiece(start, data.length),), code)
-
-    def _shape(self, path: KeyPath) -> tuple[int, ...]:
-        head = self.source.head()
-        if head.kind != "array" or head.length > _MOST_DIMENSIONS:
-            raise self._corrupt("missing shape of an array", path)
-        return tuple(self._extent(self.source.head(), path) for _ in range(head.length))
 
     def _extent(self, head: Head, path: KeyPath) -> int:
         if head.kind != "int" or head.length < 0:
@@ -216,14 +216,6 @@ class Walk:
                 cure="save it again with a numpy or ml_dtypes dtype",
             )
         return name
-
-    def _complex(self, path: KeyPath) -> Scalar:
-        pair = self.source.head()
-        parts = [self.source.head() for _ in range(pair.length)] if pair[:2] == ("array", 2) else []
-        if [part.kind for part in parts] != ["float", "float"]:
-            raise self._corrupt("expected a complex number as [real, imaginary]", path)
-        real, imaginary = (float(part.value or 0) for part in parts)
-        return Scalar(complex(real, imaginary))
 
     def _join_array(self, entries: dict[str, Node], path: KeyPath) -> Array:
         """One array from the map into which flax splits an array above its limit."""
@@ -367,19 +359,16 @@ def glance(head: bytes, size: int) -> Glance | None:
     source = MessageSource(lambda start, stop: head[start:stop], size, "")
     walk = Walk(source, paths=[])
     assert walk.paths is not None
-    state = _run_walk(walk)
-    return Glance(tuple(walk.paths), tuple(walk.texts), walk.arrays, state) if walk.paths else None
-
-
-def _run_walk(walk: Walk) -> State:
-    source = walk.source
+    state: State
     try:
         root = walk.node((), 0)
     except CorruptError:
-        return "more" if source.beyond else "cut" if source.cut else "wrong"
+        state = "more" if source.beyond else "cut" if source.cut else "wrong"
     except (UnsupportedError, HostileError):
-        return "more"  # valid msgpack up to something that opening will report
-    return "whole" if isinstance(root, Table) and source.position == source.size else "wrong"
+        state = "more"  # valid msgpack up to something that opening will report
+    else:
+        state = "whole" if isinstance(root, Table) and source.position == source.size else "wrong"
+    return Glance(tuple(walk.paths), tuple(walk.texts), walk.arrays, state) if walk.paths else None
 
 
 def _whole(source: MessageSource) -> Node:

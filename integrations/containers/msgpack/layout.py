@@ -174,31 +174,25 @@ class _Layout:
 
     def node(self, node: _TreeNode | _ValueLeaf | TensorSpec, path: KeyPath) -> None:
         """One object with everything in it."""
-        if isinstance(node, TensorSpec):
-            self._tensor(node)
+        if isinstance(node, TensorSpec) and node.nbytes > CHUNK_LIMIT:
+            self._add_chunks(node)
+        elif isinstance(node, TensorSpec):
+            lone = not node.shape and dict(node.tags or {}).items() >= SCALAR_TAG.items()
+            self._array(node, node.shape, 0, node.nbytes, SCALAR if lone else NDARRAY)
         elif isinstance(node, _ValueLeaf) and node.data is not None:
             self._run += node.data
         elif isinstance(node, _ValueLeaf):
             self._run += scalar(node.value) if node.empty is None else empty(node.empty)
         else:
             self._run += map_head(len(node.children))
-            width = self._mark(path)
+            if path:
+                width = LIST_MARK if path in self._lists else 0
+            else:
+                width = _ROOTS["list" if path in self._lists else "dict"]
             for key, child in node.children.items():
                 self._run += text(key, width)
                 self.node(child, (*path, key))
                 width = 0
-
-    def _mark(self, path: KeyPath) -> int:
-        if not path:
-            return _ROOTS["list" if path in self._lists else "dict"]
-        return LIST_MARK if path in self._lists else 0
-
-    def _tensor(self, spec: TensorSpec) -> None:
-        if spec.nbytes > CHUNK_LIMIT:
-            self._add_chunks(spec)
-            return
-        lone = not spec.shape and dict(spec.tags or {}).items() >= SCALAR_TAG.items()
-        self._array(spec, spec.shape, 0, spec.nbytes, SCALAR if lone else NDARRAY)
 
     def _add_chunks(self, spec: TensorSpec) -> None:
         width = dtypes.canonical_size(spec.dtype, 1)

@@ -67,9 +67,13 @@ class DeflatedMember:
 
         stream = _Stream(self)
         stream.take(self.header.length)
-        stored = _stored_spec(spec, fortran=self.header.fortran)
+        # Fortran order is C order of the reversed axes.
+        stored = TensorSpec(spec.path, spec.shape[::-1] if self.header.fortran else spec.shape, spec.dtype)
+        native, order = dtypes.numpy_dtype(spec.dtype), ">" if self.header.big_endian else "<"
+        # To swap bytes, unsigned integers stand for ml_dtypes, which have no big-endian form.
+        word = np.dtype(f"{order}u{native.itemsize}") if native.kind == "V" else native.newbyteorder(order)
         for region, span in row_bands(stored, BAND):
-            raw = np.frombuffer(stream.take(span.nbytes), _word(spec.dtype, big=self.header.big_endian))
+            raw = np.frombuffer(stream.take(span.nbytes), word)
             array = raw.reshape([part.stop - part.start for part in region]).view(raw.dtype)
             if self.header.fortran:
                 region, array = region[::-1], array.T  # noqa: PLW2901  the same band, transposed
@@ -169,21 +173,6 @@ class _Stream:
             uri=self._member.file.uri,
             cure="restore the file from a backup or download it again",
         )
-
-
-def _stored_spec(spec: TensorSpec, *, fortran: bool) -> TensorSpec:
-    """The tensor in stored order: Fortran order is C order of the reversed axes."""
-    return TensorSpec(spec.path, spec.shape[::-1] if fortran else spec.shape, spec.dtype)
-
-
-def _word(dtype: str, *, big: bool) -> np.dtype:
-    """The dtype for swapping bytes: ml_dtypes have no big-endian form, so unsigned integers stand for them."""
-    import numpy as np
-
-    native = dtypes.numpy_dtype(dtype)
-    return np.dtype(f"{'>' if big else '<'}u{native.itemsize}") if native.kind == "V" else native.newbyteorder(
-        ">" if big else "<"
-    )  # fmt: skip
 
 
 def _canonical(array: np.ndarray, dtype: str) -> np.ndarray:

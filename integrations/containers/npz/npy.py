@@ -121,7 +121,15 @@ def read_header(read: Callable[[int, int], bytes], uri: str, name: str) -> NpyHe
             uri=uri,
             cure="restore the file from a backup or download it again",
         )
-    version, (start, size) = f"{head[6]}.{head[7]}", _extent(head, uri, name)
+    version = f"{head[6]}.{head[7]}"
+    if version == "1.0":
+        start, size = 10, struct.unpack_from("<H", head, 8)[0]
+    elif version in ("2.0", "3.0"):
+        start, size = 12, struct.unpack_from("<I", head, 8)[0]
+    else:
+        raise UnsupportedError(
+            f"unsupported .npy version {version} in {name}", uri=uri, cure="upgrade wherry"
+        )
     if size > _LARGEST:
         raise CorruptError(
             f"header of {size} bytes in {name} exceeds the limit of {_LARGEST}",
@@ -138,19 +146,6 @@ def read_header(read: Callable[[int, int], bytes], uri: str, name: str) -> NpyHe
             cure="restore the file from a backup or download it again",
         )
     return _interpret(text, version, start + size, crc32(head[: start + size]), uri, name)
-
-
-def _extent(head: bytes, uri: str, name: str) -> tuple[int, int]:
-    """Where the header text begins, and its length."""
-    if head[6:8] == b"\x01\x00":
-        return 10, struct.unpack_from("<H", head, 8)[0]
-    if head[6:8] in (b"\x02\x00", b"\x03\x00"):
-        return 12, struct.unpack_from("<I", head, 8)[0]
-    raise UnsupportedError(
-        f"unsupported .npy version {head[6]}.{head[7]} in {name}",
-        uri=uri,
-        cure="upgrade wherry",
-    )
 
 
 def _interpret(text: bytes, version: str, length: int, crc: int, uri: str, name: str) -> NpyHeader:

@@ -22,8 +22,6 @@ from wherry.store.crc import combine
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    import numpy as np
-
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Value
     from wherry.formats.contents import Access
@@ -182,16 +180,11 @@ class NpzReader(FilesReader):
         def fill(region: Region, out: memoryview) -> None:
             result = as_array(out, spec.dtype, region_shape(region))
             for box, elements in member.bands(spec):
-                _copy_shared(result, region, elements, box)
+                shared = shared_region(region, box)
+                if shared is not None:
+                    result[region_within(shared, region)] = elements[region_within(shared, box)]
 
         return Chunked(spec.shape, ChunkDecoder(fill, "deflate", lambda _whole: HELD, decode))
-
-
-def _copy_shared(result: np.ndarray, region: Region, elements: np.ndarray, box: Region) -> None:
-    """Copy the part of a region that a box holds."""
-    shared = shared_region(region, box)
-    if shared is not None:
-        result[region_within(shared, region)] = elements[region_within(shared, box)]
 
 
 def _corrupt(what: str, location: Location) -> CorruptError:

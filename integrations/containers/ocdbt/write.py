@@ -81,7 +81,15 @@ def encode_database(
     while len(level) > 1:
         height += 1
         level = [_put(data, nodes, *_interior(part, height)) for part in _parts(level)]
-    return bytes(data), _manifest(level, height, uuid, nanoseconds)
+    config = b"".join((
+        uuid, b"\x00", _varint(_INLINE_BYTES), _varint(_NODE_BYTES), bytes([_ARITY_LOG2]),
+        _ZSTD, struct.pack("<i", 0),
+    ))  # fmt: skip
+    versions = b"".join((
+        _varint(1), _varint(1), bytes([height]), _children(level), struct.pack("<Q", nanoseconds),
+    ))  # fmt: skip
+    manifest = config + _files([root.place.file for root in level]) + versions + _varint(0)
+    return bytes(data), _seal(MANIFEST_MAGIC, manifest)
 
 
 def _parts(entries: Sequence[_Entry]) -> Iterable[Sequence[_Entry]]:
@@ -133,17 +141,6 @@ def _children(children: Sequence[_Child]) -> bytes:
         _varints(child.tree_bytes for child in children),
         _varints(child.value_bytes for child in children),
     ))  # fmt: skip
-
-
-def _manifest(roots: Sequence[_Child], height: int, uuid: bytes, nanoseconds: int) -> bytes:
-    config = b"".join((
-        uuid, b"\x00", _varint(_INLINE_BYTES), _varint(_NODE_BYTES), bytes([_ARITY_LOG2]),
-        _ZSTD, struct.pack("<i", 0),
-    ))  # fmt: skip
-    versions = b"".join((
-        _varint(1), _varint(1), bytes([height]), _children(roots), struct.pack("<Q", nanoseconds),
-    ))  # fmt: skip
-    return _seal(MANIFEST_MAGIC, config + _files([root.place.file for root in roots]) + versions + _varint(0))
 
 
 def _seal(magic: int, body: bytes) -> bytes:

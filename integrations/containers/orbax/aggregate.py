@@ -17,7 +17,6 @@ from wherry.integrations.containers.orbax import tree
 from wherry.integrations.containers.orbax.layout import MSGPACK, TREE, JsonObject, OrbaxItem
 
 if TYPE_CHECKING:
-    from wherry.core.keypath import KeyPath
     from wherry.integrations.containers.msgpack.contents import MsgpackContents
     from wherry.integrations.containers.orbax.tree import ItemTree
     from wherry.storage.location import Location
@@ -42,7 +41,41 @@ def read_tree(location: Location, item: OrbaxItem, metadata: JsonObject) -> Item
     packed = msgpack_tree(location.join(MSGPACK)) if item.msgpack else None
     if described is None or packed is None:
         return described or packed or tree.ItemTree()
-    return _join(described, packed, location.uri)
+    # `_METADATA` with the bytes of the msgpack tree, and with the leaves that only the latter has.
+    leaves = {*described.arrays, *described.strings}
+    clash = next((path for path in described.empties if path in packed.inline or path in packed.arrays), None)
+    if clash is not None:
+        raise CorruptError(
+            f"conflict between {TREE} and {MSGPACK}: {described.empties[clash]} in the first, an array in the second",
+            uri=location.uri,
+            path=render(clash),
+        )
+    owned = set(described.arrays.values())
+    new = {path: name for path, name in packed.arrays.items() if path not in leaves and name not in owned}
+    # `_METADATA` states of every node above its leaves whether it is a list.
+    nodes = {path[:depth] for path in leaves for depth in range(len(path))}
+    return tree.ItemTree(
+        arrays={
+            **{
+                path: packed.arrays.get(path, name)
+                for path, name in described.arrays.items()
+                if path not in packed.inline
+            },
+            **new,
+        },
+        aggregated=described.aggregated,
+        scalars=described.scalars | packed.scalars,
+        strings={path: name for path, name in described.strings.items() if path not in packed.texts},
+        empties={
+            **{path: kind for path, kind in packed.empties.items() if path not in leaves},
+            **described.empties,
+        },
+        lists=described.lists | (packed.lists - nodes),
+        inline=packed.inline,
+        places=packed.places,
+        texts=packed.texts,
+        unknown=described.unknown,
+    )
 
 
 def msgpack_tree(file: Location) -> ItemTree:
@@ -84,44 +117,3 @@ def placeholder(value: object) -> str | None:
     if not isinstance(value, str):
         return None
     return next((value[len(prefix) :] for prefix in PLACEHOLDERS if value.startswith(prefix)), None)
-
-
-def _join(described: ItemTree, packed: ItemTree, uri: str) -> ItemTree:
-    """`_METADATA` with the bytes of the msgpack tree, and with the leaves that only the latter has."""
-    leaves = {*described.arrays, *described.strings}
-    clash = next((path for path in described.empties if path in packed.inline or path in packed.arrays), None)
-    if clash is not None:
-        raise CorruptError(
-            f"conflict between {TREE} and {MSGPACK}: {described.empties[clash]} in the first, an array in the second",
-            uri=uri,
-            path=render(clash),
-        )
-    owned = set(described.arrays.values())
-    new = {path: name for path, name in packed.arrays.items() if path not in leaves and name not in owned}
-    return tree.ItemTree(
-        arrays={
-            **{
-                path: packed.arrays.get(path, name)
-                for path, name in described.arrays.items()
-                if path not in packed.inline
-            },
-            **new,
-        },
-        aggregated=described.aggregated,
-        scalars=described.scalars | packed.scalars,
-        strings={path: name for path, name in described.strings.items() if path not in packed.texts},
-        empties={
-            **{path: kind for path, kind in packed.empties.items() if path not in leaves},
-            **described.empties,
-        },
-        lists=described.lists | (packed.lists - _nodes(leaves)),
-        inline=packed.inline,
-        places=packed.places,
-        texts=packed.texts,
-        unknown=described.unknown,
-    )
-
-
-def _nodes(leaves: set[KeyPath]) -> set[KeyPath]:
-    """Every node above these leaves, for which `_METADATA` states whether it is a list."""
-    return {path[:depth] for path in leaves for depth in range(len(path))}

@@ -46,11 +46,22 @@ def missing_commit(item: Location, parent: Glimpse | None = None) -> str | None:
     step = (parent or Glimpse(item.parent)) if _is_in_step(item) else None
     if any(layout.is_uncommitted(name) for name in (item.name, item.parent.name)):
         return "not committed: the folder name has the suffix of a save in progress"
-    return (
-        _no_time(item if step is None else step.location)
-        or (step and _unfinished_item(step, item))
-        or _missing_marker(item, step)
-    )
+    home = item if step is None else step.location
+    try:
+        stated = layout.read_json(home.join(layout.CHECKPOINT))
+    except NotFoundError:
+        stated = {}
+    if stated.get(layout.COMMIT_TIME, 0) is None:
+        return f"not committed: {layout.COMMIT_TIME} is null in {layout.CHECKPOINT} of {home.name}"
+    if step is not None:
+        unfinished = [name for name in _folders(step) if layout.is_uncommitted(name)]
+        if unfinished:
+            return f"not committed: the step has {unfinished[0]}, an item of a save in progress"
+        if layout.DELETION in step.entries:
+            deleted = layout.read_json(home.join(layout.DELETION)).get("checkpointable_name")
+            if deleted == item.name:
+                return f"{layout.DELETION} says that {item.name} is being deleted"
+    return _missing_marker(item, home, step)
 
 
 def _is_in_step(item: Location) -> bool:
@@ -62,31 +73,8 @@ def _is_in_step(item: Location) -> bool:
     return marked or (step_number(step.name, any_prefix=True) is not None and step_number(item.name) is None)
 
 
-def _no_time(folder: Location) -> str | None:
-    """The reason if the metadata of a folder says that its save was not committed."""
-    try:
-        stated = layout.read_json(folder.join(layout.CHECKPOINT))
-    except NotFoundError:
-        return None
-    if stated.get(layout.COMMIT_TIME, 0) is None:
-        return f"not committed: {layout.COMMIT_TIME} is null in {layout.CHECKPOINT} of {folder.name}"
-    return None
-
-
-def _unfinished_item(step: Glimpse, item: Location) -> str | None:
-    """The reason if a step has an item that was not finished, or if the item is being deleted."""
-    names = [name for name in _folders(step) if layout.is_uncommitted(name)]
-    if names:
-        return f"not committed: the step has {names[0]}, an item of a save in progress"
-    if layout.DELETION not in step.entries:
-        return None
-    deleted = layout.read_json(step.location.join(layout.DELETION)).get("checkpointable_name")
-    return f"{layout.DELETION} says that {item.name} is being deleted" if deleted == item.name else None
-
-
-def _missing_marker(item: Location, step: Glimpse | None) -> str | None:
+def _missing_marker(item: Location, home: Location, step: Glimpse | None) -> str | None:
     """The reason if the commit member is missing where the store or the writer requires it."""
-    home = item if step is None else step.location
     inside, around = item.join(layout.COMMITTED).exists(), home.join(layout.COMMITTED).exists()
     protocol = item.store.protocol
     if protocol in layout.RENAMELESS:
@@ -133,7 +121,14 @@ def _marked_sibling(home: Location, item: Location, name: str) -> str | None:
     own = _fields(item)
     if layout.USE_OCDBT in own:
         marked = [step for step in marked if step.number < number]
-    return next((step.name for step in reversed(marked) if own == _fields_of(run, step, name)), None)
+    return next(
+        (
+            step.name
+            for step in reversed(marked)
+            if own == _fields(run.join(step.name).join(name) if name else run.join(step.name))
+        ),
+        None,
+    )
 
 
 def _steps_of(run: Location) -> dict[str, list[StepFolder]]:
@@ -155,10 +150,6 @@ def _steps_of(run: Location) -> dict[str, list[StepFolder]]:
 
 def _prefix(name: str) -> str:
     return name.rstrip("0123456789")
-
-
-def _fields_of(run: Location, step: StepFolder, name: str) -> frozenset[str]:
-    return _fields(run.join(step.name).join(name) if name else run.join(step.name))
 
 
 def _fields(item: Location) -> frozenset[str]:

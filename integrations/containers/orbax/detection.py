@@ -11,6 +11,7 @@ writes are listed in the evidence, and refused by name if they decide the meanin
 from __future__ import annotations
 
 import shlex
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -92,14 +93,31 @@ def _found_item(glimpse: Glimpse, item: layout.OrbaxItem, parent: Glimpse | None
     verdict, refused, metadata = _verdict(location, item, parent)
     writer, signs = layout.generation(item, names | around, metadata)
     own = own_notes(metadata)
-    evidence = [Evidence(".", f"{sign} is written by {writer}") for sign in sorted(signs)]
+    seen = (
+        (layout.TREE, item.tree, "the tree"),
+        (layout.MSGPACK, item.msgpack, "a msgpack tree"),
+        (layout.MANIFEST, item.merged, "an OCDBT database"),
+    )
+    evidence = [Evidence(file, words) for file, there, words in seen if there]
+    evidence += [Evidence(name, "the arrays of one process") for name in item.processes]
+    evidence += [Evidence(".", f"{sign} is written by {writer}") for sign in sorted(signs)]
     if layout.V1_MARKER in around:
         evidence.append(Evidence(f"../{layout.V1_MARKER}", "saved through the v1 API"))
     if own:
         evidence.append(Evidence(layout.TREE, "written by wherry"))
         writer = f"wherry {own.get('version')} (as {writer})"
-    leaves = _leaves(metadata, location) if verdict == "ok" and item.tree else None
-    evidence += _too_new(metadata, leaves)
+    leaves = None
+    if verdict == "ok" and item.tree:
+        with suppress(WherryError):  # opening reports why the tree cannot be read
+            leaves = tree.parse_tree(metadata, location.uri)
+    # Fields that no tested release writes, and that do not change the meaning of the others.
+    unknown = sorted(metadata.keys() - _TREE_FIELDS) + sorted(leaves.unknown if leaves else ())
+    evidence += [
+        Evidence(
+            layout.TREE, f"unknown field {name!r}, which Orbax up to {NEWEST} does not write: a newer writer"
+        )
+        for name in unknown
+    ]
     if leaves:
         evidence += marks.wrappers(leaves.tensors)
     detection = Detection(
@@ -115,31 +133,10 @@ def _found_item(glimpse: Glimpse, item: layout.OrbaxItem, parent: Glimpse | None
         kind=read_leaves(leaves.tensors, leaves.others, leaves.empties).whole_of_arrays if leaves else None,
         verdict=verdict,
         reason=refused.what if refused else None,
-        evidence=(*_presence(item), *evidence),
+        evidence=tuple(evidence),
         cure=refused.cure if refused else None,
     )
     return FoundItem(detection, location, item, metadata, leaves)
-
-
-def _too_new(metadata: layout.JsonObject, leaves: tree.ItemTree | None) -> list[Evidence]:
-    """Fields that no tested release writes, and that do not change the meaning of the others."""
-    names = sorted(metadata.keys() - _TREE_FIELDS) + sorted(leaves.unknown if leaves else ())
-    return [
-        Evidence(
-            layout.TREE, f"unknown field {name!r}, which Orbax up to {NEWEST} does not write: a newer writer"
-        )
-        for name in names
-    ]
-
-
-def _presence(item: layout.OrbaxItem) -> list[Evidence]:
-    seen = (
-        (layout.TREE, item.tree, "the tree"),
-        (layout.MSGPACK, item.msgpack, "a msgpack tree"),
-        (layout.MANIFEST, item.merged, "an OCDBT database"),
-    )
-    rows = [Evidence(file, words) for file, there, words in seen if there]
-    return rows + [Evidence(name, "the arrays of one process") for name in item.processes]
 
 
 def _verdict(
@@ -156,14 +153,6 @@ def _verdict(
     except WherryError as error:
         return verdict_of_damage(error.verdict), error, metadata
     return "ok", None, metadata
-
-
-def _leaves(metadata: layout.JsonObject, location: Location) -> tree.ItemTree | None:
-    """The leaves; None if the tree cannot be read, for which opening reports the reason."""
-    try:
-        return tree.parse_tree(metadata, location.uri)
-    except WherryError:
-        return None
 
 
 def _found_step(glimpse: Glimpse) -> FoundItem | None:

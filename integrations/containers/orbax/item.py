@@ -26,10 +26,7 @@ from wherry.runtime.threads import without_collection
 from wherry.tree.tree_reading import read_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from wherry.integrations.containers.msgpack.contents import PlacedReader
-    from wherry.integrations.containers.zarr.listing import Listing
     from wherry.storage.location import Location
 
 _FETCH_AGAIN = "copy the checkpoint again, or use another step"
@@ -72,10 +69,18 @@ def open_item(
     arrays = open_arrays(location, leaves.arrays, ocdbt=item.ocdbt, listed=together)
     if arrays.without and not (partial and (arrays.found or leaves.inline)):
         raise _no_metadata(location, arrays, leaves)
-    shardings, unknown = _shardings(glimpse, leaves)
+    shardings, unknown = dict[str, Sharding](), frozenset[str]()
+    if layout.SHARDING in glimpse.entries:
+        shardings, unknown = tree.read_shardings(location, set(leaves.arrays.values()))
     own = tree.own_notes(metadata)
     stored = uncommitted or bool(metadata.get("store_array_data_equal_to_fill_value"))
-    reader = _reader(location, item, arrays, parts, leaves, zeros_stored=stored)
+    inline = placed_reader(location, leaves)
+    if parts:
+        reader = processes.UnmergedReader(location, arrays.found, parts, inline)
+    else:
+        reader = ArrayReader(
+            location, arrays.found, arrays.listing, None, ocdbt=item.ocdbt, zeros_stored=stored, inline=inline
+        )
     reader.lost = dict.fromkeys(arrays.without, "missing .zarray or zarr.json: shape and dtype are unknown")
     manifest = Manifest(
         tensors=_specs(arrays.found, leaves, shardings, _prng(location, glimpse, own), own_axes(own)),
@@ -89,43 +94,15 @@ def open_item(
     manifest = replace(manifest, kind=read_tree(manifest).whole_of_arrays)
     manifest, reader.arrays = _own_scalars(manifest, reader, own.get("scalars"))
     manifest, named = partitioning.with_names(manifest)
-    notes = [*_notes(item, leaves, unknown), *named]
+    notes = [] if item.tree else marks.wrappers(leaves.tensors)  # detection has those of `_METADATA`
+    if leaves.inline:
+        notes.append(Evidence(layout.MSGPACK, f"{len(leaves.inline)} arrays are stored in the msgpack tree"))
+    notes += [Evidence(layout.SHARDING, f"unknown sharding type {kind}") for kind in sorted(unknown)]
     zarr3 = any(array.zarr.version == 3 for array in arrays.found.values())  # noqa: PLR2004  zarr 3
     version = layout.layout_words(item, zarr3=zarr3, arrays=bool(arrays.found))
     version = version if leaves.tensors else detection.format_version
-    precise = replace(detection.seen(*notes), kind=manifest.kind, format_version=version)
+    precise = replace(detection.seen(*notes, *named), kind=manifest.kind, format_version=version)
     return Opened(precise, manifest, reader)
-
-
-def _shardings(glimpse: Glimpse, leaves: tree.ItemTree) -> tuple[dict[str, Sharding], frozenset[str]]:
-    """The shardings of the arrays, and the types of those that are unknown; both empty without `_sharding`."""
-    if layout.SHARDING not in glimpse.entries:
-        return {}, frozenset()
-    return tree.read_shardings(glimpse.location, set(leaves.arrays.values()))
-
-
-def _reader(
-    location: Location,
-    item: layout.OrbaxItem,
-    arrays: Arrays,
-    parts: Mapping[str, Listing],
-    leaves: tree.ItemTree,
-    *,
-    zeros_stored: bool,
-) -> ArrayReader:
-    """The reader of an item; reads the databases of its processes if these were never merged."""
-    inline = placed_reader(location, leaves)
-    if parts:
-        return processes.UnmergedReader(location, arrays.found, parts, inline)
-    return ArrayReader(
-        location,
-        arrays.found,
-        arrays.listing,
-        None,
-        ocdbt=item.ocdbt,
-        zeros_stored=zeros_stored,
-        inline=inline,
-    )
 
 
 def require_whole(location: Location, item: layout.OrbaxItem | None, parent: Glimpse | None = None) -> None:
@@ -240,14 +217,6 @@ def _specs(
 def _fitting(axes: tuple[AxisName, ...] | None, array: StoredArray) -> tuple[AxisName, ...] | None:
     """Noted axis names if they fit the rank of the tensor, else None."""
     return axes if axes is not None and len(axes) == len(array.zarr.shape) else None
-
-
-def _notes(item: layout.OrbaxItem, leaves: tree.ItemTree, unknown: Iterable[str]) -> list[Evidence]:
-    """Evidence that only opening gives; detection has already reported the rest."""
-    notes = [] if item.tree else marks.wrappers(leaves.tensors)
-    if leaves.inline:
-        notes.append(Evidence(layout.MSGPACK, f"{len(leaves.inline)} arrays are stored in the msgpack tree"))
-    return notes + [Evidence(layout.SHARDING, f"unknown sharding type {kind}") for kind in sorted(unknown)]
 
 
 def _prng(location: Location, glimpse: Glimpse, own: dict[str, Any]) -> dict[str, str]:

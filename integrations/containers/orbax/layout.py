@@ -138,18 +138,14 @@ def look_at_item(glimpse: Glimpse) -> OrbaxItem | None:
     )
     if item.tree or item.msgpack or item.processes or SHARDING in entries:
         return item
-    # A database alone may be of any program that uses tensorstore: the files of a save show that it is Orbax's.
-    return item if item.merged and "d" in entries and _is_of_orbax(glimpse) else None
-
-
-def _is_of_orbax(glimpse: Glimpse) -> bool:
-    """Whether a folder, or the step around it, has small files that Orbax writes, or a record of wherry."""
-    if any(
-        name in glimpse.entries for name in (CHECKPOINT, COMMITTED, ARRAY_METADATAS, STRINGS, FOLDER_NAME)
-    ):
-        return True
-    around = (CHECKPOINT, COMMITTED, V1_MARKER)
-    return any(glimpse.location.parent.join(name).exists() for name in around)
+    if not item.merged or "d" not in entries:
+        return None
+    # A database alone may be of any program that uses tensorstore: small files in it or in the step around it show
+    # that it is Orbax's, or a record of wherry.
+    if any(name in entries for name in (CHECKPOINT, COMMITTED, ARRAY_METADATAS, STRINGS, FOLDER_NAME)):
+        return item
+    step = glimpse.location.parent
+    return item if any(step.join(name).exists() for name in (CHECKPOINT, COMMITTED, V1_MARKER)) else None
 
 
 def items_of_step(glimpse: Glimpse) -> dict[str, OrbaxItem]:

@@ -112,15 +112,11 @@ def _cut(shard: tuple[int, ...], split: tuple[bool, ...], dtype: str) -> tuple[i
         return (1, *_cut(shard[1:], split[1:], dtype))
     if not split[0]:
         return (_MOST // row, *shard[1:])
-    divisors = _divisors(shard[0])
+    small = [one for one in range(1, math.isqrt(shard[0]) + 1) if shard[0] % one == 0]
+    divisors = sorted({*small, *(shard[0] // one for one in small)})
     fitting = max(rows for rows in divisors if rows * row <= _MOST)
     large = next((rows for rows in divisors if rows * row >= _LEAST), shard[0])
     return (max(fitting, large), *shard[1:])
-
-
-def _divisors(number: int) -> list[int]:
-    small = [one for one in range(1, math.isqrt(number) + 1) if number % one == 0]
-    return sorted({*small, *(number // one for one in small)})
 
 
 @cache
@@ -146,9 +142,13 @@ def parse(option: str) -> Partition:
             raise UsageError(
                 f"invalid clause {clause!r} in chunks; expected mesh:, spec: or rules:", cure=_CURE
             )
-    partition = Partition(mesh, tuple(specs), rules)
-    _require_known(partition)
-    return partition
+    every = [*rules.values(), *(entry for _pattern, spec in specs for entry in spec)]
+    unknown = sorted({axis for entry in every for axis in entry} - mesh.keys())
+    if unknown:
+        raise UsageError(f"unknown mesh axis in chunks: {', '.join(unknown)}", cure=_CURE)
+    if not every:
+        raise UsageError("missing spec: or rules: in chunks", cure=_CURE)
+    return Partition(mesh, tuple(specs), rules)
 
 
 def _parts_on_mesh(spec: TensorSpec, partition: Partition) -> tuple[int, ...]:
@@ -189,15 +189,6 @@ def _entries(spec: TensorSpec, partition: Partition) -> tuple[Entry, ...]:
 def _apply_rules(axis: AxisName, rules: dict[str, Entry]) -> Entry:
     names = axis if isinstance(axis, tuple) else (axis,)
     return tuple(mesh_axis for name in names for mesh_axis in rules.get(str(name), ()))
-
-
-def _require_known(partition: Partition) -> None:
-    entries = [*partition.rules.values(), *(entry for _pattern, spec in partition.specs for entry in spec)]
-    unknown = sorted({axis for entry in entries for axis in entry} - partition.mesh.keys())
-    if unknown:
-        raise UsageError(f"unknown mesh axis in chunks: {', '.join(unknown)}", cure=_CURE)
-    if not entries:
-        raise UsageError("missing spec: or rules: in chunks", cure=_CURE)
 
 
 def _pairs(text: str, option: str) -> list[tuple[str, str]]:

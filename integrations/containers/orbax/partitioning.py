@@ -80,7 +80,12 @@ def with_names(manifest: Manifest) -> tuple[Manifest, tuple[Evidence, ...]]:
     found = place_boxes(rows, manifest.tensors)
     if not found:
         return manifest, (Evidence(FIELD, "axis names do not fit the tree"),)
-    tensors = {path: _name_axes(spec, found.get(path)) for path, spec in manifest.tensors.items()}
+    tensors = dict(manifest.tensors)
+    for path, names in found.items():
+        spec = tensors[path]
+        sharding = Sharding(spec=names.spec, rules=names.rules) if names.rules else spec.sharding
+        tags = {**(spec.tags or {}), BOX_TAG: names.box}
+        tensors[path] = replace(spec, axes=names.axes, sharding=sharding, tags=tags)
     seen = Evidence(FIELD, f"{len(found)} of {len(tensors)} arrays have logical axis names")
     return replace(manifest, tensors=tensors), (seen,)
 
@@ -94,7 +99,10 @@ def place_boxes(rows: Rows, tensors: Mapping[KeyPath, TensorSpec]) -> dict[KeyPa
     """
     plain = _plain(tensors)
     found: dict[KeyPath, BoxNames] = {}
-    for some in (rows, _below(rows)):
+    below: Rows = {}
+    if all(key[:1] == (COLLECTION,) for key in rows):  # they are also tried without the collection
+        below = {key[1:]: names for key, names in rows.items()}
+    for some in (rows, below):
         for root in _roots(some, plain, tensors):
             found.update({plain[(*root, *key)]: names for key, names in some.items()})
     return found
@@ -170,26 +178,10 @@ def _box(spec: TensorSpec) -> str | None:
     return (spec.tags or {}).get(BOX_TAG)
 
 
-def _name_axes(spec: TensorSpec, names: BoxNames | None) -> TensorSpec:
-    if names is None:
-        return spec
-    sharding = Sharding(spec=names.spec, rules=names.rules) if names.rules else spec.sharding
-    return replace(spec, axes=names.axes, sharding=sharding, tags={**(spec.tags or {}), BOX_TAG: names.box})
-
-
 def _plain(tensors: Mapping[KeyPath, TensorSpec]) -> dict[KeyPath, KeyPath]:
     """Key path without the box → key path."""
     boxed = wrapped_leaves(tensors, BOX)
     return {path[:-1] if path in boxed else path: path for path in tensors}
-
-
-def _below(rows: Rows) -> Rows:
-    """The rows without the collection that is the first part of all their paths; else empty."""
-    return (
-        {key[1:]: names for key, names in rows.items()}
-        if all(key[:1] == (COLLECTION,) for key in rows)
-        else {}
-    )
 
 
 def _roots(

@@ -242,7 +242,12 @@ def _sharding(text: str, location: Location) -> Sharding | str:
     if fields == _ANYWHERE:
         return _SINGLE
     kind = fields["sharding_type"]
-    return _named_sharding(fields) if kind == "NamedSharding" else str(kind)[:_LONGEST_TYPE]
+    if kind != "NamedSharding":
+        return str(kind)[:_LONGEST_TYPE]
+    mesh = tuple(
+        (str(name), int(extent)) for name, extent in zip(fields["axis_names"], fields["shape"], strict=True)
+    )
+    return Sharding(mesh=mesh, spec=tuple(_axis(axis) for axis in fields["partition_spec"]))
 
 
 def read_prng_impls(location: Location) -> dict[str, str]:
@@ -321,7 +326,11 @@ def tree_json(
         custom: the free metadata of the item.
         keys: tensors that are restored as typed keys.
     """
-    scalars = [path for path, spec in manifest.tensors.items() if _is_scalar(spec)]
+    scalars = [
+        path
+        for path, spec in manifest.tensors.items()
+        if spec.tags is not None and not spec.shape and SCALAR_TAG.items() <= spec.tags.items()
+    ]
     rows: dict[KeyPath, str] = {
         **dict.fromkeys(manifest.tensors, NUMPY_ARRAY),
         **dict.fromkeys(scalars, SCALAR),
@@ -356,10 +365,6 @@ def _value_type(value: object) -> str:
     if value is None:
         return "None"
     return "string" if isinstance(value, str) else SCALAR
-
-
-def _is_scalar(spec: TensorSpec) -> bool:
-    return spec.tags is not None and not spec.shape and SCALAR_TAG.items() <= spec.tags.items()
 
 
 def _path(keys: list[JsonObject], lists: set[KeyPath], uri: str) -> KeyPath:
@@ -409,13 +414,6 @@ def refuse_shared_names(names: Mapping[KeyPath, str], uri: str) -> None:
             uri=uri,
             cure="rename the leaves and save again; the checkpoint does not record which tensor was kept",
         )
-
-
-def _named_sharding(fields: JsonObject) -> Sharding:
-    mesh = tuple(
-        (str(name), int(extent)) for name, extent in zip(fields["axis_names"], fields["shape"], strict=True)
-    )
-    return Sharding(mesh=mesh, spec=tuple(_axis(axis) for axis in fields["partition_spec"]))
 
 
 def _axis(axis: object) -> AxisName:

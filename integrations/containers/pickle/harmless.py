@@ -164,21 +164,16 @@ def _deque(items: Any = (), most: Any = None) -> list[Any]:
     return list(items)
 
 
-def _dtype_name(dtype: Any) -> tuple[str, str]:
-    """Code (`f4`) and byte order of a pickled numpy dtype."""
-    if not isinstance(dtype, CallRecord) or not dtype.args or type(dtype.args[0]) is not str:
-        raise UnsupportedError("unsupported dtype of a numpy scalar in the pickle", cure="save plain numbers")
-    state: Any = dtype.state
-    order = state[1] if isinstance(state, tuple) and len(cast("tuple[Any, ...]", state)) > 1 else "|"
-    return dtype.args[0], str(order)
-
-
 def _numpy_scalar(args: tuple[Any, ...]) -> Opaque:
     """A numpy scalar as a plain number."""
     import numpy as np
 
     dtype, *raw = args
-    code, order = _dtype_name(dtype)
+    if not isinstance(dtype, CallRecord) or not dtype.args or type(dtype.args[0]) is not str:
+        raise UnsupportedError("unsupported dtype of a numpy scalar in the pickle", cure="save plain numbers")
+    code: str = dtype.args[0]
+    state: Any = dtype.state
+    order = str(state[1]) if isinstance(state, tuple) and len(cast("tuple[Any, ...]", state)) > 1 else "|"
     if code[:1] not in tuple("biuf") or len(raw) != 1:
         raise UnsupportedError(
             f"unsupported dtype {code!r} of a numpy scalar in the pickle", cure="save plain numbers"

@@ -100,7 +100,8 @@ class Machine:
         data, memo, position, stack = self.data, self.memo, self.position, self.stack
         size, made, short = self.size, 0, min(_MAX_NAME, self._far)
         for _ in range(-(-MAX_OPCODES // _CHECKED)):
-            self._require_memory(made)
+            if made + self.made + 8 * (len(self.memo) + len(self.stack)) > self._most:
+                raise beyond("the pickle", self._most, "bytes of values in memory")
             for _ in range(_CHECKED):
                 if position >= size:
                     raise CorruptError("the pickle is truncated: missing STOP opcode", cure=_AGAIN)
@@ -303,15 +304,10 @@ class Machine:
             self._open_getattr = None
             return
         maker = self.rules.allowed.get(wanted)
-        if args:
-            self._charge(args)
-        self.stack.append(CallRecord(wanted, args) if maker is None else maker(args))
-
-    def _charge(self, args: tuple[Any, ...]) -> None:
-        """Count the items that makers process: hostile pickles pass one sequence to many makers."""
-        for arg in args:
+        for arg in args:  # makers process the items: hostile pickles pass one sequence to many makers
             if type(arg) in _SIZED:
                 self.spend(len(arg))
+        self.stack.append(CallRecord(wanted, args) if maker is None else maker(args))
 
     def spend(self, work: int) -> None:
         """Count the work of opcodes beyond their own bytes."""
@@ -488,15 +484,6 @@ class Machine:
         self.made += _MEMO_BYTES
         self.memo[key] = self.stack[-1]
         self._usual = {}  # what was learned of the memo may no longer be so
-
-    def _require_memory(self, made: int) -> None:
-        """Refuse a pickle whose values take too much memory.
-
-        Args:
-            made: bytes of the values that the loop created itself.
-        """
-        if made + self.made + 8 * (len(self.memo) + len(self.stack)) > self._most:
-            raise beyond("the pickle", self._most, "bytes of values in memory")
 
 
 _AGAIN = "restore the file from a backup or download it again"

@@ -89,11 +89,7 @@ class PickledArray:
                 "unsupported numpy array without raw bytes in the pickle", cure="save arrays of numbers"
             )
         self.data = data
-        self._require_size()
-
-    def _require_size(self) -> None:
         size = dtypes.canonical_size(self.dtype, math.prod(self.shape))
-        data = self.data
         if isinstance(data, Far) and data.text:
             if not data.latin:
                 raise CorruptError(

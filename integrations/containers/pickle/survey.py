@@ -118,9 +118,18 @@ def survey_file(location: Location, name: str) -> Iterator[Stream]:
     """The pickles of one file."""
     head = location.read(0, 128)
     if head.startswith(LOCAL_MAGIC):
-        yield from _members(location, name)
+        try:
+            members = read_directory(location).members.values()
+        except WherryError:
+            yield from _scan_pickles(location, name)
+            return
+        for member in members:
+            yield from _member(location, member, f"{name}!{member.name}")
     elif head.startswith(_NPY):
-        yield from _object_array(location, name, head)
+        start = _after_header(head)
+        if _OBJECTS.search(location.read(0, min(start, _LARGEST_MEMBER))):
+            with open_for_walk(location) as data:
+                yield from streams(data, name, start)
     elif _looks_pickled(head, name):
         with open_for_walk(location) as data:
             yield from streams(data, name)
@@ -160,16 +169,6 @@ def _looks_pickled(head: bytes, name: str) -> bool:
     return head.startswith(_STARTS) or name.endswith(_PICKLE_ENDINGS)
 
 
-def _members(location: Location, name: str) -> Iterator[Stream]:
-    try:
-        members = read_directory(location).members.values()
-    except WherryError:
-        yield from _scan_pickles(location, name)
-        return
-    for member in members:
-        yield from _member(location, member, f"{name}!{member.name}")
-
-
 def _scan_pickles(location: Location, name: str) -> Iterator[Stream]:
     """Pickles of consecutive archives (the items of DCP files) and of truncated ones, found by their local headers."""
     with open_for_walk(location) as data:
@@ -188,7 +187,12 @@ def _scan_pickles(location: Location, name: str) -> Iterator[Stream]:
 
 def _member(location: Location, member: Member, name: str) -> Iterator[Stream]:
     try:
-        data = _inflate(location, member)
+        place = data_place(location, member)
+        head = _read_member(location, member, place, _HEADER)
+        named = member.name.endswith(_PICKLE_ENDINGS) and is_opcode(head[:1])
+        looks = named or head[:1] == b"\x80" or head.startswith(_NPY)
+        # Of a member that begins with no opcode, where every reading ends, the first bytes suffice.
+        data = _read_member(location, member, place, _LARGEST_MEMBER) if looks else head
     except (WherryError, zlib.error) as error:
         if name.endswith(_PICKLE_ENDINGS):
             yield Stream(name, 0, (), error.what if isinstance(error, WherryError) else str(error))
@@ -201,25 +205,9 @@ def _member(location: Location, member: Member, name: str) -> Iterator[Stream]:
         yield from streams(data, name)
 
 
-def _inflate(location: Location, member: Member) -> bytes:
-    """A member that can hold pickles; of one that begins with no opcode, where every reading ends, the first bytes."""
-    start = data_place(location, member)
-    head = _read_member(location, member, start, _HEADER)
-    named = member.name.endswith(_PICKLE_ENDINGS) and is_opcode(head[:1])
-    looks = named or head[:1] == b"\x80" or head.startswith(_NPY)
-    return _read_member(location, member, start, _LARGEST_MEMBER) if looks else head
-
-
 def _read_member(location: Location, member: Member, start: int, most: int) -> bytes:
     raw = location.read(start, start + min(member.size, most))
     return zlib.decompressobj(-15).decompress(raw, most) if member.method == _DEFLATED else raw
-
-
-def _object_array(location: Location, name: str, head: bytes) -> Iterator[Stream]:
-    start = _after_header(head)
-    if _OBJECTS.search(location.read(0, min(start, _LARGEST_MEMBER))):
-        with open_for_walk(location) as data:
-            yield from streams(data, name, start)
 
 
 def _after_header(head: bytes) -> int:

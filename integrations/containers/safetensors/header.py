@@ -287,23 +287,19 @@ def build(specs: Iterable[TensorSpec], metadata: Mapping[str, str]) -> bytes:
         start, end = end, end + stored_bytes(spec)
         dtype = _stored_dtype(spec)
         header[spec.path[0]] = {"dtype": dtype, "shape": list(spec.shape), "data_offsets": [start, end]}
-    text = _encode(header)
+    try:
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError as error:
+        raise UnrepresentableError(
+            f"safetensors cannot hold text that is not valid Unicode: {error.object[error.start : error.end]!a}",
+            cure="rename it with --rename, or choose another format",
+        ) from error
     text += b" " * (-len(text) % _ALIGNMENT)
     if len(text) > MAX_HEADER:
         raise UnrepresentableError(
             f"safetensors header of {len(text)} bytes exceeds the limit of {MAX_HEADER}"
         )
     return struct.pack("<Q", len(text)) + text
-
-
-def _encode(header: dict[str, Any]) -> bytes:
-    try:
-        return json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    except UnicodeEncodeError as error:
-        raise UnrepresentableError(
-            f"safetensors cannot hold text that is not valid Unicode: {error.object[error.start : error.end]!a}",
-            cure="rename it with --rename, or choose another format",
-        ) from error
 
 
 def _stored_dtype(spec: TensorSpec) -> str:

@@ -20,7 +20,7 @@ from wherry.core.keypath import KeyPath, render
 from wherry.errors import CorruptError, HostileError, NotACheckpointError, UnsupportedError
 from wherry.integrations.containers.flat.strides import PlacedTensor, require_honest_size, specs_of
 from wherry.integrations.containers.pickle.opcodes import load
-from wherry.integrations.containers.torch.values import RULES, PickleTree, Storage, TorchTensor, flatten
+from wherry.integrations.containers.torch.values import RULES, PickleTree, TorchTensor, flatten
 from wherry.integrations.containers.zip.read import Directory, data_offset, read_directory, read_member
 
 if TYPE_CHECKING:
@@ -139,7 +139,14 @@ def read_object(
         NotACheckpointError, UnsupportedError, HostileError, CorruptError: as `read_archive`.
     """
     root = _root(directory, location)
-    data = _pickle(directory, root, location)
+    member = directory.members[root + PICKLE]
+    data = read_member(location, member, _LARGEST_PICKLE)
+    if member.crc and crc32(data) != member.crc:
+        raise CorruptError(
+            f"checksum mismatch in {member.name}: expected CRC-32 {member.crc:#010x}, got {crc32(data):#010x}",
+            uri=location.uri,
+            cure="restore the file from a backup or download it again",
+        )
     tree = known.get(data)
     if tree is None:
         tree = known[data] = _tree(data, location, rules)
@@ -180,18 +187,6 @@ def _root(directory: Directory, location: Location) -> str:
     return found[0]
 
 
-def _pickle(directory: Directory, root: str, location: Location) -> bytes:
-    member = directory.members[root + PICKLE]
-    data = read_member(location, member, _LARGEST_PICKLE)
-    if member.crc and crc32(data) != member.crc:
-        raise CorruptError(
-            f"checksum mismatch in {member.name}: expected CRC-32 {member.crc:#010x}, got {crc32(data):#010x}",
-            uri=location.uri,
-            cure="restore the file from a backup or download it again",
-        )
-    return data
-
-
 def _note(directory: Directory, name: str, location: Location) -> str | None:
     member = directory.members.get(name)
     if member is None:
@@ -217,10 +212,7 @@ class _Placer:
         self._big = order == "big"
 
     def place(self, path: KeyPath, tensor: TorchTensor) -> PlacedTensor:
-        start, length, crc = self._storage(path, tensor.storage)
-        return place_view(self._location, path, tensor, PlacedStorage(start, length, crc, self._big))
-
-    def _storage(self, path: KeyPath, storage: Storage) -> tuple[int, int, int]:
+        storage = tensor.storage
         name = f"{self._root}/data/{storage.key}"
         member = self._directory.members.get(name)
         size = storage.elements * (dtypes.bits(storage.dtype) // 8 if storage.dtype else 1)
@@ -233,14 +225,13 @@ class _Placer:
                 cure="restore the file from a backup or download it again",
             )
         if name not in self._starts:
-            self._starts[name] = self._inside(data_offset(self._location, member), size, name)
-        return self._starts[name], size, member.crc
-
-    def _inside(self, start: int, size: int, name: str) -> int:
-        if start + size > self._directory.start:
-            raise CorruptError(
-                f"zip member {name} overlaps the central directory",
-                uri=self._location.uri,
-                cure="restore the file from a backup or download it again",
-            )
-        return start
+            start = data_offset(self._location, member)
+            if start + size > self._directory.start:
+                raise CorruptError(
+                    f"zip member {name} overlaps the central directory",
+                    uri=self._location.uri,
+                    cure="restore the file from a backup or download it again",
+                )
+            self._starts[name] = start
+        stored = PlacedStorage(self._starts[name], size, member.crc, self._big)
+        return place_view(self._location, path, tensor, stored)

@@ -48,7 +48,11 @@ def emit_tensor(out: PickleWriter, spec: TensorSpec, key: str) -> None:
     out.raw(b"tQ")
     out.value(0)
     out.tuple_of(spec.shape)
-    out.tuple_of(_strides(spec.shape))
+    strides, step = list[int](), 1
+    for extent in reversed(spec.shape):
+        strides.append(step)
+        step *= max(extent, 1)  # as torch computes them: an extent of 0 counts as 1
+    out.tuple_of(tuple(reversed(strides)))
     out.value(value=False)
     out.name("collections", "OrderedDict")
     out.raw(b")R")
@@ -176,10 +180,6 @@ class _ArchivesFile:
         end = -self._forms[-1].length % ALIGNMENT if self._forms else 0
         body.add(frame - end)  # no archive follows the last one
 
-    def _padding(self, archive: int) -> int:
-        """Bytes between an archive and the next one."""
-        return -self._forms[archive].length % ALIGNMENT if archive + 1 < len(self._forms) else 0
-
     def _segment(self, number: int) -> Segment:
         if self._body.tensors[number]:
             return self._tensors.raw(self._number, number)
@@ -212,16 +212,7 @@ class _ArchivesFile:
             data += frame.data
             if number < len(form.tensors):
                 break
-            data += bytes(self._padding(archive))
+            if archive + 1 < len(self._forms):
+                data += bytes(-form.length % ALIGNMENT)
             archive, number, before = archive + 1, 0, 0
         return Late(bytes(data), tuple(checksums))
-
-
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a contiguous tensor as torch computes them: an extent of 0 counts as 1."""
-    strides: list[int] = []
-    step = 1
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= max(extent, 1)
-    return tuple(reversed(strides))

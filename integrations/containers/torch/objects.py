@@ -248,14 +248,13 @@ class _Finish:
             return node.value
         children = {name: self.node(child, (*path, name)) for name, child in node.items()}
         if path not in self._lists:
-            return {self._key((*path, name)): child for name, child in children.items()}
+            if not self._keys:
+                return children
+            return {self._keys.get(render((*path, name)), name): child for name, child in children.items()}
         names = [str(index) for index in range(len(children))]
         if set(names) != set(children):
             raise UnrepresentableError(f"list {render(path)!r} has gaps in its indices")
         return [children[name] for name in names]
-
-    def _key(self, path: KeyPath) -> Any:
-        return self._keys.get(render(path), path[-1]) if self._keys else path[-1]
 
 
 def pickle_object(root: Any) -> tuple[bytes, list[TensorSpec]]:

@@ -252,25 +252,20 @@ def _from_type(args: tuple[Any, ...]) -> Any:
     if rebuild is None or type(rest) is not tuple:
         name = kind if isinstance(kind, Global) else "unknown"
         raise UnsupportedError(f"unsupported kind of tensor: {name}", cure="save it as a dense tensor")
-    held = _tensors_in(state)
-    if held:
-        raise UnsupportedError(
-            f"unsupported tensor of class {kind}: its attribute {held[0]} is a tensor of its own",
-            cure="save a state dict in which that tensor has a name",
-        )
-    return rebuild(rest)
-
-
-def _tensors_in(state: Any) -> list[str]:
-    """The attributes of an object that hold tensors; torch pickles a dict, or a pair of dicts."""
-    parts = state if type(state) is tuple else (state,)
-    return [
+    parts = state if type(state) is tuple else (state,)  # torch pickles a dict, or a pair of dicts
+    held = [
         str(name)
         for part in parts
         if type(part) is dict
         for name, value in cast("dict[Any, Any]", part).items()
         if isinstance(value, (TorchTensor, dict, list, tuple, CallRecord)) and _holds_tensor(value)
     ]
+    if held:
+        raise UnsupportedError(
+            f"unsupported tensor of class {kind}: its attribute {held[0]} is a tensor of its own",
+            cure="save a state dict in which that tensor has a name",
+        )
+    return rebuild(rest)
 
 
 def _holds_tensor(value: Any) -> bool:

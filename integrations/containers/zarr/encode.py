@@ -53,14 +53,28 @@ class ChunkEncoder:
 
     def unchanged(self, region: Region, spec: TensorSpec) -> bool:
         """See ChunkCodec."""
-        return self.plain and _is_prefix(region_shape(region), spec.chunks or ())
+        if not self.plain:
+            return False
+        # Whether it is a prefix of the chunk's elements: only the first axis that is cut may be shorter.
+        shape, chunks = region_shape(region), spec.chunks or ()
+        cut = next((axis for axis, chunk in enumerate(chunks) if chunk > 1), 0)
+        return shape[cut + 1 :] == chunks[cut + 1 :]
 
     def encode(self, data: memoryview, region: Region, spec: TensorSpec) -> memoryview:
         """See ChunkCodec."""
         if self.unchanged(region, spec):
             return data
         whole = pad_chunk(data, region, spec.chunks or (), spec.dtype)
-        return whole if self.plain else self._compress(whole)
+        if self.plain:
+            return whole
+        own = self._own
+        if not hasattr(own, "compress"):
+            own.compress = _zstd(checksum=self._checksum) if self._compression == "zstd" else _gzip
+            own.buffer = memoryview(b"")
+        bound = len(whole) + len(whole) // 8 + _SLACK
+        if len(own.buffer) < bound:
+            own.buffer = memoryview(mmap.mmap(-1, bound))  # page-aligned, for direct I/O
+        return own.compress(whole, own.buffer)
 
     def decoding(self, spec: TensorSpec) -> Hashable:
         """See ChunkCodec."""
@@ -72,15 +86,6 @@ class ChunkEncoder:
 
     def _array(self, spec: TensorSpec) -> ZarrArray:
         return array_of(spec.dtype, spec.shape, spec.chunks or (), self._version, self._compression)
-
-    def _compress(self, data: memoryview) -> memoryview:
-        own = self._own
-        if not hasattr(own, "compress"):
-            own.compress, own.buffer = _codec(self._compression, checksum=self._checksum), memoryview(b"")
-        bound = len(data) + len(data) // 8 + _SLACK
-        if len(own.buffer) < bound:
-            own.buffer = memoryview(mmap.mmap(-1, bound))  # page-aligned, for direct I/O
-        return own.compress(data, own.buffer)
 
 
 @lru_cache(1 << 12)
@@ -101,16 +106,6 @@ def pad_chunk(data: memoryview, region: Region, chunks: tuple[int, ...], dtype: 
     whole = np.zeros(chunks, dtypes.numpy_dtype(dtype))
     whole[tuple(slice(0, extent) for extent in shape)] = as_array(data, dtype, shape)
     return as_bytes(whole)
-
-
-def _is_prefix(shape: tuple[int, ...], chunks: tuple[int, ...]) -> bool:
-    """Whether a part of a chunk is a prefix of its elements: only the first axis that is cut may be shorter."""
-    cut = next((axis for axis, chunk in enumerate(chunks) if chunk > 1), 0)
-    return shape[cut + 1 :] == chunks[cut + 1 :]
-
-
-def _codec(compression: Compression, *, checksum: bool) -> _Compress:
-    return _zstd(checksum=checksum) if compression == "zstd" else _gzip
 
 
 def _zstd(*, checksum: bool) -> _Compress:

@@ -46,6 +46,8 @@ _STATUS_ERRORS: dict[str, type[WherryError]] = {
     "FAILED_PRECONDITION": CorruptError,
     "INVALID_ARGUMENT": CorruptError,
 }
+# System errors that have a specific cure; a message of tensorstore quotes them.
+_WITH_CURE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def context() -> ts.Context:
@@ -76,7 +78,13 @@ def base_spec(location: Location) -> JsonObject:
     if location.store.protocol in _BUCKETS:
         bucket, _, key = path.lstrip("/").partition("/")
         spec: JsonObject = {"driver": _BUCKETS[location.store.protocol], "bucket": bucket, "path": key}
-        return spec | _endpoint(spec["driver"])
+        if spec["driver"] != "s3":
+            name_emulator()
+            return spec
+        # The server and region that the environment names for the libraries of a store, which tensorstore does not ask.
+        url = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+        return spec | ({"endpoint": url, "aws_region": region} if url else {})
     raise UnsupportedError(
         f"unsupported storage {location.store.protocol}:// for zarr and OCDBT",
         uri=location.uri,
@@ -89,16 +97,6 @@ def name_emulator() -> None:
     emulator = os.environ.get("STORAGE_EMULATOR_HOST")
     if emulator:
         os.environ.setdefault("TENSORSTORE_GCS_HTTP_URL", emulator)
-
-
-def _endpoint(driver: str) -> JsonObject:
-    """The server and region that the environment names for the libraries of a store, which tensorstore does not ask."""
-    if driver != "s3":
-        name_emulator()
-        return {}
-    url = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
-    return {"endpoint": url, "aws_region": region} if url else {}
 
 
 def store_spec(location: Location, *, ocdbt: bool, writable: bool = False) -> JsonObject:
@@ -189,23 +187,15 @@ def translate_error(error: Exception, uri: str, path: str | None = None) -> Wher
         return storage_error(error, uri)
     text = str(error)
     word = text.partition(":")[0]
-    cause = _system_error(text)
-    if cause is not None and word != "NOT_FOUND":
-        return storage_error(cause, uri)
+    code = next((code for code in _WITH_CURE if os.strerror(code) in text), None)
+    if code is not None and word != "NOT_FOUND":
+        return storage_error(OSError(code, os.strerror(code)), uri)
     kind = _STATUS_ERRORS.get(word)
     if kind is None:
         return storage_error(OSError(errno.EIO, _first_sentence(text)), uri)
     return kind(
         _first_sentence(text), uri=uri, path=path, cure="copy the checkpoint again, or use another step"
     )
-
-
-def _system_error(text: str) -> OSError | None:
-    """The system error that a message quotes, for those errors that have a specific cure."""
-    for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM):
-        if os.strerror(code) in text:
-            return OSError(code, os.strerror(code))
-    return None
 
 
 def _first_sentence(text: str) -> str:

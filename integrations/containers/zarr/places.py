@@ -13,7 +13,7 @@ from wherry.target.files import start_after
 from wherry.target.grids import ChunkPlace, chunk_bytes, counts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from wherry.core.tensorspec import TensorSpec
 
@@ -62,10 +62,21 @@ class ChunkPlaces:
         """
         self._firsts, self._fields = array("q"), array("q")  # of all runs: the first chunk, and everything
         self.ends = {data_file(0): 0}
-        for run in _runs(specs, file_bytes):
-            self._firsts.append(run.first)
-            self._fields.extend(run)
-            self.ends[data_file(run.file)] = run.end
+        number = file = end = 0
+        for spec in specs:
+            size, left = chunk_bytes(spec), math.prod(counts_of(spec))
+            stride = start_after(size, size)
+            while left:
+                start = start_after(end, size)
+                room = (file_bytes - start - size) // stride + 1
+                if end and room <= 0:
+                    file, end = file + 1, 0
+                    continue
+                run = _ChunkRun(number, min(left, max(room, 1)), file, start, size, stride)
+                self._firsts.append(run.first)
+                self._fields.extend(run)
+                self.ends[data_file(run.file)] = run.end
+                number, left, end = number + run.chunks, left - run.chunks, run.end
 
     def at(self, number: int) -> ChunkPlace:
         """The place of a chunk, by its number."""
@@ -82,22 +93,6 @@ class ChunkPlaces:
     def _run(self, row: int) -> _ChunkRun:
         width = len(_ChunkRun._fields)
         return _ChunkRun(*self._fields[row * width : (row + 1) * width])
-
-
-def _runs(specs: Iterable[TensorSpec], file_bytes: int) -> Iterator[_ChunkRun]:
-    number = file = end = 0
-    for spec in specs:
-        size, left = chunk_bytes(spec), math.prod(counts_of(spec))
-        stride = start_after(size, size)
-        while left:
-            start = start_after(end, size)
-            room = (file_bytes - start - size) // stride + 1
-            if end and room <= 0:
-                file, end = file + 1, 0
-                continue
-            run = _ChunkRun(number, min(left, max(room, 1)), file, start, size, stride)
-            yield run
-            number, left, end = number + run.chunks, left - run.chunks, run.end
 
 
 @lru_cache(1 << 12)  # chunks share the name, of which a giant has a thousand

@@ -267,30 +267,27 @@ class ArrayReader(Contents):
                     path=spec.name,
                     cure="copy the missing files from the original checkpoint, or use another step",
                 )
-            self._require_plausible(array, key, spec)
-
-    def _require_plausible(self, array: StoredArray, key: str, spec: TensorSpec) -> None:
-        assert self.listing is not None
-        stored, decoded = self.listing.values[key].length, array.zarr.chunk_nbytes
-        if array.zarr.raw and stored != decoded + array.zarr.trailer:
-            raise CorruptError(
-                f"size mismatch in chunk {key}: expected {decoded + array.zarr.trailer} bytes, got {stored}",
-                uri=self.location.uri,
-                path=spec.name,
-            )
-        if stored > array.zarr.most_stored:
-            raise HostileError(
-                f"chunk {key} of {decoded} bytes takes {stored:,} bytes of storage",
-                uri=self.location.uri,
-                path=spec.name,
-                cure="copy the chunk from the original checkpoint again",
-            )
-        if decoded > _SMALLEST_SUSPECT and decoded > stored * MAX_EXPANSION:
-            raise HostileError(
-                f"chunk {key} of {stored} bytes claims to decode to {decoded}",
-                uri=self.location.uri,
-                path=spec.name,
-            )
+            assert self.listing is not None
+            stored, decoded = self.listing.values[key].length, array.zarr.chunk_nbytes
+            if array.zarr.raw and stored != decoded + array.zarr.trailer:
+                raise CorruptError(
+                    f"size mismatch in chunk {key}: expected {decoded + array.zarr.trailer} bytes, got {stored}",
+                    uri=self.location.uri,
+                    path=spec.name,
+                )
+            if stored > array.zarr.most_stored:
+                raise HostileError(
+                    f"chunk {key} of {decoded} bytes takes {stored:,} bytes of storage",
+                    uri=self.location.uri,
+                    path=spec.name,
+                    cure="copy the chunk from the original checkpoint again",
+                )
+            if decoded > _SMALLEST_SUSPECT and decoded > stored * MAX_EXPANSION:
+                raise HostileError(
+                    f"chunk {key} of {stored} bytes claims to decode to {decoded}",
+                    uri=self.location.uri,
+                    path=spec.name,
+                )
 
     def _context(self) -> ts.Context:
         """The tensorstore context, created when the first value is decoded with it; raw bytes do not need it."""

@@ -13,12 +13,11 @@ the devices that hold a shard writes it, or, since Orbax 0.11.9, each of them wr
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from itertools import islice, product
 from typing import TYPE_CHECKING
 
 from wherry.core import dtypes
-from wherry.core.tensorspec import AxisName, Region, Sharding, region_shape
+from wherry.core.tensorspec import Region, Sharding, region_shape
 from wherry.integrations.containers.ocdbt.read import PROCESS_PREFIX
 from wherry.mover.move import cells
 
@@ -32,18 +31,6 @@ _CHUNKS_LOOKED_AT = 1_000_000
 _SHARES_LOOKED_AT = 2_000_000
 _UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
 _NO_DECIMALS_FROM = 100
-
-
-@dataclass(slots=True)
-class _Count:
-    """The result of checking every expected chunk."""
-
-    present: int = 0
-    expected: int = 0
-    chunks: int = 0
-    chunks_present: int = 0
-    damaged: list[KeyPath] = field(default_factory=list["KeyPath"])
-    files: set[str] = field(default_factory=set[str])
 
 
 def shortfall(reader: ArrayReader, shardings: Mapping[KeyPath, Sharding]) -> str | None:
@@ -60,40 +47,35 @@ def shortfall(reader: ArrayReader, shardings: Mapping[KeyPath, Sharding]) -> str
     total = sum(array.zarr.chunk_count for array in reader.arrays.values())
     if listing is None or total > _CHUNKS_LOOKED_AT:
         return None
-    count = _Count()
+    present = expected = chunks = chunks_present = 0
+    damaged: set[KeyPath] = set()
+    files: set[str] = set()
     for path, array in reader.arrays.items():
-        _look(reader, path, array, count)
-    if not count.damaged:
+        whole = tuple(slice(0, extent) for extent in array.zarr.shape)
+        for region in cells(whole, array.zarr.chunks):
+            nbytes = dtypes.canonical_size(array.zarr.dtype, math.prod(region_shape(region)))
+            (key,) = islice(array.chunk_keys(region), 1)
+            chunks += 1
+            expected += nbytes
+            if listing.lack(key) is None:
+                chunks_present += 1
+                present += nbytes
+            else:
+                damaged.add(path)
+                value = listing.values.get(key)
+                files |= {value.file} if value is not None and value.file else set()
+    if not damaged:
         return None
     words = [
-        f"{_amount(count.present, count.expected)} present",
-        f"{count.chunks_present:,} of {count.chunks:,} chunks",
-        f"{len(count.damaged):,} of {len(reader.arrays):,} arrays are incomplete",
+        f"{_amount(present, expected)} present",
+        f"{chunks_present:,} of {chunks:,} chunks",
+        f"{len(damaged):,} of {len(reader.arrays):,} arrays are incomplete",
     ]
-    if count.files:
-        words.append(_lost_files(count.files))
-    hosts = _processes(reader, count) or _devices(reader, shardings)
+    if files:
+        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        words.append(f"data file {min(files)}{more} missing or truncated")
+    hosts = _processes(reader, files) or _devices(reader, shardings)
     return ", ".join([*([hosts] if hosts else []), *words])
-
-
-def _look(reader: ArrayReader, path: KeyPath, array: StoredArray, count: _Count) -> None:
-    whole = tuple(slice(0, extent) for extent in array.zarr.shape)
-    damaged = False
-    for region in cells(whole, array.zarr.chunks):
-        nbytes = dtypes.canonical_size(array.zarr.dtype, math.prod(region_shape(region)))
-        (key,) = islice(array.chunk_keys(region), 1)
-        lack = reader.listing.lack(key) if reader.listing is not None else "absent"
-        count.chunks += 1
-        count.expected += nbytes
-        if lack is None:
-            count.chunks_present += 1
-            count.present += nbytes
-        else:
-            damaged = True
-            value = reader.listing.values.get(key) if reader.listing is not None else None
-            count.files |= {value.file} if value is not None and value.file else set()
-    if damaged:
-        count.damaged.append(path)
 
 
 def _amount(present: int, expected: int) -> str:
@@ -105,15 +87,9 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= _NO_DECIMALS_FROM or value == int(value) else f"{value:.2f}"
 
 
-def _lost_files(files: set[str]) -> str:
-    first = min(files)
-    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
-    return f"data file {first}{more} missing or truncated"
-
-
-def _processes(reader: ArrayReader, count: _Count) -> str | None:
+def _processes(reader: ArrayReader, files: set[str]) -> str | None:
     """Of a merged OCDBT database: how many stores of processes still exist."""
-    if reader.listing is None or not count.files:
+    if reader.listing is None or not files:
         return None
     parts = {value.file.split("/")[0] for value in reader.listing.values.values() if value.file}
     stores = {part for part in parts if part.startswith(PROCESS_PREFIX)}
@@ -162,7 +138,7 @@ def _shares(array: StoredArray, sharding: Sharding, devices: list[dict[str, int]
     The first of the devices that hold a shard writes it, unless there is a chunk for each of them.
     """
     sizes, rank = dict(sharding.mesh), len(array.zarr.shape)
-    named = [_names(axis) for axis in sharding.spec[:rank]]
+    named = [(axis,) if isinstance(axis, str) else axis or () for axis in sharding.spec[:rank]]
     parts = [math.prod(sizes.get(name, 1) for name in names) for names in named]
     others = [name for name in sizes if not any(name in names for names in named)]
     replicas = math.prod(sizes[name] for name in others)
@@ -177,10 +153,6 @@ def _shares(array: StoredArray, sharding: Sharding, devices: list[dict[str, int]
             yield keys[replica * each : (replica + 1) * each]
         else:
             yield keys if replica == 0 else []
-
-
-def _names(axis: AxisName) -> tuple[str, ...]:
-    return (axis,) if isinstance(axis, str) else axis or ()
 
 
 def _place(names: Sequence[str], device: Mapping[str, int], sizes: Mapping[str, int]) -> int:

@@ -115,12 +115,8 @@ def held_bytes(array: ZarrArray, stored: StoredChunk) -> int:
         return nbytes + stored.length
     if array.codec == "zstd" and stored.length:  # a window larger than the chunk is not fully used
         state = min(_window(stored), nbytes)
-    return 2 * PIECE + _CODEC_BYTES + state + _read_ahead(stored)
-
-
-def _read_ahead(stored: StoredChunk) -> int:
-    """Bytes of memory that reading it from a remote store takes."""
-    return 0 if stored.in_order() is stored else 2 * min(2 * STEP, stored.length)
+    ahead = 0 if stored.in_order() is stored else 2 * min(2 * STEP, stored.length)  # of a remote store
+    return 2 * PIECE + _CODEC_BYTES + state + ahead
 
 
 def encoded_chunk(array: ZarrArray, region: Region, stored: StoredChunk) -> EncodedChunk | None:
@@ -259,16 +255,15 @@ def _inflated_at_once(codec: str, stored: StoredChunk, nbytes: int) -> Iterator[
         whole = inflate(data, nbytes)
     except deflate.DeflateError:
         whole = b""
-    if len(whole) == nbytes and len(data) == stored.length and data.endswith(_ending(codec, whole)):
-        return iter([memoryview(whole)])
+    if len(whole) == nbytes and len(data) == stored.length:
+        # libdeflate does not say whether others follow the last bytes of the stream.
+        if codec == "gzip":
+            ending = _GZIP_END.pack(zlib.crc32(whole), len(whole))
+        else:
+            ending = zlib.adler32(whole).to_bytes(4, "big")
+        if data.endswith(ending):
+            return iter([memoryview(whole)])
     return _inflate(codec, stored, nbytes)
-
-
-def _ending(codec: str, decoded: bytes | bytearray) -> bytes:
-    """The last bytes of a stream; libdeflate does not say whether others follow it."""
-    if codec == "gzip":
-        return _GZIP_END.pack(zlib.crc32(decoded), len(decoded))
-    return zlib.adler32(decoded).to_bytes(4, "big")
 
 
 def _inflate(codec: str, stored: StoredChunk, nbytes: int) -> Iterator[memoryview]:

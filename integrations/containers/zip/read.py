@@ -131,18 +131,15 @@ def _end_record(location: Location, base: int, start: int, end: int) -> tuple[in
     _, disk, first_disk, _, count, size, offset, _ = _END.unpack_from(tail, found)
     wide = tail.rfind(b"PK\x06\x07", 0, found)
     if wide >= 0 and wide == found - _LOCATOR.size:
-        return _end64_record(location, start, _LOCATOR.unpack_from(tail, wide)[2])
+        at = start + _LOCATOR.unpack_from(tail, wide)[2]
+        data = location.read(at, at + _END64.size)
+        if len(data) != _END64.size or not data.startswith(b"PK\x06\x06"):
+            raise _corrupt(f"zip64 end record not found at {at}", location)
+        fields = _END64.unpack(data)
+        return start + fields[9], fields[8], fields[7]
     if disk or first_disk:
         raise UnsupportedError("unsupported zip archive: it spans several disks", uri=location.uri)
     return start + offset, size, count
-
-
-def _end64_record(location: Location, start: int, offset: int) -> tuple[int, int, int]:
-    data = location.read(start + offset, start + offset + _END64.size)
-    if len(data) != _END64.size or not data.startswith(b"PK\x06\x06"):
-        raise _corrupt(f"zip64 end record not found at {start + offset}", location)
-    fields = _END64.unpack(data)
-    return start + fields[9], fields[8], fields[7]
 
 
 def _entries(data: bytes, start: int, location: Location) -> Iterator[Member]:

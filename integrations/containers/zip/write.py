@@ -146,14 +146,16 @@ def lay_out(count: int, record: Callable[[int], MemberRecord]) -> ArchiveForm:
     position = entries = 0
     for number in range(count):
         member = record(number)
-        fixed = position + _LOCAL.size + len(member.name.encode()) + (20 if member.wide else 0) + 4
+        name_size = len(member.name.encode())
+        fixed = position + _LOCAL.size + name_size + (20 if member.wide else 0) + 4
         slot = MemberSlot(member, position, -(-fixed // ALIGNMENT) * ALIGNMENT)
         headers.append(slot.header)
         datas.append(slot.data)
         if member.data is None:
             tensors.append(number)
         position = slot.stop + len(_descriptor(member, 0))
-        entries += _entry_size(slot)
+        numbers = 2 * member.wide + (slot.header >= _FULL)
+        entries += _CENTRAL.size + name_size + (4 + 8 * numbers if numbers else 0)
     end = _END64.size + _LOCATOR.size + _END.size
     return ArchiveForm(record, headers, datas, tensors, position, position + entries + end)
 
@@ -169,11 +171,6 @@ def _header(slot: MemberSlot) -> bytes:
 
 def _descriptor(record: MemberRecord, crc: int) -> bytes:
     return struct.pack("<4sI2Q" if record.wide else "<4s3I", b"PK\x07\x08", crc, record.size, record.size)
-
-
-def _entry_size(slot: MemberSlot) -> int:
-    numbers = 2 * slot.record.wide + (slot.header >= _FULL)
-    return _CENTRAL.size + len(slot.record.name.encode()) + (4 + 8 * numbers if numbers else 0)
 
 
 def _entry(slot: MemberSlot, crc: int) -> bytes:

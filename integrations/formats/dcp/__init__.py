@@ -10,7 +10,7 @@ has the facts of the layout.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Companion, Manifest
@@ -24,7 +24,6 @@ from wherry.integrations.formats.dcp.folder import (
     OWN,
     SUFFIX,
     UNCOMMITTED,
-    DcpContents,
     OwnRules,
     metadata_names,
     read_contents,
@@ -94,7 +93,12 @@ def open_folder(location: Location, detection: Detection, own: OwnRules = OWN) -
     """Open a folder of `.metadata` and `.distcp` files, by the rules of the system that saved it."""
     contents = read_contents(location, own)
     index = contents.index
-    step = _step(contents) if detection.step is None else detection.step
+    step = detection.step
+    if step is None:
+        stored = (contents.values.get((name,)) for name in _STEPS)
+        step = next((one for one in stored if type(one) is int), None)
+    # Nested paths that differ from the flat names, and facts about objects that key paths do not state.
+    nested = {name: list(path) for name, path in index.nested.items() if path != (name,)}
     manifest = Manifest(
         tensors=contents.tensors,
         values=contents.values,
@@ -102,7 +106,7 @@ def open_folder(location: Location, detection: Detection, own: OwnRules = OWN) -
         lists=frozenset(contents.lists),
         step=step,
         companions=tuple(Companion(entry.name, entry.size) for entry in contents.companions),
-        custom=_custom(contents),
+        custom={**({NESTED: nested} if nested else {}), **contents.notes.custom},
     )
     kind = detection.kind or read_tree(manifest).whole
     manifest = replace(manifest, kind=kind)
@@ -117,23 +121,11 @@ def open_folder(location: Location, detection: Detection, own: OwnRules = OWN) -
     return Opened(precise.seen(counted), manifest, reader, (*contents.ignored, *ignored_of_step(location)))
 
 
-def _custom(contents: DcpContents) -> dict[str, Any]:
-    """Nested paths that differ from the flat names, and facts about objects that key paths do not state."""
-    nested = {name: list(path) for name, path in contents.index.nested.items() if path != (name,)}
-    return {**({NESTED: nested} if nested else {}), **contents.notes.custom}
-
-
-def _step(contents: DcpContents) -> int | None:
-    found = (contents.values.get((name,)) for name in _STEPS)
-    return next((step for step in found if type(step) is int), None)
-
-
 def layout_of(manifest: Manifest, options: Options, _scene: Scene) -> FileMap:
     """See Format."""
     layout = lay_out(manifest, parse_size(options["shard_size"]))
     nested = manifest.custom.get(NESTED)
-    known = nested if isinstance(nested, dict) else {}
-    return layout.file_map(known, options["for_torch"])
+    return layout.file_map(nested if isinstance(nested, dict) else {}, options["for_torch"])
 
 
 def _pickle_globals() -> Collection[tuple[str, str]]:

@@ -77,22 +77,16 @@ def in_order(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> bool:
     """Whether sorted chunks, one after the other, are the tensor in C order."""
     position = 0
     for chunk in chunks:
-        if not _contiguous(shape, chunk) or _first(shape, chunk) != position:
+        lead = next((axis for axis, extent in enumerate(chunk.sizes) if extent != 1), len(shape))
+        if chunk.sizes[lead + 1 :] != shape[lead + 1 :]:
+            return False  # not contiguous
+        first = 0
+        for extent, start in zip(shape, chunk.offsets, strict=True):
+            first = first * extent + start
+        if first != position:
             return False
         position += math.prod(chunk.sizes)
     return position == math.prod(shape)
-
-
-def _contiguous(shape: tuple[int, ...], chunk: Chunk) -> bool:
-    lead = next((axis for axis, extent in enumerate(chunk.sizes) if extent != 1), len(shape))
-    return chunk.sizes[lead + 1 :] == shape[lead + 1 :]
-
-
-def _first(shape: tuple[int, ...], chunk: Chunk) -> int:
-    element = 0
-    for extent, start in zip(shape, chunk.offsets, strict=True):
-        element = element * extent + start
-    return element
 
 
 def uncovered_regions(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> Iterator[Region]:
@@ -110,7 +104,14 @@ def uncovered_regions(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> Iterat
         return
     import numpy as np
 
-    bounds = [_boundaries(axis, extent, chunks) for axis, extent in enumerate(shape)]
+    bounds = [
+        sorted(
+            {0, extent}
+            | {chunk.offsets[axis] for chunk in chunks}
+            | {chunk.offsets[axis] + chunk.sizes[axis] for chunk in chunks}
+        )
+        for axis, extent in enumerate(shape)
+    ]
     cells = math.prod(len(marks) - 1 for marks in bounds)
     if cells > _MOST_CELLS:
         raise UnsupportedError(
@@ -130,10 +131,3 @@ def uncovered_regions(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> Iterat
         seen[cell] = True
     for index in np.argwhere(~seen):
         yield tuple(slice(marks[place], marks[place + 1]) for marks, place in zip(bounds, index, strict=True))
-
-
-def _boundaries(axis: int, extent: int, chunks: Sequence[Chunk]) -> list[int]:
-    marks = {0, extent}
-    for chunk in chunks:
-        marks |= {chunk.offsets[axis], chunk.offsets[axis] + chunk.sizes[axis]}
-    return sorted(marks)

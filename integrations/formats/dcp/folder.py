@@ -124,32 +124,30 @@ def read_contents(location: Location, own: OwnRules = OWN) -> DcpContents:
             cure="use another checkpoint; data files cannot be read without .metadata",
         )
     with without_collection():
-        return _contents(location, read_index([location.join(name) for name in marks]), names, marks, own)
-
-
-def _contents(
-    location: Location, index: DcpIndex, names: Mapping[str, Entry], marks: list[str], rules: OwnRules
-) -> DcpContents:
-    files = _files(index, location, names)
-    _require_inside(index, files, location)
-    format_files = [name for name in (*marks, *sorted(rules.files)) if name in names]
-    own = (*(names[name] for name in format_files), *files.values())
-    neighbours = Surroundings()
-    _sort_files(location, names, {*files, *format_files}, neighbours)
-    left = [entry for name in index.objects if (entry := rules.leave(name)) is not None]
-    neighbours.ignored += left
-    out = {entry.path for entry in left}
-    index.objects = [name for name in index.objects if (name,) not in out]
-    contents = DcpContents(
-        index, Items(location, files), own, tuple(neighbours.companions), tuple(neighbours.ignored)
-    )
-    coded = index.stored.coded()
-    for name, described in index.tensors.items():
-        path, chunks = (name,), _grid(index, name) if name in coded else None
-        contents.tensors[path] = TensorSpec(path, described.shape, described.dtype, chunks)
-    for name in index.objects:
-        _read_object(contents, name)
-    return contents
+        index = read_index([location.join(name) for name in marks])
+        files = _files(index, location, names)
+        _require_inside(index, files, location)
+        format_files = [name for name in (*marks, *sorted(own.files)) if name in names]
+        neighbours = Surroundings()
+        _sort_files(location, names, {*files, *format_files}, neighbours)
+        left = [entry for name in index.objects if (entry := own.leave(name)) is not None]
+        neighbours.ignored += left
+        out = {entry.path for entry in left}
+        index.objects = [name for name in index.objects if (name,) not in out]
+        contents = DcpContents(
+            index,
+            Items(location, files),
+            (*(names[name] for name in format_files), *files.values()),
+            tuple(neighbours.companions),
+            tuple(neighbours.ignored),
+        )
+        coded = index.stored.coded()
+        for name, described in index.tensors.items():
+            path, chunks = (name,), _grid(index, name) if name in coded else None
+            contents.tensors[path] = TensorSpec(path, described.shape, described.dtype, chunks)
+        for name in index.objects:
+            _read_object(contents, name)
+        return contents
 
 
 def _grid(index: DcpIndex, name: str) -> tuple[int, ...] | None:
@@ -222,7 +220,13 @@ def _sort_folder(below: Location, full: str, own: set[str], found: Surroundings)
     if full.count("/") + 1 >= _DEEPEST:
         return too_deep(below, full)
     inside = {one.name: one for one in below.entries()}
-    if any(map(_holds_state, inside)):
+    if any(
+        name in (METADATA, *_ARRAY_MARKS)
+        or _OF_RANK.fullmatch(name)
+        or name.endswith(SUFFIX)
+        or is_weights(name)
+        for name in inside
+    ):
         return folder_of_weights(full, inside, _READ)
     _sort_files(below, inside, own, found, f"{full}/")
     return None
@@ -235,11 +239,6 @@ def _left_file(full: str, entry: Entry) -> IgnoredEntry | None:
     if full.endswith(SUFFIX) or _OF_RANK.fullmatch(full):
         return ignored_file(full, FILES, "a file of another save", f"{METADATA} does not name it")
     return ignored_companion(full, _READ)
-
-
-def _holds_state(name: str) -> bool:
-    marks = name in (METADATA, *_ARRAY_MARKS) or _OF_RANK.fullmatch(name)
-    return bool(marks) or name.endswith(SUFFIX) or is_weights(name)
 
 
 def _read_object(contents: DcpContents, name: str) -> None:

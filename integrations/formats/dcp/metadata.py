@@ -224,16 +224,27 @@ def _merge(index: DcpIndex, state: dict[str, Any]) -> None:
     if isinstance(saved, CallRecord) and "modules" in state_of(saved, "StorageMeta"):
         traits.add("modules")
     for name, path in (state.pop("planner_data", None) or {}).items():
-        if _nested_path(path) != (name,):
+        if type(path) is not tuple or not _PARTS.issuperset(map(type, path)):
+            raise _corrupt("expected a nested path of names and positions")
+        if path != (name,):
             index.nested[_name(name)] = path
     _merge_storage(index, state.pop("storage_data"))
     # What describes tensors that are alike is often one object; so is then what becomes of it.
     known: dict[tuple[int, ...], DescribedTensor] = {}
     for name, described in state["state_dict_metadata"].items():
-        if described.kind.name == "BytesStorageMetadata":
+        kind = described.kind
+        if kind.name == "BytesStorageMetadata":
             index.objects.append(_name(name))
             continue
-        chunks, properties, size = _values_of(described, "TensorStorageMetadata")
+        if (
+            isinstance(described, CallRecord)
+            and kind.name == "TensorStorageMetadata"
+            and type(described.state) is tuple
+        ):
+            chunks, properties, size = described.state
+        else:
+            said = state_of(described, "TensorStorageMetadata")
+            chunks, properties, size = (said[attribute] for attribute in ATTRIBUTES[kind])
         same = (id(properties), id(size), *map(id, chunks))
         if same not in known or name in index.tensors:
             known[same] = _add_tensor(index, _name(name), chunks, properties, size, traits)
@@ -253,7 +264,9 @@ def _add_tensor(
     index: DcpIndex, name: str, records: Any, properties: Any, size: Any, traits: set[str]
 ) -> DescribedTensor:
     dtype = _dtype(properties, traits)
-    shape, chunks = _extents(size), tuple([_chunk(chunk) for chunk in records])
+    shape = _extents(size)
+    states = (state_of(record, "ChunkStorageMetadata") for record in records)
+    chunks = tuple([Chunk(_extents(state["offsets"]), _extents(state["sizes"])) for state in states])
     for chunk in chunks:
         if chunk.sizes == shape and not any(chunk.offsets) and len(chunk.offsets) == len(shape):
             continue  # the whole tensor, as almost always
@@ -268,11 +281,6 @@ def _add_tensor(
         chunks = tuple(dict.fromkeys((*known.chunks, *chunks)))
     described = index.tensors[name] = DescribedTensor(dtype, shape, chunks)
     return described
-
-
-def _chunk(record: Any) -> Chunk:
-    state = state_of(record, "ChunkStorageMetadata")
-    return Chunk(_extents(state["offsets"]), _extents(state["sizes"]))
 
 
 def _extents(value: Any) -> tuple[int, ...]:
@@ -323,12 +331,6 @@ def _stored_item(key: Any, info: Any, offsets: dict[int, Offsets]) -> tuple[str,
     return _name(name), offsets[id(place)], StoredItem(file, offset, length, transforms)
 
 
-def _nested_path(path: Any) -> tuple[str | int, ...]:
-    if type(path) is not tuple or not _PARTS.issuperset(map(type, path)):
-        raise _corrupt("expected a nested path of names and positions")
-    return path
-
-
 def _writer(traits: set[str]) -> str:
     """The oldest torch that writes these traits: each release adds some, so the newest trait decides."""
     marks = {"strides": "2.15", "version": "2.9", "modules": "2.7", "storage_meta": "2.4"}
@@ -342,14 +344,6 @@ def _name(name: Any) -> str:
     if type(name) is not str:
         raise _corrupt("expected a name as text")
     return name
-
-
-def _values_of(record: Any, kind: str) -> tuple[Any, ...]:
-    """The values of an object's usual attributes."""
-    if isinstance(record, CallRecord) and record.kind.name == kind and type(record.state) is tuple:
-        return record.state
-    state = state_of(record, kind)
-    return tuple(state[name] for name in ATTRIBUTES[record.kind])
 
 
 def state_of(record: Any, kind: str) -> dict[str, Any]:

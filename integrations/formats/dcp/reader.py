@@ -85,7 +85,10 @@ class DcpReader(FilesReader):
 
     def access(self, spec: TensorSpec) -> Access:
         """Stored if the metadata allows it; else chunks, of which those of transformed items are decoded in pieces."""
-        extents = self._extents(spec)
+        if 0 in spec.shape:
+            return Stored(())
+        small = self._small_extent(spec)
+        extents = self._located_extents(spec) if small is None else (small,)
         if extents is not None:
             return Stored(extents)
         decoder = ChunkDecoder(
@@ -93,19 +96,19 @@ class DcpReader(FilesReader):
         )
         return Chunked(spec.chunks or spec.shape, decoder)
 
-    def _extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
-        """The extents of the chunks, if they follow one another in the order of the tensor's bytes."""
-        if 0 in spec.shape:
-            return ()
-        small = self._small_extent(spec)
-        return self._located_extents(spec) if small is None else (small,)
-
     def _located_extents(self, spec: TensorSpec) -> tuple[Extent, ...] | None:
+        """The extents of the chunks, if they follow one another in the order of the tensor's bytes."""
         only = self._only_piece(spec)
         if only is not None:
             return (_extent(only),) if only.placed.raw else None
-        if spec.path not in self._pieces and not self._maybe_raw(spec):
-            return None
+        if spec.path not in self._pieces:
+            # The metadata may show, before anything is located, that the bytes are not raw or not in order.
+            described = self._index.tensors[spec.path[0]]
+            chunks = with_elements(described.chunks)
+            stored = (self._index.stored.get(spec.path[0], chunk.offsets) for chunk in chunks)
+            coded = any(one is not None and one.transforms for one in stored)
+            if coded or not in_order(described.shape, chunks):
+                return None
         pieces = self._placed_chunks(spec)
         if len(pieces) > 1 and not in_order(spec.shape, [piece.chunk for piece in pieces]):
             return None
@@ -182,15 +185,6 @@ class DcpReader(FilesReader):
             None if stored is not None and stored.transforms else ChunkPiece(chunk, self._find(spec, chunk))
         )
 
-    def _maybe_raw(self, spec: TensorSpec) -> bool:
-        """Whether, by the metadata, a tensor's bytes can be raw and in order."""
-        described = self._index.tensors[spec.path[0]]
-        chunks = with_elements(described.chunks)
-        stored = (self._index.stored.get(spec.path[0], chunk.offsets) for chunk in chunks)
-        if any(one is not None and one.transforms for one in stored):
-            return False
-        return in_order(described.shape, chunks)
-
     def _missing(self, name: str, offsets: tuple[int, ...] | None) -> str | None:
         stored = self._index.stored.get(name, offsets)
         if stored is None:
@@ -237,34 +231,27 @@ class DcpReader(FilesReader):
 
     def _copy(self, result: np.ndarray, region: Region, piece: ChunkPiece, spec: TensorSpec) -> int:
         """Copy the intersection of a chunk with a region; return the number of elements."""
+        import numpy as np
+
         box = region_of(piece.chunk)
         shared = shared_region(region, box)
         if shared is None:
             return 0
-        data = self._piece(piece, region_within(shared, box), spec, result.dtype)
-        result[region_within(shared, region)] = data
-        return data.size
-
-    def _piece(self, piece: ChunkPiece, inside: Region, spec: TensorSpec, dtype: np.dtype) -> np.ndarray:
-        import numpy as np
-
-        chunk = TensorSpec(spec.path, piece.chunk.sizes, spec.dtype)
-        data = np.empty(region_shape(inside), dtype)
-        reader = StridedReader(self.location, {spec.path: piece.placed}, ())
-        read_region(reader, chunk, inside, as_bytes(data))
-        if inside == chunk.whole:
-            self._check(piece.placed, data, spec)
-        return data
-
-    def _check(self, placed: PlacedTensor, data: np.ndarray, spec: TensorSpec) -> None:
-        """Compare a whole chunk of a transformed item with its CRC, if its bytes are the storage; 0 means no CRC."""
+        inside = region_within(shared, box)
+        chunk, placed = TensorSpec(spec.path, piece.chunk.sizes, spec.dtype), piece.placed
+        data = np.empty(region_shape(inside), result.dtype)
+        read_region(StridedReader(self.location, {spec.path: placed}, ()), chunk, inside, as_bytes(data))
+        # A whole chunk of a transformed item is compared with its CRC, if its bytes are the storage; 0 means no CRC.
         if (
-            placed.whole
+            inside == chunk.whole
+            and placed.whole
             and placed.decoded
             and not placed.big_endian
             and placed.crc not in (0, crc32(as_bytes(data)))
         ):
             raise _damage_error(placed, spec)
+        result[region_within(shared, region)] = data
+        return data.size
 
 
 def _damage_error(placed: PlacedTensor, spec: TensorSpec) -> CorruptError:

@@ -27,7 +27,7 @@ from wherry.storage.copy import list_files
 from wherry.storage.sidecar import OWN_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from wherry.core.detection import Detection
     from wherry.storage.location import Location
@@ -55,7 +55,9 @@ def _for_torch(location: Location, detection: Detection, value: str | None) -> C
     except BaseException:
         opened.reader.close()
         raise
-    stored = {info["relative_path"] for state in states for info in _infos(state)}
+    stored = {
+        state_of(info, _INFO)["relative_path"] for state in states for info in state["storage_data"].values()
+    }
     stale = tuple(name for name in files if name.endswith(SUFFIX) and name not in stored)
     gone = {*marks, *stale, *OWN_NAMES, METADATA}
     return Change(
@@ -90,7 +92,9 @@ def rewritten(states: list[dict[str, Any]], profile: str, uri: str) -> bytes:
     out = PickleWriter()
     tensors = _merged_tensors(states)
     storage = [pair for state in states for pair in state["storage_data"].items()]
-    paths = _merged_paths(states)
+    planned = [state["planner_data"] for state in states if state.get("planner_data") is not None]
+    # None if no rank states nested paths, as for names that are flat already.
+    paths = {name: path for one in planned for name, path in one.items()} if planned else None
     fields: dict[str, Callable[[], None]] = {
         "planner_data": lambda: out.value(paths),
         "state_dict_metadata": lambda: out.mapping(
@@ -118,10 +122,6 @@ def rewritten(states: list[dict[str, Any]], profile: str, uri: str) -> bytes:
     return out.done()
 
 
-def _infos(state: dict[str, Any]) -> list[dict[str, Any]]:
-    return [state_of(info, _INFO) for info in state["storage_data"].values()]
-
-
 def _merged_tensors(states: list[dict[str, Any]]) -> dict[str, tuple[CallRecord, list[CallRecord]]]:
     """Name → its record, and the chunks of all ranks, each once; opening has compared the rest."""
     merged: dict[str, tuple[CallRecord, dict[Any, CallRecord]]] = {}
@@ -131,12 +131,6 @@ def _merged_tensors(states: list[dict[str, Any]]) -> dict[str, tuple[CallRecord,
             for chunk in record.state["chunks"] if record.kind.name == "TensorStorageMetadata" else ():
                 chunks.setdefault((chunk.state["offsets"], chunk.state["sizes"]), chunk)
     return {name: (record, list(chunks.values())) for name, (record, chunks) in merged.items()}
-
-
-def _merged_paths(states: list[dict[str, Any]]) -> Mapping[str, Any] | None:
-    """Nested paths by name; None if no rank states any, as for names that are flat already."""
-    said = [state["planner_data"] for state in states if state.get("planner_data") is not None]
-    return {name: path for one in said for name, path in one.items()} if said else None
 
 
 def _describe(out: PickleWriter, record: CallRecord, chunks: list[CallRecord], profile: str) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.keypath import render
+from wherry.core.tensorspec import c_strides
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
 from wherry.integrations.containers.flat.pack import PACKED
 from wherry.integrations.containers.flat.strides import PlacedTensor
@@ -89,7 +90,16 @@ def read_shards(location: Location, files: Iterable[Entry]) -> SavedShards:
             _add(found, slot, chunk, place)
             if index.stored.get(slot.name, chunk.offsets) is None:
                 index.stored.put(slot.name, chunk.offsets, stored)
-            placed[stored] = _place_tensor(slot, place)
+            placed[stored] = PlacedTensor(
+                place,
+                slot.start,
+                stored.length,
+                0,
+                slot.shape,
+                c_strides(slot.shape),
+                TO_OURS[slot.dtype],
+                big_endian=False,
+            )
             if exceeds(len(placed), MOST_CHUNKS):
                 raise beyond(location.name, scale_limit(MOST_CHUNKS), "pieces", uri=location.uri)
     for name, one in found.items():
@@ -112,7 +122,8 @@ def _add(found: dict[str, _Pieces], slot: HeaderEntry, chunk: Chunk, place: Loca
         raise UnsupportedError(
             "unsupported piece of packed four-bit floats", uri=place.uri, path=render((slot.name,))
         )
-    ends = [start + extent for start, extent in zip(*chunk, strict=True)] if _fits(chunk) else None
+    fits = len(chunk.offsets) == len(chunk.sizes)
+    ends = [start + extent for start, extent in zip(*chunk, strict=True)] if fits else None
     known = found.setdefault(slot.name, _Pieces(dtype, ends or [], {}))
     if ends is None or known.dtype != dtype or len(known.shape) != len(ends):
         raise CorruptError(
@@ -122,29 +133,6 @@ def _add(found: dict[str, _Pieces], slot: HeaderEntry, chunk: Chunk, place: Loca
         )
     known.shape = [*map(max, known.shape, ends)]
     known.chunks[chunk] = None
-
-
-def _fits(chunk: Chunk) -> bool:
-    return len(chunk.offsets) == len(chunk.sizes)
-
-
-def _place_tensor(slot: HeaderEntry, place: Location) -> PlacedTensor:
-    strides: list[int] = []
-    step = 1
-    for extent in reversed(slot.shape):
-        strides.append(step)
-        step *= extent
-    length = slot.stop - slot.start
-    return PlacedTensor(
-        place,
-        slot.start,
-        length,
-        0,
-        slot.shape,
-        tuple(reversed(strides)),
-        TO_OURS[slot.dtype],
-        big_endian=False,
-    )
 
 
 def _offsets(metadata: Mapping[str, str], place: Location) -> dict[str, tuple[int, ...]]:

@@ -187,22 +187,18 @@ def frozen_parameters(
             raise IncompleteError(
                 f"the frozen parameter {name} is missing", uri=models[0].location.uri, cure=CURE
             )
+        held = [one.manifest.tensors[path] for one in parts]
         spec = TensorSpec((name,), tuple(shape), models[0].manifest.tensors[path].dtype)
-        _require_parts(spec, [one.manifest.tensors[path] for one in parts], models[0])
+        size = -(-spec.size // len(parts))  # of each rank's part; the last are padded
+        wrong = next((one for one in held if (one.size, one.dtype) != (size, spec.dtype)), None)
+        if wrong is not None:
+            raise CorruptError(
+                f"the frozen parameter {spec.name} of shape {list(spec.shape)} has a part of {wrong.size} elements "
+                f"of {wrong.dtype}, expected {size} of {spec.dtype}",
+                uri=models[0].location.uri, path=spec.name, cure=CURE,
+            )  # fmt: skip
         pieces = tuple(extent for one in parts for extent in one.extents[path])
         yield spec, tuple(cut(pieces, Span(0, spec.nbytes)))
-
-
-def _require_parts(spec: TensorSpec, parts: Sequence[TensorSpec], model: RankFile) -> None:
-    """Each rank has an equal part; the last are padded."""
-    size = -(-spec.size // len(parts))
-    wrong = next((one for one in parts if (one.size, one.dtype) != (size, spec.dtype)), None)
-    if wrong is not None:
-        raise CorruptError(
-            f"the frozen parameter {spec.name} of shape {list(spec.shape)} has a part of {wrong.size} elements "
-            f"of {wrong.dtype}, expected {size} of {spec.dtype}",
-            uri=model.location.uri, path=spec.name, cure=CURE,
-        )  # fmt: skip
 
 
 def buffers_of(model: RankFile) -> Iterator[tuple[TensorSpec, tuple[Extent, ...]]]:

@@ -93,7 +93,11 @@ def open_universal(location: Location, detection: Detection) -> Opened:
     entries = folder.entries()
     models = _models(folder, [one.name for one in entries])
     files = dict(_state_files(folder.join(ZERO)))
-    shapes = _shapes(models)
+    # Parameter → its shape in each tensor-parallel or pipeline rank that has it.
+    shapes: dict[str, list[tuple[int, ...]]] = {}
+    for ranks in models:
+        for name, shape in shapes_of(ranks[0]):
+            shapes.setdefault(name, []).append(shape)
     _require_all(files, shapes, folder)
     moments = {state for states in files.values() for state in states} - {WEIGHT}
     tree = UniversalTree(folder, files, trained=bool(moments))
@@ -103,9 +107,18 @@ def open_universal(location: Location, detection: Detection) -> Opened:
     others = [name for name in files if name not in shapes]
     copies = [name for name in others if tree.is_copy(name, models)]
     kind = "train-state" if moments - {COUNT} else "params"
-    step = detection.step if detection.step is not None else _step(models[0][0])
+    step = detection.step
+    if step is None:
+        saved = models[0][0].manifest.values.get((_STEPS,))
+        step = saved if isinstance(saved, int) and not isinstance(saved, bool) else None
     manifest = Manifest(tree.specs, values=tree.values, step=step, kind=kind)
-    members = [*_members(folder, prefix, entries), *_zero_members(folder, prefix, files)]
+    members = [replace(one, name=f"{prefix}{one.name}") for one in entries if _MODEL.fullmatch(one.name)]
+    zero = folder.join(ZERO)
+    members += [replace(one, name=f"{prefix}{ZERO}/{one.name}") for one in zero.entries() if not one.is_dir]
+    for name in files:
+        members += [
+            replace(one, name=f"{prefix}{ZERO}/{name}/{one.name}") for one in zero.join(name).entries()
+        ]
     bare = sum(set(files[name]) == {WEIGHT} for name in shapes) if moments else 0
     words = f"{len(shapes)} parameters with {len(moments)} states" + (
         f", {bare} never updated" if bare else ""
@@ -129,15 +142,6 @@ def _models(folder: Location, names: Sequence[str]) -> list[list[RankFile]]:
             uri=folder.uri, cure=AGAIN,
         )  # fmt: skip
     return [open_ranks(folder, found[rank]) for rank in sorted(found)]
-
-
-def _shapes(models: Sequence[Sequence[RankFile]]) -> dict[str, list[tuple[int, ...]]]:
-    """Parameter → its shape in each tensor-parallel or pipeline rank that has it."""
-    found: defaultdict[str, list[tuple[int, ...]]] = defaultdict(list)
-    for ranks in models:
-        for name, shape in shapes_of(ranks[0]):
-            found[name].append(shape)
-    return dict(found)
 
 
 def _state_files(zero: Location) -> Iterator[tuple[str, dict[str, Location]]]:
@@ -177,27 +181,6 @@ def _require_all(
         raise IncompleteError(
             f"file not found: {ZERO}/{_REST}; the conversion was not completed", uri=folder.uri, cure=AGAIN
         )
-
-
-def _step(model: RankFile) -> int | None:
-    found = model.manifest.values.get((_STEPS,))
-    return found if isinstance(found, int) and not isinstance(found, bool) else None
-
-
-def _members(folder: Location, prefix: str, entries: Sequence[Entry]) -> Iterator[Entry]:
-    """The files whose state is that of the checkpoint."""
-    yield from (replace(one, name=f"{prefix}{one.name}") for one in entries if _MODEL.fullmatch(one.name))
-    for one in folder.join(ZERO).entries():
-        if not one.is_dir:
-            yield replace(one, name=f"{prefix}{ZERO}/{one.name}")
-
-
-def _zero_members(
-    folder: Location, prefix: str, files: Mapping[str, Mapping[str, Location]]
-) -> Iterator[Entry]:
-    for name in files:
-        for one in folder.join(ZERO).join(name).entries():
-            yield replace(one, name=f"{prefix}{ZERO}/{name}/{one.name}")
 
 
 def _ignored_entries(prefix: str, entries: Sequence[Entry], copies: Sequence[str]) -> Iterator[IgnoredEntry]:

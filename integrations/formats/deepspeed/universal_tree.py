@@ -16,7 +16,6 @@ from wherry.integrations.formats.deepspeed.state_files import (
     AGAIN,
     COUNT,
     WEIGHT,
-    StateFile,
     open_state,
     whole_shape,
 )
@@ -67,22 +66,19 @@ class UniversalTree:
                 raise IncompleteError(
                     f"the moments of {name} are missing", uri=self._folder.uri, path=name, cure=AGAIN
                 )
-            self._add(name, file, one, ranks)
-
-    def _add(self, name: str, file: str, one: StateFile, ranks: Sequence[tuple[int, ...]]) -> None:
-        key = (name,) if file == WEIGHT else (f"optimizer.state.{name}.{file.removesuffix('.pt')}",)
-        if one.spec is None:
-            if file != COUNT:
-                raise CorruptError("expected a tensor", uri=one.location.uri, path=name, cure=AGAIN)
-            self.values[key] = one.values[()]
-            return
-        shape = one.spec.shape if file == COUNT else whole_shape(name, one, ranks)
-        if file not in (COUNT, WEIGHT) and shape != self.specs[name,].shape:
-            raise CorruptError(
-                f"{file} has the shape {list(shape)}, {WEIGHT} {list(self.specs[name,].shape)}",
-                uri=self._folder.uri, path=name, cure=AGAIN,
-            )  # fmt: skip
-        self.specs[key], self.places[key] = TensorSpec(key, shape, one.spec.dtype), one.extents
+            key = (name,) if file == WEIGHT else (f"optimizer.state.{name}.{file.removesuffix('.pt')}",)
+            if one.spec is None:
+                if file != COUNT:
+                    raise CorruptError("expected a tensor", uri=one.location.uri, path=name, cure=AGAIN)
+                self.values[key] = one.values[()]
+                continue
+            shape = one.spec.shape if file == COUNT else whole_shape(name, one, ranks)
+            if file not in (COUNT, WEIGHT) and shape != self.specs[name,].shape:
+                raise CorruptError(
+                    f"{file} has the shape {list(shape)}, {WEIGHT} {list(self.specs[name,].shape)}",
+                    uri=self._folder.uri, path=name, cure=AGAIN,
+                )  # fmt: skip
+            self.specs[key], self.places[key] = TensorSpec(key, shape, one.spec.dtype), one.extents
 
     def add_rest(self, models: Sequence[Sequence[RankFile]]) -> None:
         """Add what was not trained, buffers and second names, from the files of the ranks.

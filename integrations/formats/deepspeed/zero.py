@@ -182,7 +182,11 @@ def _cut_groups(
 ) -> Iterator[tuple[TensorSpec, tuple[Extent, ...]]]:
     """Stages 1 and 2: each group is one vector over all ranks."""
     groups = [path[0] for path in ranks[0].below(_STATE, _PARTS[2]) if len(path) == 1]
-    _require_groups(groups, model)
+    rest = groups_of(model).difference(groups)
+    if rest:
+        raise CorruptError(
+            f"the optimizer has no vector of the parameters of group {min(rest)}", uri=model.location.uri, cure=CURE
+        )  # fmt: skip
     for group in groups:
         vector, at = _vector(ranks, (_STATE, _PARTS[2], group)), 0
         for name, shape in shapes_of(model, group):
@@ -191,15 +195,6 @@ def _cut_groups(
             at += spec.nbytes
         step = 2 * len(ranks) * 4  # vectors are padded to a multiple of twice the number of ranks
         _require_used(sum(extent.length for extent in vector), at, ranks[0], step)
-
-
-def _require_groups(groups: Sequence[str], model: RankFile) -> None:
-    """Every parameter is in the vector of a group."""
-    rest = groups_of(model).difference(groups)
-    if rest:
-        raise CorruptError(
-            f"the optimizer has no vector of the parameters of group {min(rest)}", uri=model.location.uri, cure=CURE
-        )  # fmt: skip
 
 
 def _cut_each(ranks: Sequence[RankFile], model: RankFile) -> Iterator[tuple[TensorSpec, tuple[Extent, ...]]]:

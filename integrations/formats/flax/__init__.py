@@ -53,10 +53,6 @@ def _find_evidence(glimpse: Glimpse) -> str | None:
     named = names.plausible(name, look.state)
     if not look.arrays and not named and not (names.temporary(name) and _placeholders(look)):
         return None
-    return _describe(look)
-
-
-def _describe(look: Glance) -> str:
     roots = [render(path) for path in look.paths if len(path) == 1]
     more = "" if look.state == "whole" else " …"
     arrays = f", {look.arrays} arrays in flax's encoding" if look.arrays else ""
@@ -85,25 +81,21 @@ def _detection(glimpse: Glimpse, format_name: str, version: str, seen: str) -> D
 def _detect_with_arrays(glimpse: Glimpse) -> Detection | None:
     if glimpse.is_dir:
         return _remains(glimpse)
-    if not glimpse.is_file or not (_points_elsewhere(glimpse) or _has_array_folder(glimpse)):
+    if not glimpse.is_file:
+        return None
+    look = glance(glimpse.head, glimpse.size)
+    if look is None:
+        found = names.PLACEHOLDER.encode() in glimpse.head[: len(names.PLACEHOLDER) + _HEAD_OF_TEXT]
+    else:
+        found = _placeholders(look)
+        if not found and look.state != "whole":
+            # A file without a placeholder in its first bytes may have a folder of arrays nevertheless.
+            entry = glimpse.location.parent.join(glimpse.location.name + names.ARRAYS_SUFFIX).entry
+            found = entry is not None and entry.is_dir
+    if not found:
         return None
     seen = "placeholders of arrays that are stored in a folder next to the file"
     return _detection(glimpse, "flax-gda", VERSION_WITH_ARRAYS, seen)
-
-
-def _points_elsewhere(glimpse: Glimpse) -> bool:
-    look = glance(glimpse.head, glimpse.size)
-    bare = names.PLACEHOLDER.encode() in glimpse.head[: len(names.PLACEHOLDER) + _HEAD_OF_TEXT]
-    return bare if look is None else _placeholders(look)
-
-
-def _has_array_folder(glimpse: Glimpse) -> bool:
-    """Whether a file without a placeholder in its first bytes has a folder of arrays nevertheless."""
-    look = glance(glimpse.head, glimpse.size)
-    if look is None or look.state == "whole":
-        return False
-    entry = glimpse.location.parent.join(glimpse.location.name + names.ARRAYS_SUFFIX).entry
-    return entry is not None and entry.is_dir
 
 
 def _remains(glimpse: Glimpse) -> Detection | None:

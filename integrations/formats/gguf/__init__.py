@@ -42,7 +42,7 @@ from wherry.store.store import Entry
 from wherry.target.file_map import map_of_one
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import TensorSpec
@@ -92,9 +92,9 @@ def _open(location: Location, detection: Detection) -> Opened:
     )
     embedding = specs.get((EMBEDDING,))
     rows = embedding.shape[0] if embedding is not None and embedding.shape else None
-    reader = _GgufReader(
-        FlatReader(location, places, tuple(_members(headers))), {CONFIG: config}, first, rows
-    )
+    files = [(header.location.name, header.location.present()) for header in headers]
+    members = tuple(Entry(name, entry.size, is_dir=False, mark=entry.mark) for name, entry in files)
+    reader = _GgufReader(FlatReader(location, places, members), {CONFIG: config}, first, rows)
     seen = Evidence(location.name, f"{len(specs)} tensors, {len(first.metadata)} metadata values")
     ignored = tuple(IgnoredEntry((key,), "values", _TOO_LONG, "list or long text") for key in first.left)
     return Opened(precise.seen(seen), manifest, reader, ignored)
@@ -177,12 +177,6 @@ def _require_parts(headers: list[GgufHeader], location: Location) -> None:
             f"expected {total} tensors in {len(headers)} files, got {len(set(names))}", uri=location.uri,
             cure="restore the files of the model",
         )  # fmt: skip
-
-
-def _members(headers: list[GgufHeader]) -> Iterator[Entry]:
-    for header in headers:
-        entry = header.location.present()
-        yield Entry(header.location.name, entry.size, is_dir=False, mark=entry.mark)
 
 
 def _factors(

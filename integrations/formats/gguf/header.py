@@ -130,20 +130,17 @@ def read_header(location: Location) -> GgufHeader:
         key = cursor.text(_LONGEST_KEY)
         kind = cursor.number("I")
         stored = cursor.peek(kind)
-        _keep(header, key, cursor.value(kind, 0), stored)
+        value = cursor.value(kind, 0)
+        if key in header.metadata or key in header.stored:
+            raise CorruptError(f"duplicate metadata key {key!r}", cure="restore the file")
+        if value is None:
+            header.left.append(key)
+            header.stored[key] = stored
+        else:
+            header.metadata[key] = value
     rows = [_row(cursor) for _ in range(cursor.plausible(tensors, 24))]
-    _place(header, rows, cursor, location)
+    _place(header, rows, cursor)
     return header
-
-
-def _keep(header: GgufHeader, key: str, value: Any, stored: StoredList | StoredText | None) -> None:
-    if key in header.metadata or key in header.stored:
-        raise CorruptError(f"duplicate metadata key {key!r}", cure="restore the file")
-    if value is None:
-        header.left.append(key)
-        header.stored[key] = stored
-    else:
-        header.metadata[key] = value
 
 
 def read_texts(header: GgufHeader, stored: StoredList, longest: int, most: int) -> list[str]:
@@ -206,9 +203,7 @@ def _row(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     return name, tuple(reversed(extents)), cursor.number("I"), cursor.number("Q")
 
 
-def _place(
-    header: GgufHeader, rows: list[tuple[str, tuple[int, ...], int, int]], cursor: _Cursor, location: Location
-) -> None:
+def _place(header: GgufHeader, rows: list[tuple[str, tuple[int, ...], int, int]], cursor: _Cursor) -> None:
     alignment = header.metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1:
         raise cursor.corrupt(f"expected a positive alignment, got {alignment!r}")
@@ -228,7 +223,7 @@ def _place(
                 f"truncated in tensor {name!r}: expected {base + end} bytes, got {cursor.end}"
             )
         header.specs[spec.path] = spec
-        header.places[spec.path] = (Extent(location, base + offset, spec.nbytes),)
+        header.places[spec.path] = (Extent(header.location, base + offset, spec.nbytes),)
     header.types = [TYPES[number] for number in sorted({row[2] for row in rows})]
 
 

@@ -54,7 +54,7 @@ def model_config(
         CorruptError: a size of the model is not a number, or is 0.
     """
     try:
-        return _render(_config(metadata, left, specs, factors))
+        return (json.dumps(_config(metadata, left, specs, factors), indent=2) + "\n").encode()
     except UsageError as error:
         raise CorruptError(
             f"invalid GGUF: {error.what}", cure="download the file again, or restore it from a backup"
@@ -78,7 +78,9 @@ def _config(
     lists = [key.removeprefix(start) for key in left if key.startswith(start)]
     tokens = {key: value for key, value in metadata.items() if key.startswith(_TOKENS)}
     rotary = _rotary(own, factors)
-    names = {**_tables({**own, **tokens}), **_from_tensors(own, specs), "rotary": rotary}
+    embedding = specs.get((EMBEDDING,))
+    rows = embedding.shape[0] if embedding is not None and embedding.shape else None
+    names = {**_tables({**own, **tokens}), "tokens": rows, "head": _head(own), "rotary": rotary}
     stated = {name: evaluate(text, names) for name, text in rules["attributes"].items()}
     read = {one for text in rules["attributes"].values() for one in _NAMES.findall(text)} - _OTHER_WORDS
     read |= {key for key in own if key.startswith(_SCALING)} if rotary is not None else set()
@@ -141,13 +143,6 @@ def _tables(own: Mapping[str, Any]) -> dict[str, Any]:
     return tables
 
 
-def _from_tensors(own: Mapping[str, Any], specs: Mapping[KeyPath, TensorSpec]) -> dict[str, Any]:
-    """What tensors and sizes show: the rows of the embedding, the elements of a head."""
-    embedding = specs.get((EMBEDDING,))
-    rows = embedding.shape[0] if embedding is not None and embedding.shape else None
-    return {"tokens": rows, "head": _head(own)}
-
-
 def _head(own: Mapping[str, Any]) -> int | None:
     """Elements of a head: stated, or a part of the width."""
     if "attention.key_length" in own:
@@ -205,7 +200,3 @@ def _shortest(value: Any) -> Any:
         if struct.pack("<f", short) == struct.pack("<f", value):
             return short
     return value
-
-
-def _render(config: Mapping[str, Any]) -> bytes:
-    return (json.dumps(config, indent=2) + "\n").encode()

@@ -116,8 +116,17 @@ def _files(header: GgufHeader, rows: int | None) -> ModelFiles:
         **({"chat_template": template} if template is not None else {}),
         "clean_up_tokenization_spaces": False, "tokenizer_class": "PreTrainedTokenizerFast",
     }  # fmt: skip
+    whole = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": list(_added_tokens(words)),
+        "normalizer": document["normalizer"], "pre_tokenizer": document["pre_tokenizer"],
+        "post_processor": _post_processor(words), "decoder": document["decoder"],
+        "model": {
+            "type": "BPE", "dropout": None, **document["model"], "ignore_merges": False, "vocab": words.numbers,
+            "merges": merges,
+        },
+    }  # fmt: skip
     files = {
-        "tokenizer.json": _render(document, words, merges),
+        "tokenizer.json": (json.dumps(whole, ensure_ascii=False) + "\n").encode(),
         "tokenizer_config.json": (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode(),
     }
     return ModelFiles(files, notes=tuple(_notes(header, words, merges)))
@@ -325,20 +334,6 @@ def _sentence_piece(words: _Vocabulary) -> dict[str, Any]:
             "unk_token": None if prefixed else words.special.get("unk_token"), "fuse_unk": True, "byte_fallback": True,
         },
     }  # fmt: skip
-
-
-def _render(document: Mapping[str, Any], words: _Vocabulary, merges: Sequence[tuple[str, str]]) -> bytes:
-    """The bytes of `tokenizer.json`."""
-    whole = {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": list(_added_tokens(words)),
-        "normalizer": document["normalizer"], "pre_tokenizer": document["pre_tokenizer"],
-        "post_processor": _post_processor(words), "decoder": document["decoder"],
-        "model": {
-            "type": "BPE", "dropout": None, **document["model"], "ignore_merges": False, "vocab": words.numbers,
-            "merges": merges,
-        },
-    }  # fmt: skip
-    return (json.dumps(whole, ensure_ascii=False) + "\n").encode()
 
 
 def _added_tokens(words: _Vocabulary) -> Iterator[dict[str, Any]]:

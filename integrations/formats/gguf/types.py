@@ -41,7 +41,21 @@ def as_stored(checkpoint: Checkpoint, options: Options) -> Checkpoint:
     from wherry.quantized.ggml_types import TypedView  # with numpy
 
     names = {one.name for one in checkpoint.manifest.companions}
-    types, constants, files = _types(checkpoint, options), _constants(checkpoint), dict[str, bytes]()
+    requested = ELEMENT_TYPES.get(str(options["type"]))
+    types: dict[KeyPath, str] = {}  # of the tensors that get another one
+    if requested is not None or checkpoint.laid_out:  # else the names and the types are those of a GGUF file
+        types = {
+            path: kind
+            for path, spec in checkpoint.manifest.tensors.items()
+            if (kind := _type_of(spec, requested)) != spec.dtype
+        }
+    # The tensor that states how rotary positions are scaled, if the model's are.
+    constants: list[tuple[TensorSpec, bytes]] = []
+    factors = rotary_factors(_facts(checkpoint) if (FACTORS,) not in checkpoint.manifest.tensors else {})
+    if factors is not None:
+        data = struct.pack(f"<{len(factors)}f", *factors)
+        constants.append((TensorSpec((FACTORS,), (len(factors),), "float32"), data))
+    files: dict[str, bytes] = {}
     if FILE in names and TOKENIZER not in names and options["tokenizer"] != "none":
         files.update(checkpoint.original.reader.model_files().files)
     if types or constants or files:
@@ -55,18 +69,6 @@ def as_stored(checkpoint: Checkpoint, options: Options) -> Checkpoint:
 
         header_of(checkpoint.manifest, options, companion)  # or the reason why it cannot be written
     return checkpoint
-
-
-def _types(checkpoint: Checkpoint, options: Options) -> dict[KeyPath, str]:
-    """The type of each tensor that gets another one."""
-    requested = ELEMENT_TYPES.get(str(options["type"]))
-    if requested is None and not checkpoint.laid_out:
-        return {}  # names of a GGUF file, whose types are those of one
-    return {
-        path: kind
-        for path, spec in checkpoint.manifest.tensors.items()
-        if (kind := _type_of(spec, requested)) != spec.dtype
-    }
 
 
 def _type_of(spec: TensorSpec, requested: str | None) -> str:
@@ -87,15 +89,6 @@ def _type_of(spec: TensorSpec, requested: str | None) -> str:
             path=spec.name, cure="choose a type without blocks, such as --set type=f16",
         )  # fmt: skip
     return kind
-
-
-def _constants(checkpoint: Checkpoint) -> list[tuple[TensorSpec, bytes]]:
-    """The tensor that states how rotary positions are scaled, if the model's are."""
-    names = _facts(checkpoint) if (FACTORS,) not in checkpoint.manifest.tensors else {}
-    factors = rotary_factors(names)
-    if factors is None:
-        return []
-    return [(TensorSpec((FACTORS,), (len(factors),), "float32"), struct.pack(f"<{len(factors)}f", *factors))]
 
 
 def _facts(checkpoint: Checkpoint) -> Mapping[str, object]:

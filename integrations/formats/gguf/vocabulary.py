@@ -34,7 +34,7 @@ from wherry.text.json_document import parse_json
 from wherry.text.limits import LARGE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from wherry.storage.location import Location
 
@@ -267,7 +267,9 @@ def _spells_spaces(document: Mapping[str, Any]) -> bool:
 
 def _around(document: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[bool, bool]:
     """Whether a text begins, and ends, with a token."""
-    templates = [one for one in _processors(document.get("post_processor")) if one.get("type") != "ByteLevel"]
+    stated = document.get("post_processor")
+    processors = stated.get("processors", [stated]) if stated else ()
+    templates = [one for one in processors if one.get("type") != "ByteLevel"]
     single = templates[0].get("single", []) if len(templates) == 1 else []
     if len(templates) > 1 or (templates and templates[0].get("type") != "TemplateProcessing"):
         raise _refusal(f"it has the post-processor {templates[0].get('type')}")
@@ -280,10 +282,6 @@ def _around(document: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[bool, 
         if own.get(name, found) not in (None, found):
             raise _refusal(f"{CONFIG} states {name} = {own[name]}, and the post-processor does otherwise")
     return begins, ends
-
-
-def _processors(stated: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
-    yield from (stated.get("processors", [stated]) if stated else ())
 
 
 def _template(own: Mapping[str, Any]) -> str | None:

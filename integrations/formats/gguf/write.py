@@ -27,7 +27,7 @@ from wherry.layout.expr import evaluate
 from wherry.text.json_document import parse_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
@@ -66,16 +66,15 @@ def header_of(manifest: Manifest, options: Options, companion: Callable[[str], L
                 f"the metadata cannot state {key}: {error}",
                 cure="correct the config or the tokenizer of the model",
             ) from error
-    head += b"".join(_rows(specs))
-    return head + bytes(-len(head) % ALIGNMENT)
-
-
-def _rows(specs: Iterable[TensorSpec]) -> Iterable[bytes]:
-    offset = 0
+    rows, offset = list[bytes](), 0
     for spec in specs:
         extents = struct.pack(f"<I{len(spec.shape)}Q", len(spec.shape), *reversed(spec.shape))
-        yield _text(spec.path[0]) + extents + struct.pack("<IQ", _NUMBERS[type_name(spec.dtype)], offset)
+        rows.append(
+            _text(spec.path[0]) + extents + struct.pack("<IQ", _NUMBERS[type_name(spec.dtype)], offset)
+        )
         offset += spec.nbytes + -spec.nbytes % ALIGNMENT
+    head += b"".join(rows)
+    return head + bytes(-len(head) % ALIGNMENT)
 
 
 def _text(text: str) -> bytes:

@@ -48,23 +48,19 @@ def _detect(glimpse: Glimpse) -> Detection | None:
     """
     weights = find_weights(glimpse.entries)
     if weights is None:
-        _require_no_pipeline(glimpse)
+        try:
+            parts = pipeline_parts(glimpse.location, glimpse.entries)
+        except CorruptError:
+            return None  # a file that cannot be read lists no models
+        if parts:
+            raise AmbiguousError(
+                f"ambiguous source: a diffusers pipeline of {len(parts)} models: {', '.join(parts)}",
+                uri=glimpse.location.uri,
+                cure=f"select one of them, for example --item {shlex.quote(parts[0])}",
+            )
     if weights is None or weights.container == "msgpack":
         return None
     return detect_weights(glimpse, weights, "huggingface")
-
-
-def _require_no_pipeline(glimpse: Glimpse) -> None:
-    try:
-        parts = pipeline_parts(glimpse.location, glimpse.entries)
-    except CorruptError:
-        return  # a file that cannot be read lists no models
-    if parts:
-        raise AmbiguousError(
-            f"ambiguous source: a diffusers pipeline of {len(parts)} models: {', '.join(parts)}",
-            uri=glimpse.location.uri,
-            cure=f"select one of them, for example --item {shlex.quote(parts[0])}",
-        )
 
 
 def _open(location: Location, detection: Detection) -> Opened:

@@ -109,50 +109,39 @@ def read_facts(location: Location, names: Collection[str]) -> FolderFacts:
         CorruptError: one of them is not a JSON object.
     """
     config = read_json(location.join(CONFIG)) if CONFIG in names else {}
-    step, evidence = _step(location, names)
+    step, evidence = step_number(location.name), list[Evidence]()
+    if step is not None:
+        evidence.append(Evidence(".", f"step {step} in the folder's name"))
+    elif _TRAINER in names:
+        rows: Rows = {"log_history": lambda _number, _row: DROPPED}
+        stated = read_json(location.join(_TRAINER), rows, _HISTORY).get("global_step")
+        if type(stated) is int:
+            step = stated
+            evidence.append(Evidence(_TRAINER, f"global_step {step}"))
     version, model_type = config.get("transformers_version"), config.get("model_type")
     origin = {
         "transformers_version": version,
         "model_type": model_type,
         "dtype": config.get("dtype", config.get("torch_dtype")),
         "architectures": config.get("architectures"),
-        **_adapter(location, names),
     }
-    if "peft_type" in origin:
-        base = origin.get("base_model", "an unnamed model")
-        evidence += (
-            Evidence(ADAPTER_CONFIG, f"a {origin['peft_type']} adapter of {base}, not a whole model"),
-        )
+    if ADAPTER_CONFIG in names:
+        adapter = read_json(location.join(ADAPTER_CONFIG))
+        base, kind = adapter.get("base_model_name_or_path"), adapter.get("peft_type")
+        origin |= {"base_model": base, "peft_type": kind}
+        evidence.append(Evidence(ADAPTER_CONFIG, f"a {kind} adapter of {base}, not a whole model"))
     if isinstance(model_type, str):
-        evidence += (Evidence(CONFIG, f"model_type {model_type}"),)
+        evidence.append(Evidence(CONFIG, f"model_type {model_type}"))
     if isinstance(version, str):
-        evidence += (Evidence(CONFIG, f"transformers_version {version}"),)
+        evidence.append(Evidence(CONFIG, f"transformers_version {version}"))
     return FolderFacts(
         writer=f"transformers {version}" if isinstance(version, str) else None,
         family=family_of(model_type) if isinstance(model_type, str) else None,
         step=step,
         origin={name: value for name, value in origin.items() if value is not None},
         config=config,
-        evidence=evidence,
+        evidence=tuple(evidence),
     )
-
-
-def _adapter(location: Location, names: Collection[str]) -> dict[str, Any]:
-    if ADAPTER_CONFIG not in names:
-        return {}
-    config = read_json(location.join(ADAPTER_CONFIG))
-    return {"base_model": config.get("base_model_name_or_path"), "peft_type": config.get("peft_type")}
-
-
-def _step(location: Location, names: Collection[str]) -> tuple[int | None, tuple[Evidence, ...]]:
-    step = step_number(location.name)
-    if step is not None:
-        return step, (Evidence(".", f"step {step} in the folder's name"),)
-    if _TRAINER not in names:
-        return None, ()
-    rows: Rows = {"log_history": lambda _number, _row: DROPPED}
-    step = read_json(location.join(_TRAINER), rows, _HISTORY).get("global_step")
-    return (step, (Evidence(_TRAINER, f"global_step {step}"),)) if type(step) is int else (None, ())
 
 
 def pipeline_parts(location: Location, names: Mapping[str, Entry]) -> list[str]:

@@ -19,7 +19,6 @@ from wherry.integrations.formats.huggingface.surroundings import surroundings
 from wherry.integrations.formats.huggingface.weights import ADAPTER
 
 if TYPE_CHECKING:
-    from wherry.core.tensorspec import TensorSpec
     from wherry.formats.format import Glimpse
     from wherry.integrations.formats.huggingface.weights import Weights
     from wherry.storage.location import Location
@@ -44,7 +43,9 @@ def detect_weights(glimpse: Glimpse, weights: Weights, format_name: str, what: s
         facts = FolderFacts(evidence=(Evidence(".", error.what),))
     classes = facts.origin.get("architectures")
     named = f"{what} ({classes[0]})" if what and isinstance(classes, list) and classes else what
-    seen = _weights_seen(weights)
+    forms = {"single": "weights in one file", "sharded": "index of weights in several files"}
+    seen = forms.get(weights.form, "one of several files of weights, without an index")
+    seen += f", variant {weights.variant}" if weights.variant else ""
     return Detection(
         uri=glimpse.location.uri,
         format=format_name,
@@ -55,12 +56,6 @@ def detect_weights(glimpse: Glimpse, weights: Weights, format_name: str, what: s
         family=facts.family,
         evidence=(Evidence(weights.file, f"{named}: {seen}" if named else seen), *facts.evidence),
     )
-
-
-def _weights_seen(weights: Weights) -> str:
-    what = {"single": "weights in one file", "sharded": "index of weights in several files"}
-    variant = f", variant {weights.variant}" if weights.variant else ""
-    return what.get(weights.form, "one of several files of weights, without an index") + variant
 
 
 def open_weights(location: Location, detection: Detection, weights: Weights | None, why: str) -> Opened:
@@ -81,8 +76,15 @@ def open_weights(location: Location, detection: Detection, weights: Weights | No
     facts = read_facts(location, {entry.name for entry in location.entries()})
     contents = read_weights(location, weights)
     neighbours = surroundings(location, {entry.name for entry in contents.files}, f"{weights.file} ({why})")
+    origin = dict(facts.origin)
     # The counts were compared with what torch saves. The config next to an adapter is that of its base.
-    counted = weights.container != "msgpack" and weights.stem != ADAPTER
+    if weights.container != "msgpack" and weights.stem != ADAPTER:
+        stored = list(contents.specs.values())
+        counts = {
+            "expected_parameters": expected_elements(facts.config, stored),
+            "least_parameters": least_elements(facts.config, stored),
+        }
+        origin |= {name: count for name, count in counts.items() if count is not None}
     manifest = Manifest(
         tensors=contents.specs,
         values=contents.values,
@@ -92,30 +94,17 @@ def open_weights(location: Location, detection: Detection, weights: Weights | No
         kind="params",
         companions=tuple(Companion(entry.name, entry.size) for entry in neighbours.companions),
         custom=contents.custom,
-        origin={**facts.origin, **(_counts(facts, list(contents.specs.values())) if counted else {})},
+        origin=origin,
     )
     reader = _reader(location, weights, contents, neighbours.companions)
-    return Opened(_precise(detection, weights, contents), manifest, reader, tuple(neighbours.ignored))
-
-
-def _counts(facts: FolderFacts, stored: list[TensorSpec]) -> dict[str, int]:
-    """What follows from the config for the number of elements, as far as it is known."""
-    counts = {
-        "expected_parameters": expected_elements(facts.config, stored),
-        "least_parameters": least_elements(facts.config, stored),
-    }
-    return {name: count for name, count in counts.items() if count is not None}
-
-
-def _precise(detection: Detection, weights: Weights, contents: WeightContents) -> Detection:
-    """Detect consolidation by torch, which drops all metadata and writes an index even for one file."""
-    seen = detection.seen(*contents.evidence)
-    if weights.container != "safetensors" or weights.form != "sharded" or not contents.bare:
-        return seen
-    evidence = Evidence(weights.file, "an index and no metadata in any file: consolidated by torch")
-    return replace(
-        seen.seen(evidence), format_version=_CONSOLIDATED, writer=detection.writer or _CONSOLIDATOR
-    )
+    found = detection.seen(*contents.evidence)
+    # Consolidation by torch drops all metadata, and writes an index even for one file.
+    if weights.container == "safetensors" and weights.form == "sharded" and contents.bare:
+        evidence = Evidence(weights.file, "an index and no metadata in any file: consolidated by torch")
+        found = replace(
+            found.seen(evidence), format_version=_CONSOLIDATED, writer=detection.writer or _CONSOLIDATOR
+        )
+    return Opened(found, manifest, reader, tuple(neighbours.ignored))
 
 
 def _reader(

@@ -103,10 +103,6 @@ def _bert_layer(c: Config, _layer: int) -> int:
     return 4 * (dim * dim + dim) + dim * inner + inner + inner * dim + dim + 4 * dim
 
 
-def _tokens(c: Config) -> int:
-    return c["vocab_size"] * c["hidden_size"]
-
-
 def _gpt2_ends(c: Config) -> int:
     return (c["vocab_size"] + c["n_positions"]) * c["n_embd"] + 2 * c["n_embd"]
 
@@ -157,7 +153,7 @@ class _Model:
 def _decoder(name: str, layer: Count, **defaults: Any) -> _Model:
     heads = {f"{name}ForCausalLM": _lm_head, f"{name}Model": _nothing}
     given = {"tie_word_embeddings": False, **defaults}
-    return _Model(layer, lambda c: _tokens(c) + c["hidden_size"], heads, given)
+    return _Model(layer, lambda c: c["vocab_size"] * c["hidden_size"] + c["hidden_size"], heads, given)
 
 
 _MODELS: dict[str, _Model] = {

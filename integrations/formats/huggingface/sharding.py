@@ -61,7 +61,15 @@ def spread_tensors(
         stem: first part of the file names.
         container: their ending.
     """
-    groups = _groups(sorted(tensors, key=lambda spec: natural_key(_name(spec))), most)
+    groups: list[list[TensorSpec]] = [[]]
+    filled = 0
+    for spec in sorted(tensors, key=lambda spec: natural_key(_name(spec))):
+        size = stored_size(spec)
+        if groups[-1] and filled + size > most:
+            groups.append([])
+            filled = 0
+        groups[-1].append(spec)
+        filled += size
     if len(groups) == 1:
         return ShardPlan({f"{stem}.{container}": groups[0]}, None, container)
     count = len(groups)
@@ -81,19 +89,6 @@ def natural_key(name: str) -> list[tuple[int, str]]:
     return [
         (len(part.lstrip("0")), part.lstrip("0")) if at % 2 else (0, part) for at, part in enumerate(parts)
     ]
-
-
-def _groups(specs: list[TensorSpec], most: int) -> list[list[TensorSpec]]:
-    groups: list[list[TensorSpec]] = [[]]
-    filled = 0
-    for spec in specs:
-        size = stored_size(spec)
-        if groups[-1] and filled + size > most:
-            groups.append([])
-            filled = 0
-        groups[-1].append(spec)
-        filled += size
-    return groups
 
 
 def _index(files: dict[str, list[TensorSpec]]) -> bytes:

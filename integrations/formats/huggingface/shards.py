@@ -93,7 +93,14 @@ def read_weights(location: Location, weights: Weights) -> WeightContents:
     if weights.form == "single":
         _read(location, weights.file, weights, contents)
     elif weights.form == "no index":
-        raise _without_index(location, weights)
+        header = safetensors.parse(location.join(weights.file))
+        if _SHARDING in (header.metadata or {}):
+            raise _pieces(location)
+        raise IncompleteError(
+            f"missing index: {weights.file} is one of several files",
+            uri=location.uri,
+            cure="download the *.safetensors.index.json, or open the files one by one",
+        )
     else:
         _read_sharded(location, weights, contents)
     count = len(contents.files) - (weights.form == "sharded")
@@ -107,10 +114,15 @@ def _read_sharded(location: Location, weights: Weights, contents: WeightContents
     shards = sorted(set(weight_map.values()))
     missing = [name for name in shards if location.member(name).stat() is None]
     if missing:
+        # The index may be that of another save, whose files are there.
+        others = sorted(
+            one.name for one in location.entries() if _save_of(one.name) and one.name not in shards
+        )
+        cure = "download the missing files again"
+        if others:
+            cure += f", or the index of {_first_of(others)}, which it does not name"
         raise IncompleteError(
-            f"file not found: {_first_of(missing)}, named in {weights.file}",
-            uri=location.uri,
-            cure=_cure_of_missing(location, shards),
+            f"file not found: {_first_of(missing)}, named in {weights.file}", uri=location.uri, cure=cure
         )
     _require_named(location, weights.file, shards)
     _add_file(index, weights.file, contents)
@@ -118,17 +130,17 @@ def _read_sharded(location: Location, weights: Weights, contents: WeightContents
         before = len(contents.specs)
         _read(location, name, weights, contents)
         for path in islice(reversed(contents.specs), len(contents.specs) - before):
-            _require_mapped(path, name, weight_map, location)
+            said = weight_map.get("/".join(path))
+            if said != name:
+                other = f"the index names {said}" if said else "missing from the index"
+                raise CorruptError(
+                    f"the tensor is in {name}, but {other}",
+                    uri=location.uri,
+                    path=render(path),
+                    cure="restore the index or the file",
+                )
     _require_present(weight_map, contents, location)
     _compare_total(weights.file, contents)
-
-
-def _cure_of_missing(location: Location, shards: list[str]) -> str:
-    """What to do about files that the index names; it may be that of another save, whose files are there."""
-    others = sorted(one.name for one in location.entries() if _save_of(one.name) and one.name not in shards)
-    if not others:
-        return "download the missing files again"
-    return f"download the missing files again, or the index of {_first_of(others)}, which it does not name"
 
 
 def _require_named(location: Location, index: str, shards: list[str]) -> None:
@@ -264,17 +276,6 @@ def _file_of(path: KeyPath, contents: WeightContents) -> str:
     return next((extent.location.name for extent in place or ()), "another file")
 
 
-def _require_mapped(path: KeyPath, name: str, weight_map: Mapping[str, str], location: Location) -> None:
-    said = weight_map.get("/".join(path))
-    if said != name:
-        what = (
-            f"the tensor is in {name}, but the index names {said}"
-            if said
-            else f"the tensor is in {name}, but missing from the index"
-        )
-        raise CorruptError(what, uri=location.uri, path=render(path), cure="restore the index or the file")
-
-
 def _require_present(weight_map: Mapping[str, str], contents: WeightContents, location: Location) -> None:
     held = {"/".join(path) for path in contents.specs}
     for tensor, name in weight_map.items():
@@ -314,15 +315,4 @@ def _pieces(place: Location) -> UnsupportedError:
         "unsupported distributed pieces of torch's HuggingFaceStorageWriter: full shapes are not stored",
         uri=place.uri,
         cure="consolidate them with torch.distributed.checkpoint first",
-    )
-
-
-def _without_index(location: Location, weights: Weights) -> UnsupportedError | IncompleteError:
-    header = safetensors.parse(location.join(weights.file))
-    if _SHARDING in (header.metadata or {}):
-        return _pieces(location)
-    return IncompleteError(
-        f"missing index: {weights.file} is one of several files",
-        uri=location.uri,
-        cure="download the *.safetensors.index.json, or open the files one by one",
     )

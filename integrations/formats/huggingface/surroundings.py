@@ -24,7 +24,7 @@ from wherry.text.json_document import parse_json
 from wherry.text.limits import SMALL
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable
 
     from wherry.storage.location import Location
 
@@ -145,32 +145,23 @@ def _companion(folder: Location, entry: Entry, name: str) -> Entry:
 
 def _enter(folder: Location, name: str, walk: _FolderWalk, found: Surroundings) -> None:
     if name in walk.modules:
-        found.companions += _module_files(folder, f"{name}/")
+        for entry in folder.walk():
+            if not any(part.startswith(".") for part in entry.name.split("/")):
+                found.companions.append(_companion(folder, entry, f"{name}/{entry.name}"))
         return
     if name.count("/") + 1 >= _DEEPEST:
         found.ignored.append(too_deep(folder, name))
         return
     names = {entry.name: entry for entry in folder.entries()}
+    # A checkpoint of torch or DeepSpeed is named as a whole.
     if (
         find_weights(names)
-        or any(map(_whole, names))
+        or any(one.endswith(_DCP) or is_deepspeed_shard(one) for one in names)
         or (folder.name == _ORIGINAL and any(map(is_weights, names)))
     ):
         found.ignored.append(folder_of_weights(name, names, walk.reason))
     else:
         _collect(folder, f"{name}/", walk, found)
-
-
-def _whole(name: str) -> bool:
-    """Whether a file shows that its folder is a checkpoint of torch or DeepSpeed, which is named as a whole."""
-    return name.endswith(_DCP) or is_deepspeed_shard(name)
-
-
-def _module_files(folder: Location, prefix: str) -> Iterator[Entry]:
-    """Every file of a module of sentence-transformers, as companions."""
-    for entry in folder.walk():
-        if not any(part.startswith(".") for part in entry.name.split("/")):
-            yield _companion(folder, entry, f"{prefix}{entry.name}")
 
 
 def _module_folders(location: Location) -> frozenset[str]:

@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
 Container: TypeAlias = Literal["safetensors", "bin", "msgpack"]
 CONFIG = "config.json"
@@ -107,24 +107,13 @@ def weight_sets(names: Mapping[str, object]) -> list[Weights]:
     return sorted(
         found,
         key=lambda weights: (
-            _rank(weights),
+            _STEMS.index((weights.stem, weights.container)),
             weights.variant or "",
-            _is_second(weights, whole),
+            # transformers looks for the one file first. Next to a whole set it is a remainder of another save.
+            (weights.form == "single") == ((weights.stem, weights.container) in whole),
             weights.file,
         ),
     )
-
-
-def _is_second(weights: Weights, whole: Collection[tuple[str, str]]) -> bool:
-    """Whether weights come after the other form of the same: one file, but an index whose files are there before it.
-
-    transformers looks for the one file first. Next to a whole set it is a remainder of another save.
-    """
-    return (weights.form == "single") == ((weights.stem, weights.container) in whole)
-
-
-def _rank(weights: Weights) -> int:
-    return _STEMS.index((weights.stem, weights.container))
 
 
 @lru_cache(1 << 10)

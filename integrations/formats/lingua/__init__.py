@@ -13,7 +13,7 @@ import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from wherry.core.account import FILES, IgnoredEntry, ignored_file
+from wherry.core.account import FILES, ignored_file
 from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Companion, Manifest, without_chunks
 from wherry.core.steps import step_number
@@ -56,16 +56,13 @@ def _version(names: Collection[str]) -> str:
 
 def _detect(glimpse: Glimpse) -> Detection | None:
     first = dcp.find_evidence(glimpse)
-    if first is None:
-        return None
-    names = glimpse.entries
-    found = _find_evidence(glimpse)
-    if found is None:
+    found = None if first is None else _find_evidence(glimpse)
+    if first is None or found is None:
         return None
     return Detection(
         uri=glimpse.location.uri,
         format="lingua",
-        format_version=_version(names),
+        format_version=_version(glimpse.entries),
         writer=_WRITER,
         step=step_number(glimpse.location.name),
         evidence=(first, found),
@@ -102,15 +99,10 @@ def _open(location: Location, detection: Detection) -> Opened:
     found = replace(opened.detection, step=step, writer=f"{_WRITER} ({opened.detection.writer})")
     if said is not None and said != step:
         found = found.seen(Evidence(folder.train_states(names)[0], f"states step {said}"))
-    return Opened(found, manifest, opened.reader, tuple(map(_explain_ignored, opened.ignored)))
-
-
-def _explain_ignored(entry: IgnoredEntry) -> IgnoredEntry:
-    """The entry, with the right reason for `consolidated`: Lingua makes it of the step's own files."""
-    if entry.path != (CONSOLIDATED_FOLDER,):
-        return entry
     reason = "the tensors are read from the files that Lingua made it of"
-    return ignored_file(CONSOLIDATED_FOLDER, FILES, "the same weights in one file", reason)
+    whole = ignored_file(CONSOLIDATED_FOLDER, FILES, "the same weights in one file", reason)
+    ignored = tuple(whole if entry.path == whole.path else entry for entry in opened.ignored)
+    return Opened(found, manifest, opened.reader, ignored)
 
 
 def _origin(manifest: Manifest, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,10 +150,15 @@ def _require_params(scene: Scene) -> None:
 
 
 def _detect_consolidated(glimpse: Glimpse) -> Detection | None:
-    names = glimpse.entries
-    if CONSOLIDATED not in names:
+    if CONSOLIDATED not in glimpse.entries:
         return None
-    if not _is_consolidated(glimpse):
+    # It is Lingua's by its configuration, its tree, or the folder's name.
+    if PARAMS in glimpse.entries:
+        known = bool(folder.peek_params(glimpse.location))
+    else:
+        form = single_form(glimpse.location)
+        known = form == "nested" or (form is None and glimpse.location.name == CONSOLIDATED_FOLDER)
+    if not known:
         return None
     parent = glimpse.location.parent.name
     return Detection(
@@ -172,14 +169,6 @@ def _detect_consolidated(glimpse: Glimpse) -> Detection | None:
         step=decimal_number(parent) if folder.is_step(parent) else None,
         evidence=(Evidence(CONSOLIDATED, "the name of Lingua's consolidated checkpoints"),),
     )
-
-
-def _is_consolidated(glimpse: Glimpse) -> bool:
-    """Whether a `consolidated.pth` is Lingua's: by its configuration, its tree, or the folder's name."""
-    if PARAMS in glimpse.entries:
-        return bool(folder.peek_params(glimpse.location))
-    form = single_form(glimpse.location)
-    return form == "nested" or (form is None and glimpse.location.name == CONSOLIDATED_FOLDER)
 
 
 def _open_consolidated(location: Location, detection: Detection) -> Opened:

@@ -92,20 +92,20 @@ def find(glimpse: Glimpse) -> MaxTextStep | None:
     item = detection.look(glimpse)
     if item is None or item.item is None:
         return None
-    home = _home(glimpse.location, item.location)
+    home, place = glimpse.location, item.location
+    if home == place:
+        in_step = place.name in _ITEMS and place.parent.join(layout.CHECKPOINT).exists()
+        home = place.parent if in_step else place
     scan_layers = _recorded_scan(home)
     paths = _paths(item)
     confirmed = scan_layers is not None or item.location.name == ITEM
     root = shape.parameter_root(paths, confirmed=confirmed)
     if root is not None:
-        return MaxTextStep(home, item, shape.look(paths, root), scan_layers, _kind(paths))
+        # The decoder shows parameters; moments make them a train state.
+        kind: Kind = "train-state" if read_leaves(paths).optimizer else "params"
+        return MaxTextStep(home, item, shape.look(paths, root), scan_layers, kind)
     ours = own_notes(item.metadata).get("format") == NAME
     return MaxTextStep(home, item, None, scan_layers) if ours else None
-
-
-def _kind(paths: list[KeyPath]) -> Kind:
-    """A train state if there are moments, else parameters, which the decoder shows."""
-    return "train-state" if read_leaves(paths).optimizer else "params"
 
 
 def open_found(found: MaxTextStep) -> Opened:
@@ -137,13 +137,6 @@ def describe_step(found: MaxTextStep) -> Detection:
         kind=found.kind or item.kind,
         evidence=(*found.evidence, *evidence),
     )
-
-
-def _home(location: Location, item: Location) -> Location:
-    """The step folder, if the item is in one."""
-    if location != item:
-        return location
-    return item.parent if item.name in _ITEMS and item.parent.join(layout.CHECKPOINT).exists() else item
 
 
 def _paths(item: detection.FoundItem) -> list[KeyPath]:

@@ -147,7 +147,12 @@ def _open(location: Location, detection: Detection) -> Opened:
     reader, companions = opened.reader, opened.manifest.companions
     assert isinstance(reader, dcp.DcpReader)
     if record.arguments:
-        _require_agreement(folder, ARGUMENTS in {one.name for one in companions}, record.arguments)
+        shown = ARGUMENTS in {one.name for one in companions}  # in a file that earlier conversions wrote
+        if shown and parse_arguments(folder.join(ARGUMENTS)) != record.arguments:
+            raise CorruptError(
+                f"{ARGUMENTS} and {COMMON} state different arguments", uri=folder.uri,
+                cure=f"remove {ARGUMENTS}: Megatron reads {COMMON}",
+            )  # fmt: skip
         reader.made[ARGUMENTS] = Location(MemoryFiles(files={ARGUMENTS: record.text}), ARGUMENTS)
         companions = (
             *(one for one in companions if one.name != ARGUMENTS),
@@ -158,15 +163,6 @@ def _open(location: Location, detection: Detection) -> Opened:
     common = ignored_file(f"{COMMON}:state", TRAINING_STATE, "state of the run", _STATE)
     found = replace(opened.detection, step=step, writer="megatron-core", format="megatron")
     return Opened(found, manifest, reader, (*opened.ignored, common))
-
-
-def _require_agreement(folder: Location, has_file: bool, arguments: dict[str, Any]) -> None:
-    """A file that earlier conversions wrote must state what `common.pt` does."""
-    if has_file and parse_arguments(folder.join(ARGUMENTS)) != arguments:
-        raise CorruptError(
-            f"{ARGUMENTS} and {COMMON} state different arguments", uri=folder.uri,
-            cure=f"remove {ARGUMENTS}: Megatron reads {COMMON}",
-        )  # fmt: skip
 
 
 _BACKEND = {

@@ -77,7 +77,11 @@ def record_of(tree: PickleTree, uri: str) -> MegatronRun:
 
 def _arguments(tree: PickleTree) -> dict[str, Any]:
     """The plain arguments, nested."""
-    odd = {path[1] for path, kind in tree.types.items() if _is_odd(path, kind)}
+    odd = {
+        path[1]
+        for path, kind in tree.types.items()
+        if path[:1] == (ARGS,) and len(path) > 1 and not kind.endswith(_TUPLE)
+    }
     found: dict[str, Any] = {}
     for path, value in tree.values.items():
         if path[:1] == (ARGS,) and len(path) > 1 and path[1] not in odd:
@@ -88,26 +92,19 @@ def _arguments(tree: PickleTree) -> dict[str, Any]:
     lists = sorted((path for path in tree.lists if path[:1] == (ARGS,) and path[1:]), key=len, reverse=True)
     for path in lists:
         if path[1] not in odd:
-            _make_list(found, path[1:])
+            table = found
+            for part in path[1:-1]:
+                table = table[part]
+            node = table.get(path[-1])
+            if isinstance(node, dict):
+                table[path[-1]] = [node[at] for at in sorted(node, key=int)]
     return found
-
-
-def _is_odd(path: KeyPath, kind: str) -> bool:
-    return path[:1] == (ARGS,) and len(path) > 1 and not kind.endswith(_TUPLE)
 
 
 def _put(table: dict[str, Any], path: KeyPath, value: Any) -> None:
     for part in path[:-1]:
         table = table.setdefault(part, {})
     table[path[-1]] = value
-
-
-def _make_list(table: dict[str, Any], path: KeyPath) -> None:
-    for part in path[:-1]:
-        table = table[part]
-    node = table.get(path[-1])
-    if isinstance(node, dict):
-        table[path[-1]] = [node[at] for at in sorted(node, key=int)]
 
 
 def parse_arguments(file: Location) -> dict[str, Any]:

@@ -47,7 +47,14 @@ def join_ranks(ranks: Sequence[Mapping[str, PlacedTensor]], uri: str) -> dict[st
     first = named[0]
     for rank in named:
         other = next((name for name in first.keys() ^ rank.keys()), None)
-        other = other or next((name for name in first if not _alike(first[name], rank[name])), None)
+        other = other or next(
+            (
+                name
+                for name, part in first.items()
+                if (part.shape, part.dtype) != (rank[name].shape, rank[name].dtype)
+            ),
+            None,
+        )
         if other is not None or len(counts) > 1:
             raise CorruptError(
                 "the expert-parallel ranks have different parameters", uri=uri, path=other, cure=_CURE
@@ -67,10 +74,6 @@ def join_ranks(ranks: Sequence[Mapping[str, PlacedTensor]], uri: str) -> dict[st
             else:
                 whole.setdefault(name, part)
     return whole
-
-
-def _alike(one: PlacedTensor, other: PlacedTensor) -> bool:
-    return (one.shape, one.dtype) == (other.shape, other.dtype)
 
 
 def _count(rank: Mapping[str, PlacedTensor]) -> int:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
-from wherry.core.account import TRAINING_STATE, IgnoredEntry, ignored_file
+from wherry.core.account import TRAINING_STATE, ignored_file
 from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Companion, Manifest
 from wherry.core.tensorspec import TensorSpec
@@ -120,13 +120,18 @@ def open_ranks(location: Location, detection: Detection) -> Opened:
         CorruptError: the ranks do not fit one another.
         HostileError, WherryError: as of files of torch.
     """
-    files_of_ranks = _files(location)
+    folders = sorted(one.name for one in location.entries() if one.is_dir and _RANK.fullmatch(one.name))
+    files_of_ranks = {name: _part(location, name) for name in folders}
     record = record_of(next(iter(files_of_ranks.values())).archive.tree, location.uri)
     arguments = record.arguments
     stages = _stages(files_of_ranks, arguments, location)
     _require_all(stages, arguments, location)
     index, items, specs = DcpIndex(writer="megatron"), RankItems(), dict[str, TensorSpec]()
-    ignored = list(_ignored_entries(stages))
+    moments, reason = "moments, schedules and random numbers", "only parameters are read"
+    ignored = [ignored_file(f"*/{FILE}:optimizer", TRAINING_STATE, moments, reason)]
+    if len(stages) > 1:
+        copies = "copies of tied embeddings"
+        ignored.append(ignored_file(f"*/{FILE}:copies", TRAINING_STATE, copies, "the first is read"))
     gated = bool(arguments.get("swiglu") or arguments.get("quick_geglu"))
     for name, parts in _whole(stages, tied=arguments.get("untie_embeddings_and_output_weights") is False):
         if (entry := left_entry(name)) is not None:
@@ -137,7 +142,11 @@ def open_ranks(location: Location, detection: Detection) -> Opened:
         for chunk, part in chunks:
             index.stored.put(name, chunk.offsets, items.add(part))
         specs[name] = TensorSpec((name,), shape, parts[0].dtype)
-    companion_entries = tuple(one for one in location.entries() if _is_companion(one))
+    companion_entries = tuple(
+        one
+        for one in location.entries()
+        if not (one.is_dir or one.size < 0 or one.name in OWN_NAMES or one.name.startswith("."))
+    )
     files = (*(one.entry for one in files_of_ranks.values()), *companion_entries)
     names = frozenset(one.name for one in companion_entries)
     reader = DcpReader(location, index, items, files, {}, names)  # pyright: ignore[reportArgumentType]  what it calls
@@ -158,17 +167,6 @@ def open_ranks(location: Location, detection: Detection) -> Opened:
     words = f"{len(stages[0])} × {len(stages)}" + (f" × {experts}" if experts > 1 else "")
     seen = Evidence(FILE, f"{len(specs)} parameters of {words} ranks")
     return Opened(replace(detection, step=step).seen(seen), manifest, reader, tuple(ignored))
-
-
-def _is_companion(entry: Entry) -> bool:
-    """Whether an entry of the step's folder is a file next to the folders of the ranks."""
-    return not (entry.is_dir or entry.size < 0 or entry.name in OWN_NAMES or entry.name.startswith("."))
-
-
-def _files(location: Location) -> dict[str, RankPart]:
-    """Folder → the file of its rank, opened."""
-    names = [one.name for one in location.entries() if one.is_dir and _RANK.fullmatch(one.name)]
-    return {name: _part(location, name) for name in sorted(names)}
 
 
 def _stages(
@@ -261,7 +259,8 @@ def _whole(
                     path=name,
                     cure=_CURE,
                 )
-            full = _global_name(name, before)
+            layer = _LAYER.fullmatch(name)  # layers are counted from the first stage
+            full = f"decoder.layers.{int(layer[1]) + before}.{layer[2]}" if layer else name
             if full == _HEAD and tied and number == last and last:
                 continue  # the embedding, which the last stage has a copy of
             if full in seen:
@@ -269,19 +268,3 @@ def _whole(
             seen.add(full)
             yield full, [part for part in parts if part is not None]
         before += max(layers, default=-1) + 1
-
-
-def _global_name(name: str, before: int) -> str:
-    """The name in the whole model: layers are counted from the first stage."""
-    layer = _LAYER.fullmatch(name)
-    return f"decoder.layers.{int(layer[1]) + before}.{layer[2]}" if layer else name
-
-
-def _ignored_entries(stages: Sequence[object]) -> Iterator[IgnoredEntry]:
-    """What the files hold apart from the model."""
-    reason = "only parameters are read"
-    yield ignored_file(f"*/{FILE}:optimizer", TRAINING_STATE, "moments, schedules and random numbers", reason)
-    if len(stages) > 1:
-        yield ignored_file(
-            f"*/{FILE}:copies", TRAINING_STATE, "copies of tied embeddings", "the first is read"
-        )

@@ -39,13 +39,18 @@ def link(folder: Location, databases: Iterable[str], renamed: Mapping[str, str] 
     using, names = kvstore.context(), list(databases)
     config = _config(folder, names, using)
     transaction = tensorstore.Transaction(atomic=True)
-    pairs = [("", "")] if renamed is None else _prefixes(renamed, folder.uri)
+    pairs = [("", "")]  # key prefix of each array → its new key prefix
+    if renamed is not None:
+        require_apart(renamed, folder.uri)
+        pairs = [(f"{old}/" if old else "", f"{new}/" if new else "") for old, new in renamed.items()]
     top = {**kvstore.store_spec(folder, ocdbt=True, writable=True), "config": config}
     try:
         for name in names:
             below = {**top, "base": kvstore.store_spec(folder.join(name), ocdbt=True, writable=True)["base"]}
             for old, new in pairs:
-                _copy_range({**below, "path": old}, {**top, "path": new}, using, transaction, folder.uri)
+                source = kvstore.open_store({**below, "path": old}, using, folder.uri)
+                target = kvstore.open_store({**top, "path": new}, using, folder.uri)
+                source.experimental_copy_range_to(target.with_transaction(transaction)).result()
         transaction.commit_async().result()
     except (ValueError, OSError) as error:
         raise kvstore.translate_error(error, folder.uri) from error
@@ -69,14 +74,6 @@ def _config(folder: Location, databases: Iterable[str], using: ts.Context) -> di
     return found[0]
 
 
-def _copy_range(
-    old: dict[str, Any], new: dict[str, Any], using: ts.Context, transaction: ts.Transaction, uri: str
-) -> None:
-    source = kvstore.open_store(old, using, uri)
-    target = kvstore.open_store(new, using, uri)
-    source.experimental_copy_range_to(target.with_transaction(transaction)).result()
-
-
 def require_apart(renamed: Mapping[str, str], uri: str) -> None:
     """Refuse arrays whose keys are below those of another: they cannot be renamed separately.
 
@@ -94,9 +91,3 @@ def require_apart(renamed: Mapping[str, str], uri: str) -> None:
                 uri=uri,
                 cure="convert the checkpoint instead",
             )
-
-
-def _prefixes(renamed: Mapping[str, str], uri: str) -> list[tuple[str, str]]:
-    """Key prefix of each array → its new key prefix."""
-    require_apart(renamed, uri)
-    return [(f"{old}/" if old else "", f"{new}/" if new else "") for old, new in renamed.items()]

@@ -86,22 +86,19 @@ def _tree(
     custom = data.get("custom_metadata")
     own = custom.get("wherry") if isinstance(custom, dict) else None
     if isinstance(custom, dict) and isinstance(own, dict):
-        data = {**data, "custom_metadata": {**custom, "wherry": _own(own, names)}}
+        renamed: layout.JsonObject = {
+            field: {names.get(name, name): value for name, value in own[field].items()}
+            for field in _NOTED_BY_NAME
+            if field in own
+        }
+        if "scalars" in own:
+            renamed["scalars"] = [names.get(name, name) for name in own["scalars"]]
+        data = {**data, "custom_metadata": {**custom, "wherry": {**own, **renamed}}}
     # The description of rich types, node by node, no longer matches the new tree; it is optional.
     return {
         **{key: value for key, value in data.items() if key != "value_metadata_tree"},
         "tree_metadata": rows,
     }
-
-
-def _own(own: layout.JsonObject, names: Mapping[str, str]) -> layout.JsonObject:
-    renamed = {
-        field: {names.get(name, name): value for name, value in own[field].items()}
-        for field in _NOTED_BY_NAME
-        if field in own
-    }
-    scalars = {"scalars": [names.get(name, name) for name in own["scalars"]]} if "scalars" in own else {}
-    return {**own, **renamed, **scalars}
 
 
 def _shardings(names: Mapping[str, str], data: layout.JsonObject) -> layout.JsonObject:

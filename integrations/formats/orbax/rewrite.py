@@ -94,13 +94,14 @@ def _committing(
     files = {layout.CHECKPOINT: stamped} if stamped else {}
     if layout.COMMITTED not in names:
         files[layout.COMMITTED] = b"Completed by wherry.\n"
+    unfinished = any(layout.is_uncommitted(name) for name in (location.name, location.parent.name))
     return Change(
         opened=opened,
         carried={name: name for name in names if name not in files},
         files=files,
         finish=finish,
         made=made,
-        staged_only=_NAMED if _by_name(location) else "",
+        staged_only=_NAMED if unfinished else "",
     )
 
 
@@ -239,10 +240,6 @@ def _item(location: Location) -> layout.OrbaxItem:
             cure=f"pass the item: {location.join(below[0]).uri} --format orbax" if below else "convert it",
         )
     return item
-
-
-def _by_name(location: Location) -> bool:
-    return any(layout.is_uncommitted(name) for name in (location.name, location.parent.name))
 
 
 REWRITES: dict[str, Rewrite] = {

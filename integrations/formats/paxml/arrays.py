@@ -94,15 +94,14 @@ def open_arrays(place: Place) -> tuple[Manifest, ArrayReader]:
         )
         for path, array in arrays.items()
     }
-    values = {
-        path: read_array(reader, specs[path], ()).item() for path in _scalars(arrays, notes, place.home.uri)
-    }
+    scalars = [path for path, array in arrays.items() if array.name in notes.scalars]
+    if any(arrays[path].zarr.shape for path in scalars):
+        raise CorruptError("expected a scalar, got an array with several elements", uri=place.home.uri)
+    values = {path: read_array(reader, specs[path], ()).item() for path in scalars}
     for path in values:
         del specs[path], arrays[path]
-    texts = {
-        notes.names.get(name) or naming.split_name(name): str(text)
-        for name, text in (_texts(location) if layout.STRINGS in glimpse.entries else {}).items()
-    }
+    strings = layout.read_json(location.join(layout.STRINGS)) if layout.STRINGS in glimpse.entries else {}
+    texts = {notes.names.get(name) or naming.split_name(name): str(text) for name, text in strings.items()}
     manifest = Manifest(
         tensors=specs,
         values={**values, **texts},
@@ -159,7 +158,17 @@ def _require_all(place: Place, glimpse: Glimpse, names: Any, expected: frozenset
     }
     without = sorted(name for name in folders - known if not any(one.startswith(f"{name}/") for one in known))
     for name in without:
-        _refuse_renamed(place.state.join(name))
+        folder = place.state.join(name)
+        for entry in folder.entries():
+            head = (
+                b"" if entry.is_dir or entry.name[:1].isdecimal() else folder.join(entry.name).read(0, 4096)
+            )
+            if b'"zarr_format"' in head:  # PaxML can be configured to use another name
+                raise UnsupportedError(
+                    f"unsupported array metadata file name {entry.name!r} (tensorstore_metadata_key)",
+                    uri=folder.uri,
+                    cure="rename these files to .zarray in a copy",
+                )
     if without:
         raise IncompleteError(
             f"missing .zarray of {len(without)} arrays that have chunks: {_some(without)}; probably only a part of the "
@@ -173,18 +182,6 @@ def _require_all(place: Place, glimpse: Glimpse, names: Any, expected: frozenset
         raise IncompleteError(
             f"missing {len(lost)} arrays that were saved: {_some(lost)}", uri=place.home.uri, cure=_CURE
         )
-
-
-def _refuse_renamed(folder: Location) -> None:
-    """Refuse array metadata under another name, which PaxML can be configured to use."""
-    for entry in folder.entries():
-        head = b"" if entry.is_dir or entry.name[:1].isdecimal() else folder.join(entry.name).read(0, 4096)
-        if b'"zarr_format"' in head:
-            raise UnsupportedError(
-                f"unsupported array metadata file name {entry.name!r} (tensorstore_metadata_key)",
-                uri=folder.uri,
-                cure="rename these files to .zarray in a copy",
-            )
 
 
 def _some(names: list[str]) -> str:
@@ -201,17 +198,6 @@ def _sharded_names(location: Location) -> set[str]:
         except (binascii.Error, ValueError):
             names.add(key)
     return names
-
-
-def _scalars(arrays: Mapping[KeyPath, StoredArray], notes: Notes, uri: str) -> list[KeyPath]:
-    paths = [path for path, array in arrays.items() if array.name in notes.scalars]
-    if any(arrays[path].zarr.shape for path in paths):
-        raise CorruptError("expected a scalar, got an array with several elements", uri=uri)
-    return paths
-
-
-def _texts(location: Location) -> dict[str, Any]:
-    return layout.read_json(location.join(layout.STRINGS))
 
 
 def _companions(location: Location, glimpse: Glimpse, names: Any) -> tuple[Companion, ...]:

@@ -93,7 +93,15 @@ def unpad(specs: Mapping[KeyPath, TensorSpec], metadata: Metadata) -> dict[KeyPa
     for path, shape in metadata.unpadded.items():
         spec = specs.get(path)
         if spec is not None and spec.shape != shape:
-            _require_padding(spec, shape)
+            larger = len(shape) == len(spec.shape) and all(
+                stored >= extent for stored, extent in zip(spec.shape, shape, strict=True)
+            )
+            if not larger:
+                raise CorruptError(
+                    f"stored shape {spec.shape} does not match the shape {shape} before padding",
+                    path=spec.name,
+                    cure="use another step; this one was saved by a mismatched model",
+                )
             cut[path[1:]] = (spec.shape, shape)
     return {path: _cut(spec, cut) for path, spec in specs.items()}
 
@@ -109,47 +117,29 @@ def build(version: float, specs: Mapping[KeyPath, TensorSpec], notes: JsonObject
     tree: JsonObject = {VARIABLES: {}}
     for path, spec in sorted(specs.items()):
         if path[:1] == (VARIABLES,):
-            leaf = {_TAG: True, _MASKED: False, _SHAPE: list(spec.shape), _DTYPE: spec.dtype}
-            _put(tree, path, leaf)
+            node = tree
+            for part in path[:-1]:
+                node = node.setdefault(part, {})
+            node[path[-1]] = {_TAG: True, _MASKED: False, _SHAPE: list(spec.shape), _DTYPE: spec.dtype}
     return {_VERSION: version, _TREE: tree, NOTES: notes}
-
-
-def _put(tree: JsonObject, path: KeyPath, leaf: JsonObject) -> None:
-    node = tree
-    for part in path[:-1]:
-        node = node.setdefault(part, {})
-    node[path[-1]] = leaf
 
 
 def _shapes(node: JsonObject, path: KeyPath, uri: str) -> Iterator[tuple[KeyPath, tuple[int, ...]]]:
     if node.get(_TAG) is True:
         shape = node.get(_SHAPE)
         if shape is not None:
-            yield path, _shape(shape, path, uri)
+            known = isinstance(shape, list) and all(type(extent) is int and extent >= 0 for extent in shape)
+            if not known:
+                raise CorruptError(
+                    f"invalid {_SHAPE}: expected a shape, got {shape!r}", uri=uri, path=render(path)
+                )
+            yield path, tuple(shape)
         return
     if len(path) > _DEEPEST:
         raise CorruptError(f"{_TREE} is nested too deeply", uri=uri)
     for key, child in node.items():
         if isinstance(child, dict):
             yield from _shapes(child, (*path, key), uri)  # pyright: ignore[reportUnknownArgumentType]  JSON
-
-
-def _shape(value: object, path: KeyPath, uri: str) -> tuple[int, ...]:
-    if isinstance(value, list) and all(type(extent) is int and extent >= 0 for extent in value):  # pyright: ignore[reportUnknownVariableType]
-        return tuple(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-    raise CorruptError(f"invalid {_SHAPE}: expected a shape, got {value!r}", uri=uri, path=render(path))
-
-
-def _require_padding(spec: TensorSpec, shape: tuple[int, ...]) -> None:
-    larger = len(shape) == len(spec.shape) and all(
-        stored >= extent for stored, extent in zip(spec.shape, shape, strict=True)
-    )
-    if not larger:
-        raise CorruptError(
-            f"stored shape {spec.shape} does not match the shape {shape} before padding",
-            path=spec.name,
-            cure="use another step; this one was saved by a mismatched model",
-        )
 
 
 def _cut(spec: TensorSpec, cut: Mapping[KeyPath, tuple[tuple[int, ...], tuple[int, ...]]]) -> TensorSpec:

@@ -32,7 +32,13 @@ _STEP_FILES = (metadata.FILE, COMMITTED)
 def describe(place: Place) -> Detection:
     """The detection of a checkpoint with arrays, from names and small files."""
     verdict, reason = place.verdict()
-    names = _names(place)
+    # Key paths of the arrays, as far as names and small files state them.
+    glimpse = Glimpse(place.state)
+    if place.layout is StateLayout.ARRAYS:
+        names = [naming.split_name(name) for name, entry in glimpse.entries.items() if entry.is_dir]
+    else:
+        item = look(glimpse)
+        names = list(item.leaves.arrays) if item is not None and item.leaves is not None else []
     writer = f"paxml (checkpoint version {place.metadata.version:.1f})"
     if place.metadata.notes:
         writer = f"wherry {place.metadata.notes.get('version')} (as {writer})"
@@ -74,17 +80,27 @@ def open_place(place: Place, detection: Detection) -> Opened:
         HostileError: an impossible name or size.
     """
     place.require_committed()
-    manifest, inner = _open_stored(place)
+    if place.layout is StateLayout.ARRAYS:
+        manifest, inner = open_arrays(place)
+    else:
+        item = look(Glimpse(place.state))
+        assert item is not None
+        opened = open_item(place.state, item.detection)
+        assert isinstance(opened.reader, ArrayReader)
+        manifest, inner = opened.manifest, opened.reader
     stored = manifest.tensors
     tensors = metadata.unpad(stored, place.metadata)
     padded = {path: stored[path] for path, spec in tensors.items() if spec.shape != stored[path].shape}
-    kind = _kind(tensors) or _noted_kind(place) or read_tree(manifest).whole_of_arrays
+    noted, custom = place.metadata.notes.get("kind"), place.metadata.notes.get("custom")
+    noted = noted if noted in ("params", "train-state", "other") else None
+    custom = custom if isinstance(custom, dict) else {}
+    kind = _kind(tensors) or noted or read_tree(manifest).whole_of_arrays
     manifest = replace(
         manifest,
         tensors=tensors,
         step=detection.step,
         kind=kind,
-        custom={**manifest.custom, **_noted_custom(place), NAME: _custom(place, tensors, padded)},
+        custom={**manifest.custom, **custom, NAME: _custom(place, tensors, padded)},
     )
     shardings = {path: spec.sharding for path, spec in stored.items() if spec.sharding is not None}
     extra_files = _STEP_FILES if place.home != place.state else ()
@@ -94,25 +110,6 @@ def open_place(place: Place, detection: Detection) -> Opened:
     )
     ignored = other_items(place.state, place.home, {metadata.FOLDER}) if place.home != place.state else ()
     return Opened(found, manifest, reader, ignored)
-
-
-def _open_stored(place: Place) -> tuple[Manifest, ArrayReader]:
-    if place.layout is StateLayout.ARRAYS:
-        return open_arrays(place)
-    item = look(Glimpse(place.state))
-    assert item is not None
-    opened = open_item(place.state, item.detection)
-    assert isinstance(opened.reader, ArrayReader)
-    return opened.manifest, opened.reader
-
-
-def _names(place: Place) -> list[KeyPath]:
-    """Key paths of the arrays, as far as names and small files state them."""
-    glimpse = Glimpse(place.state)
-    if place.layout is StateLayout.ARRAYS:
-        return [naming.split_name(name) for name, entry in glimpse.entries.items() if entry.is_dir]
-    item = look(glimpse)
-    return list(item.leaves.arrays) if item is not None and item.leaves is not None else []
 
 
 def _custom(place: Place, tensors: Any, padded: Iterable[KeyPath]) -> dict[str, Any]:
@@ -144,13 +141,3 @@ def _kind(paths: Iterable[KeyPath]) -> Kind | None:
     """The kind that key paths show; None if they do not."""
     found = read_leaves(paths).whole
     return None if found == "other" else found
-
-
-def _noted_kind(place: Place) -> Kind | None:
-    kind = place.metadata.notes.get("kind")
-    return kind if kind in ("params", "train-state", "other") else None
-
-
-def _noted_custom(place: Place) -> dict[str, Any]:
-    custom = place.metadata.notes.get("custom")
-    return custom if isinstance(custom, dict) else {}  # pyright: ignore[reportUnknownVariableType]  JSON

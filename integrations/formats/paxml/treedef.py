@@ -106,24 +106,26 @@ def _node(reader: _Text, path: KeyPath, depth: int) -> Iterator[KeyPath]:
     if sign == "*":
         yield path
     elif sign == "{":
-        yield from _entries(reader, path, depth)
+        while reader.peek() != "}":
+            key = str(ast.literal_eval(reader.take()))
+            reader.expect(":")
+            yield from _node(reader, (*path, key), depth + 1)
+            if reader.peek() != "}":
+                reader.expect(",")
+        reader.take()
     elif sign in _CLOSING:
         reader.lists.add(path)
         yield from _items(reader, _CLOSING[sign], path, depth, ())
     elif sign == "CustomNode":
-        yield from _custom(reader, path, depth)
+        reader.expect("(")
+        kind, kept = reader.type_name()
+        reader.expect(",")
+        reader.expect("[")
+        known = next((fields for name, fields in _FIELDS.items() if name in kind), None)
+        yield from _items(reader, "]", path, depth, known or _names_in(kept))
+        reader.expect(")")
     elif sign != "None":
         raise _NotUnderstoodError
-
-
-def _entries(reader: _Text, path: KeyPath, depth: int) -> Iterator[KeyPath]:
-    while reader.peek() != "}":
-        key = str(ast.literal_eval(reader.take()))
-        reader.expect(":")
-        yield from _node(reader, (*path, key), depth + 1)
-        if reader.peek() != "}":
-            reader.expect(",")
-    reader.take()
 
 
 def _items(
@@ -137,16 +139,6 @@ def _items(
         if reader.peek() != closing:
             reader.expect(",")
     reader.take()
-
-
-def _custom(reader: _Text, path: KeyPath, depth: int) -> Iterator[KeyPath]:
-    reader.expect("(")
-    kind, kept = reader.type_name()
-    reader.expect(",")
-    reader.expect("[")
-    known = next((fields for name, fields in _FIELDS.items() if name in kind), None)
-    yield from _items(reader, "]", path, depth, known or _names_in(kept))
-    reader.expect(")")
 
 
 def _names_in(kept: str) -> tuple[str, ...]:

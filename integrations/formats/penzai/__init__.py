@@ -66,11 +66,16 @@ def open_penzai(location: Location, detection: Detection) -> Opened:
     ranks = {path: len(spec.shape) for path, spec in manifest.tensors.items()}
     known = names.read(rows, ranks, location.uri) if rows is not None else {}
     specs = {path: _name_axes(spec, known.get(path)) for path, spec in manifest.tensors.items()}
+    # The rows are now part of the tensors; the parameters' own metadata stays.
+    item = {key: value for key, value in (manifest.custom.get("item") or {}).items() if key != names.FIELD}
+    noted = {one.label: dict(one.metadata) for one in known.values() if one.metadata}
+    custom = {**manifest.custom, "item": item, names.FIELD: noted}
+    custom = {key: value for key, value in custom.items() if value}
     found = opened.detection
     words = detection.format_version if rows is None else _words(found.format_version or "", None)
     return Opened(
         replace(found, format_version=words),
-        replace(manifest, tensors=specs, custom=_custom(manifest, known)),
+        replace(manifest, tensors=specs, custom=custom),
         opened.reader,
         other_items(location, location),
     )
@@ -149,14 +154,6 @@ def _name_axes(spec: TensorSpec, known: names.ArrayNames | None) -> TensorSpec:
     )
     tags = {**(spec.tags or {}), **({names.LABEL: label} if label else {})}
     return replace(spec, axes=known.axes if known else spec.axes, tags=tags or None)
-
-
-def _custom(manifest: Manifest, known: dict[tuple[str, ...], names.ArrayNames]) -> dict[str, object]:
-    """Custom metadata without the rows, which are now part of the tensors, and with the parameters' own metadata."""
-    item = {key: value for key, value in (manifest.custom.get("item") or {}).items() if key != names.FIELD}
-    noted = {one.label: dict(one.metadata) for one in known.values() if one.metadata}
-    custom = {**manifest.custom, "item": item, names.FIELD: noted}
-    return {key: value for key, value in custom.items() if value}
 
 
 FORMATS = (

@@ -42,7 +42,20 @@ def detect_legacy(glimpse: Glimpse) -> Detection | None:
     entry = glimpse.entries.get(layout.MSGPACK)
     if entry is not None and not entry.is_dir and entry.size:
         return _with_envelope(location, location.join(layout.MSGPACK), entry.size, None)
-    return _remains(glimpse)
+    # Arrays with T5X's names, without the msgpack file that T5X writes last.
+    arrays = layout.array_folders(glimpse.entries)
+    inside = orbax_layout.look_at_item(glimpse) is not None or location.name == item.ITEM
+    if not arrays or inside:
+        return None
+    return Detection(
+        uri=location.uri,
+        format=LEGACY,
+        writer="t5x",
+        step=layout.step_of(location.name),
+        verdict="incomplete",
+        reason=f"missing {layout.MSGPACK}, which T5X writes last, next to {len(arrays)} arrays of parameters",
+        evidence=(Evidence(arrays[0], "an array with a name in T5X's form"),),
+    )
 
 
 def _with_envelope(location: Location, file: Location, size: int, head: bytes | None) -> Detection | None:
@@ -79,23 +92,6 @@ def _with_envelope(location: Location, file: Location, size: int, head: bytes | 
             Evidence(file.name, f"newer than any version that was tested ({layout.NEWEST_VERSION})")
         )
     return found
-
-
-def _remains(glimpse: Glimpse) -> Detection | None:
-    """Detect arrays with T5X's names, without the msgpack file that T5X writes last."""
-    arrays = layout.array_folders(glimpse.entries)
-    inside = orbax_layout.look_at_item(glimpse) is not None or glimpse.location.name == item.ITEM
-    if not arrays or inside:
-        return None
-    return Detection(
-        uri=glimpse.location.uri,
-        format=LEGACY,
-        writer="t5x",
-        step=layout.step_of(glimpse.location.name),
-        verdict="incomplete",
-        reason=f"missing {layout.MSGPACK}, which T5X writes last, next to {len(arrays)} arrays of parameters",
-        evidence=(Evidence(arrays[0], "an array with a name in T5X's form"),),
-    )
 
 
 def detect_orbax(glimpse: Glimpse) -> Detection | None:

@@ -56,7 +56,12 @@ def extra_files(home: Location, arrays: Collection[str]) -> ExtraFiles:
     for entry in home.entries():
         if not entry.is_dir:
             found.companions += [entry] if entry.name not in _OWN and entry.size >= 0 else []
-        elif entry.name not in arrays and not _own_folder(entry.name):
+        elif not (
+            entry.name in arrays
+            or entry.name in _OWN_FOLDERS
+            or entry.name.startswith((orbax.PROCESS_PREFIX, *ARRAY_FOLDER_PREFIXES))
+            or orbax.is_uncommitted(entry.name)
+        ):
             inside = list(home.join(entry.name).walk(f"{entry.name}/"))
             if any(one.name.rsplit("/", 1)[-1] in _ARRAY_METADATA for one in inside):
                 what = "a folder with other arrays"
@@ -64,8 +69,3 @@ def extra_files(home: Location, arrays: Collection[str]) -> ExtraFiles:
             else:
                 found.companions += [one for one in inside if not one.name.endswith(f"/{orbax.COMMITTED}")]
     return found
-
-
-def _own_folder(name: str) -> bool:
-    prefixes = (orbax.PROCESS_PREFIX, *ARRAY_FOLDER_PREFIXES)
-    return name in _OWN_FOLDERS or name.startswith(prefixes) or orbax.is_uncommitted(name)

@@ -27,7 +27,6 @@ from wherry.integrations.formats.t5x.step import checked_step
 
 if TYPE_CHECKING:
     from wherry.core.detection import Detection
-    from wherry.core.manifest import Manifest
     from wherry.integrations.containers.zarr.reader import ArrayReader
     from wherry.storage.location import Location
 
@@ -118,8 +117,12 @@ def open_train_state(location: Location, detection: Detection) -> Opened:
     inner: ArrayReader = opened.reader  # pyright: ignore[reportAssignmentType]  open_item makes no other
     step = checked_step(location, opened.manifest.tensors, opened.manifest.values, inner)
     step = opened.manifest.step if step is None else step
-    extra = extra_files(location, {ITEM}) if item != location else ExtraFiles()
-    companions = _companions(item, location, opened.manifest, extra)
+    if item != location:
+        extra = extra_files(location, {ITEM})
+        companions = tuple(Companion(one.name, one.size) for one in extra.companions)
+    else:  # for a separate item, the files in its folder for companions
+        extra, own = ExtraFiles(), opened.manifest.companions
+        companions = tuple(replace(one, name=f"{orbax.ASSETS}/{one.name}") for one in own)
     manifest = replace(opened.manifest, step=step, companions=companions)
     if location.join(layout.PINNED).exists():
         manifest = replace(manifest, origin={**manifest.origin, "pinned": True})
@@ -127,12 +130,3 @@ def open_train_state(location: Location, detection: Detection) -> Opened:
     shardings = {path: spec.sharding for path, spec in manifest.tensors.items() if spec.sharding is not None}
     reader = T5xReader(location, inner, frozenset(one.name for one in manifest.companions), shardings)
     return Opened(replace(opened.detection, step=step), manifest, reader, tuple(extra.ignored))
-
-
-def _companions(
-    item: Location, location: Location, manifest: Manifest, extra: ExtraFiles
-) -> tuple[Companion, ...]:
-    """Files next to the item; for a separate item, the files in its folder for companions."""
-    if item != location:
-        return tuple(Companion(one.name, one.size) for one in extra.companions)
-    return tuple(replace(one, name=f"{orbax.ASSETS}/{one.name}") for one in manifest.companions)

@@ -22,7 +22,6 @@ from wherry.integrations.containers.msgpack.index import Glance, glance
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
     from wherry.storage.location import Location
     from wherry.store.store import Entry
@@ -87,7 +86,10 @@ def look_at(file: Location, size: int, head: bytes | None = None) -> Envelope | 
     roots = [path[0] for path in seen.paths if len(path) == 1]
     tail = _version_at_end(file, size) if seen.state == "more" and OPTIMIZER in roots[:1] else None
     versioned = roots[:2] in ([VERSION, OPTIMIZER], [OPTIMIZER, VERSION]) or tail is not None
-    specs, placeholders = _has_specs(seen.paths), is_placeholder_among(seen.texts)
+    paths, placeholders = set(seen.paths), is_placeholder_among(seen.texts)
+    specs = any(
+        path[-1] == "driver" and all((*path[:-1], key) in paths for key in _SPEC_KEYS) for path in paths
+    )
     if not versioned and not specs and not (placeholders and OPTIMIZER in roots[:1]):
         return None
     version = _version_at_start(head) if roots[0] == VERSION else tail
@@ -135,11 +137,6 @@ def step_folder(step: int) -> str:
 def array_folders(entries: Mapping[str, Entry]) -> list[str]:
     """The folders with names that only T5X gives to parameters; a file such as `target.list` is none."""
     return [name for name, entry in entries.items() if entry.is_dir and name.startswith(_PARAMETER_PREFIXES)]
-
-
-def _has_specs(paths: Iterable[KeyPath]) -> bool:
-    seen = set(paths)
-    return any(path[-1] == "driver" and all((*path[:-1], key) in seen for key in _SPEC_KEYS) for path in seen)
 
 
 def _version_at_start(head: bytes) -> int | None:

@@ -64,7 +64,13 @@ def open_legacy(location: Location, detection: Detection) -> Opened:
     require_committed(location, file)
     tree = read_tree(file)
     arrays, lost = _open_arrays(home, tree)
-    _require_some(tree, arrays, lost, file)
+    if lost and not arrays.found and not tree.contents.specs:
+        raise IncompleteError(
+            f"{len(lost)} arrays cannot be read: {_NOTHING_STATES}",
+            uri=file.uri,
+            path=render(next(iter(lost))),
+            cure=_FETCH_AGAIN,
+        )
     specs = _specs(tree, arrays)
     ocdbt = bool(tree.stored) and home.join(MANIFEST).exists()
     placed = PlacedReader(location, tree.contents.places, ())
@@ -140,16 +146,6 @@ def _folder(name: str, entries: Mapping[str, object]) -> str:
     return next((choice for choice in choices if choice in entries), name)
 
 
-def _require_some(tree: T5xTree, arrays: Arrays, lost: dict[KeyPath, str], file: Location) -> None:
-    if lost and not arrays.found and not tree.contents.specs:
-        raise IncompleteError(
-            f"{len(lost)} arrays cannot be read: {_NOTHING_STATES}",
-            uri=file.uri,
-            path=render(next(iter(lost))),
-            cure=_FETCH_AGAIN,
-        )
-
-
 def _specs(tree: T5xTree, arrays: Arrays) -> dict[KeyPath, TensorSpec]:
     """The tensors, in the order of the tree's branches."""
     stored = {
@@ -184,7 +180,18 @@ def _precise(
         seen.append(
             Evidence(".", f"missing .zarray of {rebuilt} arrays; rebuilt from the specs in {file.name}")
         )
-    seen += _odd_types(manifest, tree, arrays, file)
+    wide = [spec for spec in manifest.tensors.values() if spec.dtype == _BITS_OF_BFLOAT16]
+    bits = [
+        spec
+        for path, spec in manifest.tensors.items()
+        if spec.dtype == "bfloat16" and _stored_as(path, tree, arrays)
+    ]
+    if bits:
+        seen.append(Evidence(file.name, f"version 2: {len(bits)} tensors are bfloat16 stored as uint16 bits"))
+    if wide and tree.version != layout.OLDEST_VERSION:
+        seen.append(
+            Evidence(file.name, f"{len(wide)} tensors stay uint16: only version 2 stores bfloat16 as uint16")
+        )
     if manifest.origin.get("pinned"):
         seen.append(Evidence(layout.PINNED, layout.LOCK))
     return replace(
@@ -194,25 +201,6 @@ def _precise(
         step=manifest.step,
         kind=manifest.kind,
     )
-
-
-def _odd_types(manifest: Manifest, tree: T5xTree, arrays: Arrays, file: Location) -> list[Evidence]:
-    found: list[Evidence] = []
-    wide = [spec for spec in manifest.tensors.values() if spec.dtype == _BITS_OF_BFLOAT16]
-    bits = [
-        spec
-        for path, spec in manifest.tensors.items()
-        if spec.dtype == "bfloat16" and _stored_as(path, tree, arrays)
-    ]
-    if bits:
-        found.append(
-            Evidence(file.name, f"version 2: {len(bits)} tensors are bfloat16 stored as uint16 bits")
-        )
-    if wide and tree.version != layout.OLDEST_VERSION:
-        found.append(
-            Evidence(file.name, f"{len(wide)} tensors stay uint16: only version 2 stores bfloat16 as uint16")
-        )
-    return found
 
 
 def _stored_as(path: KeyPath, tree: T5xTree, arrays: Arrays) -> bool:

@@ -64,7 +64,14 @@ def array_names(manifest: Manifest) -> dict[KeyPath, str]:
             cure="rename the file, or convert without companions",
         )
     for name, path in names.items():
-        if name in taken or _unfit(name):
+        unfit = (
+            name in ("", ".", "..", layout.PINNED)
+            or "\0" in name
+            or name.endswith(_UNFINISHED)
+            or is_reserved(name)
+            or len(name.encode("utf-8", "replace")) > _LONGEST_NAME
+        )
+        if name in taken or unfit:
             raise UnrepresentableError(
                 f"invalid or duplicate folder name {name[:60]!r}",
                 path=render(path),
@@ -123,13 +130,3 @@ def _inline(spec: TensorSpec, option: str) -> bool:
         return True
     small = spec.path[:1] != (layout.TARGET,) and spec.nbytes <= _MOST_INLINE
     return option == "auto" and small
-
-
-def _unfit(name: str) -> bool:
-    odd = name in ("", ".", "..") or "\0" in name or name.endswith(_UNFINISHED)
-    return (
-        odd
-        or is_reserved(name)
-        or name == layout.PINNED
-        or len(name.encode("utf-8", "replace")) > _LONGEST_NAME
-    )

@@ -22,7 +22,7 @@ from wherry.integrations.containers.zarr import metadata as zarr
 from wherry.integrations.formats.t5x.layout import PLACEHOLDERS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from wherry.integrations.containers.zarr.metadata import JsonObject
 
@@ -103,19 +103,16 @@ def _stored_references(node: Node, path: KeyPath, uri: str) -> Iterator[tuple[Ke
         for number, child in enumerate(node.items):
             yield from _stored_references(child, (*path, str(number)), uri)
     elif isinstance(node, Scalar) and isinstance(node.value, str):
-        yield from _from_text(node.value, path, uri)
-
-
-def _from_text(text: str, path: KeyPath, uri: str) -> Iterator[tuple[KeyPath, ArrayReference]]:
-    prefix = next((prefix for prefix in PLACEHOLDERS if text.startswith(prefix)), None)
-    if prefix is not None:
-        yield path, ArrayReference(_checked_name(text.removeprefix(prefix), path, uri))
-    elif text.startswith(_GDA):
-        raise UnsupportedError(
-            "unsupported placeholder of flax's multi-process format in a T5X checkpoint",
-            uri=uri,
-            path=render(path),
-        )
+        text = node.value
+        prefix = next((prefix for prefix in PLACEHOLDERS if text.startswith(prefix)), None)
+        if prefix is not None:
+            yield path, ArrayReference(_checked_name(text.removeprefix(prefix), path, uri))
+        elif text.startswith(_GDA):
+            raise UnsupportedError(
+                "unsupported placeholder of flax's multi-process format in a T5X checkpoint",
+                uri=uri,
+                path=render(path),
+            )
 
 
 def _from_spec(spec: JsonObject, path: KeyPath, uri: str) -> ArrayReference:
@@ -136,7 +133,9 @@ def _from_spec(spec: JsonObject, path: KeyPath, uri: str) -> ArrayReference:
             path=render(path),
             cure="do not use this checkpoint; T5X writes only file, gfile and gcs",
         )
-    _refuse_views(spec, path, uri)
+    transform, shape = spec.get("transform"), spec["metadata"].get("shape")
+    if transform is not None and not (isinstance(transform, dict) and _is_whole(transform, shape)):
+        raise UnsupportedError("unsupported tensorstore spec: a view of an array", uri=uri, path=render(path))
     name = kvstore.get("path") or spec.get("path")
     if not isinstance(name, str):
         raise CorruptError("invalid tensorstore spec: missing path", uri=uri, path=render(path))
@@ -154,13 +153,6 @@ def _checked_name(name: str, path: KeyPath, uri: str) -> str:
             cure="do not use this checkpoint; it was created or altered to reach other files",
         )
     return "/".join(parts)
-
-
-def _refuse_views(spec: JsonObject, path: KeyPath, uri: str) -> None:
-    """Refuse a `transform` that is not the identity on the whole array."""
-    transform, shape = spec.get("transform"), spec["metadata"].get("shape")
-    if transform is not None and not (isinstance(transform, dict) and _is_whole(transform, shape)):
-        raise UnsupportedError("unsupported tensorstore spec: a view of an array", uri=uri, path=render(path))
 
 
 def _is_whole(transform: JsonObject, shape: object) -> bool:
@@ -185,13 +177,10 @@ def _plain(node: Node, path: KeyPath, uri: str) -> Any:
     if isinstance(node, Sequence):
         return [_plain(item, path, uri) for item in node.items]
     if isinstance(node, Table):
-        return _mapping({key: _plain(child, path, uri) for key, child in node.entries.items()})
+        fields = {key: _plain(child, path, uri) for key, child in node.entries.items()}
+        numbered = list(fields) == [str(number) for number in range(len(fields))]
+        return list(fields.values()) if fields and numbered else fields
     raise CorruptError("invalid tensorstore spec: it contains an array", uri=uri, path=render(path))
-
-
-def _mapping(fields: Mapping[str, Any]) -> Any:
-    numbered = list(fields) == [str(number) for number in range(len(fields))]
-    return list(fields.values()) if fields and numbered else dict(fields)
 
 
 def as_bytes(metadata: JsonObject) -> bytes:

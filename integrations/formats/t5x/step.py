@@ -34,8 +34,13 @@ def checked_step(
     """
     place = next((path for path in _STEPS if path in tensors or path in values), STEP)
     inside, spec = values.get(place), tensors.get(place)
-    if spec is not None and "int" in spec.dtype and spec.size == 1 and not _lacks(reader, spec):
-        inside = int(read_array(reader, spec, spec.whole).reshape(()).item())
+    if spec is not None and "int" in spec.dtype and spec.size == 1:
+        array, listing = reader.arrays.get(spec.path), reader.listing
+        lacks = (
+            array is not None and listing is not None and any(listing.lack(key) for key in array.chunk_keys())
+        )
+        if not lacks:
+            inside = int(read_array(reader, spec, spec.whole).reshape(()).item())
     stated = stated_step(location.name)
     if type(inside) is not int:
         return stated
@@ -46,11 +51,3 @@ def checked_step(
             cure=f"rename the folder to checkpoint_{inside}, or use another step",
         )
     return inside
-
-
-def _lacks(reader: ArrayReader, spec: TensorSpec) -> bool:
-    """Whether a tensor cannot be read whole."""
-    array = reader.arrays.get(spec.path)
-    if array is None or reader.listing is None:
-        return False
-    return any(reader.listing.lack(key) for key in array.chunk_keys())

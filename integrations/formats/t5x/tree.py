@@ -17,8 +17,6 @@ from wherry.integrations.formats.t5x import layout
 from wherry.integrations.formats.t5x.references import ArrayReference, stored_leaves
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from wherry.storage.location import Location
 
 
@@ -52,7 +50,15 @@ def read_tree(file: Location) -> T5xTree:
     wrapped = layout.OPTIMIZER in root.entries and not set(root.entries) - {layout.OPTIMIZER, layout.VERSION}
     below = root.entries[layout.OPTIMIZER] if wrapped else root
     stored = stored_leaves(below, file.uri)
-    _refuse_shared(stored, file)
+    owners: dict[str, KeyPath] = {}
+    for path, leaf in stored.items():
+        other = owners.setdefault(leaf.name, path)
+        if other != path:
+            raise CorruptError(
+                f"{render(other)} and {render(path)} have the same array {leaf.name!r}: one tensor is lost",
+                uri=file.uri,
+                cure="save it again with other names; the files do not show which tensor was kept",
+            )
     contents = _without(gather(root, file), 1 if wrapped else 0, set(stored))
     return T5xTree(version, contents, stored)
 
@@ -103,15 +109,3 @@ def _without(contents: MsgpackContents, depth: int, stored: set[KeyPath]) -> Msg
         empties={path[depth:]: kind for path, kind in contents.empties.items() if is_kept(path)},
         lists={path[depth:] for path in contents.lists if is_kept(path) and len(path) >= depth},
     )
-
-
-def _refuse_shared(stored: Mapping[KeyPath, ArrayReference], file: Location) -> None:
-    owners: dict[str, KeyPath] = {}
-    for path, leaf in stored.items():
-        other = owners.setdefault(leaf.name, path)
-        if other != path:
-            raise CorruptError(
-                f"{render(other)} and {render(path)} have the same array {leaf.name!r}: one tensor is lost",
-                uri=file.uri,
-                cure="save it again with other names; the files do not show which tensor was kept",
-            )

@@ -78,13 +78,10 @@ def _open(location: Location, detection: Detection) -> Opened:
     seen = Evidence(
         index.name, f"{len(bundle.specs)} tensors in {len(bundle.files)} files, {len(bundle.values)} strings"
     )
-    reader = FlatReader(location, bundle.places, _members(index, bundle.files))
-    return Opened(detection.seen(seen), manifest, reader)
-
-
-def _members(index: Location, files: Mapping[str, Entry]) -> tuple[Entry, ...]:
     entry = index.present()
-    return (Entry(index.name, entry.size, is_dir=False, mark=entry.mark), *files.values())
+    members = (Entry(index.name, entry.size, is_dir=False, mark=entry.mark), *bundle.files.values())
+    reader = FlatReader(location, bundle.places, members)
+    return Opened(detection.seen(seen), manifest, reader)
 
 
 FORMATS = (

@@ -166,7 +166,8 @@ def _text(data: bytes, crc: int, name: str, uri: str) -> str:
 
 def _shape(entry: dict[int, list[int | bytes]], name: str, uri: str) -> tuple[int, ...]:
     """TensorShapeProto: 2 dimensions (1 their extents), 3 whether the rank is unknown."""
-    proto = _fields(_bytes(entry, 2), uri)
+    stored = entry.get(2, [b""])[-1]
+    proto = _fields(stored if isinstance(stored, bytes) else b"", uri)
     dimensions = proto.get(2, [])
     if _number(proto, 3) or len(dimensions) > _MOST_RANK:
         raise corrupt(f"unknown shape of {name}", uri)
@@ -197,8 +198,3 @@ def _fields(data: bytes, uri: str) -> dict[int, list[int | bytes]]:
 def _number(fields: dict[int, list[int | bytes]], number: int) -> int:
     value = fields.get(number, [0])[-1]
     return value if isinstance(value, int) else 0
-
-
-def _bytes(fields: dict[int, list[int | bytes]], number: int) -> bytes:
-    value = fields.get(number, [b""])[-1]
-    return value if isinstance(value, bytes) else b""
