@@ -60,7 +60,7 @@ def progress_artifact(verb: str, subject: str) -> OnProgress:
     """
     log = run_logger()
     description = show_text(f"{verb} {subject}")
-    artifact = reporting(
+    artifact: Any = reporting(
         "the progress", lambda: create_progress_artifact(0.0, key=f"wherry-{verb}", description=description)
     )
     context = (

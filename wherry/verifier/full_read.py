@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wherry.config.digests import digest_choice
 from wherry.converter.references import reference
@@ -273,7 +273,7 @@ def _came_back(
     from wherry.view.inverse import roundtrip, there_and_back
 
     with open_source(resolve_named(against.source)) as other:
-        layout = {**sidecar.manifest.origin["layout"], "family_file": against.family_file}
+        layout: dict[str, Any] = {**sidecar.manifest.origin["layout"], "family_file": against.family_file}
         # It came from another system, and is compared with one of its own system and names.
         systems = {system_of(one.detection.format) for one in (other, checkpoint)}
         is_start = (

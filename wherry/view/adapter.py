@@ -87,7 +87,7 @@ def adapter_facts(checkpoint: Checkpoint, family: Family) -> dict[str, Any]:
             "adapters of experts have no layout: MaxText and Megatron compute experts otherwise",
             uri=checkpoint.uri, path=min(experts), cure=_CURE,
         )  # fmt: skip
-    alpha = None if config is None else config["lora_alpha"]
+    alpha: Any = None if config is None else config["lora_alpha"]
     if config is not None and config.get("use_rslora"):
         alpha *= math.sqrt(config["r"])  # PEFT divides it by the root of the rank, layouts by the rank
     found = (_require_number(one) for one in (alpha, notes.get(ALPHA)) if one is not None)
