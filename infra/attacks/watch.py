@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ _CHANGES = frozenset((
     "os.utime", "os.setxattr",
 ))  # fmt: skip
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_DEVICES = ("/dev/null", "/proc/self/", "/dev/shm/wherry", "/dev/tty")
+_DEVICES = ("/dev/null", "/dev/shm/wherry", "/dev/tty")
 _MOST = 3
 
 
@@ -46,6 +47,9 @@ class Watch:
         self._hostile = os.path.realpath(hostile)
         self.on = False
         self.seen: list[str] = []
+        # Whether a thread does what belongs to the attack. Not `on`: other threads are watched meanwhile, and who
+        # switches the watch off must not find it on again.
+        self._exempt = threading.local()
 
     def install(self) -> None:
         """From now on, events are reported; they cannot be switched off, hence `on`."""
@@ -55,24 +59,24 @@ class Watch:
         """The function, whose own acts are no events: it belongs to the attack."""
 
         def run(*values: Any, **named: Any) -> Any:
-            self.on = False
+            self._exempt.now = True
             try:
                 return function(*values, **named)
             finally:
-                self.on = True
+                self._exempt.now = False
 
         return run
 
     def _hook(self, event: str, values: tuple[Any, ...]) -> None:
-        if not self.on:
+        if not self.on or getattr(self._exempt, "now", False):
             return
-        self.on = False  # what the hook does itself is no event
+        self._exempt.now = True  # what the hook does itself is no event
         try:
             reason = self._judge(event, values)
             if reason and len(self.seen) < _MOST:
                 self.seen.append(reason[:300])
         finally:
-            self.on = True
+            self._exempt.now = False
 
     def _judge(self, event: str, values: tuple[Any, ...]) -> str | None:
         if event in _ALWAYS:
@@ -106,7 +110,7 @@ class Watch:
             with suppress(OSError):  # a mode, not a descriptor
                 name = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), name)
         full = os.path.join(os.path.realpath(os.path.dirname(name) or "."), os.path.basename(name))
-        places = (*self._scratch, *_DEVICES)
+        places = (*self._scratch, *_DEVICES, f"/proc/{os.getpid()}/")
         return not any(full == place or full.startswith(place.rstrip("/") + "/") for place in places)
 
     def _judge_execution(self, event: str, values: tuple[Any, ...]) -> str | None:

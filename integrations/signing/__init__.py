@@ -183,6 +183,7 @@ def verify(
     ignored = tuple(
         one for one in ignored if one != SIGNATURE_NAME
     )  # a folder of that name is nothing of ours
+    # The signature itself is none of the files: by its usual name, if that is no folder, and by the name it was given.
     entry = location.join(SIGNATURE_NAME).entry
     own = [] if entry is not None and entry.is_dir else [SIGNATURE_NAME]
     if place.path.startswith(f"{location.path}/"):

@@ -6,6 +6,7 @@ import pickletools
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -129,6 +130,34 @@ def test_a_parser_that_fails_hangs_or_grows_is_counted(tmp_path, attacks, monkey
     runner.finish()
     assert (runner.counts.runs, runner.counts.outside, runner.counts.over_memory) == (3, 1, 1)
     assert "KeyError" in runner.counts.said[0]
+
+
+def test_a_watch_that_is_switched_off_stays_off(tmp_path, attacks, monkeypatch):
+    """Also while another thread is inside the hook; and what that thread does not do is watched meanwhile."""
+    from attacks.watch import Watch
+
+    watch, inside, go_on = Watch((str(tmp_path),), str(tmp_path)), threading.Event(), threading.Event()
+    judge = Watch._judge
+
+    def wait(self, event, values):
+        if event == "slow":
+            inside.set()
+            assert go_on.wait(60)
+        return judge(self, event, values)
+
+    monkeypatch.setattr(Watch, "_judge", wait)
+    watch.on = True
+    thread = threading.Thread(target=watch._hook, args=("slow", ()))
+    thread.start()
+    assert inside.wait(60)
+    watch._hook("os.system", ("whoami",))
+    watch.on = False
+    go_on.set()
+    thread.join()
+    assert watch.seen == ["os.system ('whoami',)"]
+    assert not watch.on
+    watch._hook("os.system", ("whoami",))
+    assert len(watch.seen) == 1
 
 
 def test_every_maker_makes_what_it_is_called(tmp_path, attacks):

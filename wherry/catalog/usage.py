@@ -76,8 +76,7 @@ def usage(
     if chosen:
         from wherry.routes.prune import prune
 
-        report = prune(chosen, dry_run=True)
-        free = frozenset(one.uri for one in report.checkpoints if one.action == "remove")
+        free = frozenset(one.uri for one in prune(chosen, dry_run=True).checkpoints if one.action == "remove")
     found: dict[str, list[CatalogEntry]] = defaultdict(list)
     for entry in listing(below):
         found[group(entry)].append(entry)

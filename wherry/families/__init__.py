@@ -259,10 +259,7 @@ def convert_layout(
     source_choices, target_choices = _texts(source_options or {}), _texts(options or {})
     _require_known(one, other, source_choices, target_choices)
     alike = source == target
-    config_facts = tell(one, config, config_source)
-    always = assumed_facts(one, {**config_facts.sizes, **config_facts.facts})
-    known = {**(facts or {}), **always, **config_facts.facts, **(stated or {})}
-    config_facts = replace(config_facts, facts=known, stated=dict(stated or {}))
+    config_facts = _facts_of(one, tell(one, config, config_source), facts or {}, stated or {})
     require_fitting(family, config_facts, {**family.constants, **config_facts.sizes})
     if not alike:
         stated_names = {**config_facts.sizes, **config_facts.facts}
@@ -290,11 +287,8 @@ def convert_layout(
     bound = bound if alike else replace(bound, notes=(*notes, *bound.notes))
     of_target = {**(source_conventions if alike else {}), **_conventions(other, target_choices)}
     target_conventions, _ = conventions_of(other, of_target, tell(other, None), config_facts.facts)
-    kept = {
-        name: bound.chosen[name] for name, form in other.forms.items() if form.kept and name in bound.chosen
-    }
     forms = {
-        **kept,
+        **_keep(bound, other),
         **other.by_format.get(target_format or "", {}),
         **_forms(other, target_choices),
     }
@@ -302,6 +296,16 @@ def convert_layout(
         bound, other, conventions=target_conventions, forms=forms, only=only, dtype=dtype, pads=pads
     )
     return projected if alike else _complete(projected)
+
+
+def _facts_of(
+    system: System, config_facts: ConfigFacts, facts: Mapping[str, Any], stated: Mapping[str, Any]
+) -> ConfigFacts:
+    """What is known of a source: what the user states, its config, its software, and the files next to it."""
+    always = assumed_facts(system, {**config_facts.sizes, **config_facts.facts})
+    return replace(
+        config_facts, facts={**facts, **always, **config_facts.facts, **stated}, stated=dict(stated)
+    )
 
 
 def _complete(projected: Projection) -> Projection:
@@ -351,6 +355,13 @@ def _conventions(system: System, options: Mapping[str, str]) -> dict[str, str]:
 
 def _forms(system: System, options: Mapping[str, str]) -> dict[str, str]:
     return {name: text for name, text in options.items() if name in system.forms}
+
+
+def _keep(bound: BoundFamily, system: System) -> dict[str, str]:
+    """The forms of a target that are those of the source."""
+    return {
+        name: bound.chosen[name] for name, form in system.forms.items() if form.kept and name in bound.chosen
+    }
 
 
 def _require_known(

@@ -79,17 +79,9 @@ def written_config(
     alike = system is bound.system
     warnings: list[str] = []
     if not alike:
-        presumed = {
-            fact: value
-            for fact, text in bound.system.presumes.items()
-            if names.get(fact) is None and (value := evaluate(text, names)) is not None
-        }
+        presumed = _presumed_facts(bound.system, names)
         names |= presumed
-        if presumed:
-            listed = ", ".join(f"{fact} = {value!r}" for fact, value in presumed.items())
-            warnings.append(
-                f"not stated anywhere, so the documented values of {bound.system.name} were taken: {listed}"
-            )
+        warnings += _presumptions(bound.system, presumed)
         require_known(bound.family, bound.system, system, names)
     if write.file is None:
         return WrittenConfig({}, {}, names, (*warnings, *_notes(system, names)))
@@ -116,14 +108,22 @@ def written_config(
             config.update({attribute: value} if doubled and attribute in dropped else {})
     warnings += [] if whole else _complete_config(system, config, table, said, names)
     if alike and not whole:
-        missing = [fact for fact in applicable(bound.family, names) if names.get(fact) is None]
-        if missing:
-            warnings.append(
-                f"{write.file}: the source does not state {', '.join(missing)}: add them before use"
-            )
+        warnings += _unstated_warning(projected, names)
     warnings += _notes(system, names)
     _require_same(projected, config, names)
     return WrittenConfig(config, table, names, tuple(warnings))
+
+
+def _presumed_facts(source: System, names: Mapping[str, Any]) -> dict[str, Any]:
+    """The documented values of facts that nobody states."""
+    found = {fact: evaluate(text, names) for fact, text in source.presumes.items() if names.get(fact) is None}
+    return {fact: value for fact, value in found.items() if value is not None}
+
+
+def _presumptions(source: System, presumed: Mapping[str, Any]) -> Iterator[str]:
+    if presumed:
+        listed = ", ".join(f"{fact} = {value!r}" for fact, value in presumed.items())
+        yield f"not stated anywhere, so the documented values of {source.name} were taken: {listed}"
 
 
 def _restated_attributes(
@@ -136,6 +136,13 @@ def _restated_attributes(
         if given_facts.facts.get(fact, None if fact in by_user else value) != value
     ]
     return {name for fact in wrong for name in names_in(system.config.facts.get(fact) or "None")}
+
+
+def _unstated_warning(projected: Projection, names: Mapping[str, Any]) -> Iterator[str]:
+    """A warning that names the facts that a config of the same system leaves open, as the source does."""
+    missing = [fact for fact in applicable(projected.source.family, names) if names.get(fact) is None]
+    if missing:
+        yield f"{projected.system.write.file}: the source does not state {', '.join(missing)}: add them before use"
 
 
 def attribute_value(known: str | Cases, names: Mapping[str, Any]) -> Any:

@@ -215,11 +215,10 @@ def _is_rows_of(spec: TensorSpec, whole: TensorSpec) -> bool:
 def _by_name(weights: Mapping[KeyPath, TensorSpec]) -> dict[KeyPath, str]:
     """Weights that are no matrices although their names say so → what is left of them (rule 3)."""
     thin = {path: spec for path, spec in weights.items() if len(spec.shape) <= 1}
-    modules = {path: _module(_names(path)) for path in thin}
     named = {
-        path: name
-        for path, name in modules.items()
-        if name and (name in _MATRICES or name.endswith(_PROJECTION))
+        path: module
+        for path in thin
+        if (module := _module(_names(path))) and (module in _MATRICES or module.endswith(_PROJECTION))
     }
     small = {path: "empty" if spec.shape == (0,) else "one" for path, spec in thin.items()
              if spec.shape == (0,) or (spec.shape == (1,) and path in named)}  # fmt: skip

@@ -30,6 +30,8 @@ from wherry.store.store import Entry
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    import numpy as np
+
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
     from wherry.core.tensorspec import Region, TensorSpec
@@ -106,22 +108,25 @@ class LiveReader(Contents):
             self._maps.clear()
 
     def _gather(self, spec: TensorSpec, region: Region, buffer: memoryview) -> None:
-        import numpy as np
-
         out, filled = as_array(buffer, spec.dtype, region_shape(region)), 0
         for box in self._placed.get(spec.path, ()):
             whole = tuple(slice(at, at + extent) for at, extent in zip(box.offsets, box.sizes, strict=True))
             shared = shared_region(region, whole)
             if shared is None:
                 continue
-            dtype, elements = dtypes.numpy_dtype(spec.dtype), math.prod(box.sizes)
-            held = np.frombuffer(self._map_file(box.file), dtype, elements, box.start).reshape(box.sizes)
-            out[region_within(shared, region)] = held[region_within(shared, whole)]
+            out[region_within(shared, region)] = self._view(spec, box)[region_within(shared, whole)]
             filled += math.prod(region_shape(shared))
         if filled != out.size:
             raise IncompleteError(
                 f"the processes provided {filled} of {out.size} elements of a region", path=spec.name
             )
+
+    def _view(self, spec: TensorSpec, box: PlacedBox) -> np.ndarray:
+        """The elements of a box; no caller keeps them, as an error that is kept would then hold the snapshot."""
+        import numpy as np
+
+        dtype, elements = dtypes.numpy_dtype(spec.dtype), math.prod(box.sizes)
+        return np.frombuffer(self._map_file(box.file), dtype, elements, box.start).reshape(box.sizes)
 
     def _map_file(self, file: str) -> mmap.mmap:
         with self._lock:

@@ -134,16 +134,7 @@ def restore(
         )
     opened = open_named(uri, format=format, step=step, item=item, allow_opaque=allow_opaque)
     with opened as source, in_use(source.uri):
-        seen, rest, form = source, only, layout or LayoutRequest()
-        if to is not None or options or form.explicit:  # the checkpoint in the template's system
-            row, part = find_format(to or source.detection.format), "params" if only == "params" else None
-            seen, left, viewed = plan_view(source, row, dict(options or {}), form, part, files=False)
-            if left:
-                raise UsageError(
-                    f"unknown option {', '.join(map(repr, sorted(left)))} for restore",
-                    cure="remove it; to change names, pass rename=…",
-                )
-            rest = viewed if only == "params" else only
+        seen, rest = _view(source, to, dict(options or {}), layout or LayoutRequest(), only)
         named = seen is source or to == "penzai"
         chosen = _choose_paths(seen.manifest, rest, seen.uri)
         names = {path: path for path in chosen}
@@ -153,20 +144,41 @@ def restore(
         _require(matched, seen, strict=strict)
         total = sum(pair.source.nbytes for pair in matched.pairs if pair.source)
         filling = FillPass(seen, parse_budget(memory), Meter("restore", total, progress))
-        made = fill_leaves(matched.pairs, filling, live)
+        return _restore(into, matched, filling, live)
 
-        def change(leaf: Leaf) -> Any:
-            return made.get(leaf.stored, leaf.value)
 
-        return Restored(
-            state=live.rebuilt(into, change),
-            step=seen.manifest.step,
-            missing=tuple(leaf.name for leaf in matched.missing),
-            unexpected=tuple(map(render, matched.unexpected)),
-            notes=(*seen.notes, *matched.notes),
-            filled=len(matched.pairs),
-            nbytes=filling.meter.done,
+def _view(
+    source: Checkpoint, to: str | None, options: dict[str, Any], layout: LayoutRequest, only: str | None
+) -> tuple[Checkpoint, str | None]:
+    """The checkpoint in the template's system, and the part of `only` that remains to be applied."""
+    if to is None and not options and not layout.explicit:
+        return source, only
+    row, part = find_format(to or source.detection.format), "params" if only == "params" else None
+    seen, left, rest = plan_view(source, row, options, layout, part, files=False)
+    if left:
+        raise UsageError(
+            f"unknown option {', '.join(map(repr, sorted(left)))} for restore",
+            cure="remove it; to change names, pass rename=…",
         )
+    return seen, rest if only == "params" else only
+
+
+def _restore(into: Any, matched: TemplateMatch, filling: FillPass, live: Any) -> Restored:
+    """Read and fill the matched leaves."""
+    made, seen = fill_leaves(matched.pairs, filling, live), filling.checkpoint
+
+    def change(leaf: Leaf) -> Any:
+        return made.get(leaf.stored, leaf.value)
+
+    return Restored(
+        state=live.rebuilt(into, change),
+        step=seen.manifest.step,
+        missing=tuple(leaf.name for leaf in matched.missing),
+        unexpected=tuple(map(render, matched.unexpected)),
+        notes=(*seen.notes, *matched.notes),
+        filled=len(matched.pairs),
+        nbytes=filling.meter.done,
+    )
 
 
 def _choose_paths(manifest: Manifest, only: str | None, uri: str) -> list[KeyPath]:

@@ -250,11 +250,7 @@ class ReadBack:
 
     def parts(self) -> Iterator[StoredPart]:
         """Take the parts that wait to be read, and can be."""
-        with self._lock:
-            opened = [place for place in self._held if self.files.readable(place)]
-            parts = [part for place in opened for part in self._held.pop(place)]
-        for part in parts:
-            self._queue(part)
+        self._take_readable()
         while self._waiting:
             try:
                 yield self._waiting.popleft()
@@ -269,6 +265,13 @@ class ReadBack:
         else:
             with self._lock:
                 self._held[closed].append(part)
+
+    def _take_readable(self) -> None:
+        with self._lock:
+            opened = [place for place in self._held if self.files.readable(place)]
+            parts = [part for place in opened for part in self._held.pop(place)]
+        for part in parts:
+            self._queue(part)
 
     def read(self, part: StoredPart, memory: memoryview) -> memoryview:
         """Read a part from storage, and decode it if it is encoded.

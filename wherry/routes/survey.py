@@ -103,7 +103,7 @@ def survey(
     """
     tell = on_pass or _ignore
     placed = list(_place(route, products, tell))
-    # One without a step counts as the end of its run.
+    # Newest first; one without a step counts as the end of its run.
     placed.sort(key=lambda pair: (pair[1].run, pair[1].step is None, -(pair[1].step or 0), pair[1].name))
     found: list[Candidate] = []
     for _run, group in groupby(placed, key=lambda pair: (pair[1].run, pair[1].step is None)):

@@ -118,6 +118,7 @@ def _make_sample(row: Format, shapes: list[TensorSpec], options: Mapping[str, An
         replace(spec, path=path, shape=_MATRIX if path in row.holds.names else spec.shape)
         for spec, path in zip(shapes, _paths(row.holds), strict=False)
     ]
+    # The nodes of the paths of `_paths` that are sequences.
     prefixes = {spec.path[:depth] for spec in specs for depth in range(1, len(spec.path))}
     lists = frozenset(path for path in prefixes if path[0] == "blocks" and path[-1] in ("blocks", "rows"))
     companions = {**(_COMPANIONS if row.holds.companions else {}), **row.holds.needs}

@@ -167,13 +167,10 @@ def view(
         WherryError: see `plan_view`.
     """
     config = config_of(checkpoint, layout.config)
-    sidecar = read_sidecar(checkpoint.location)
-    recorded: dict[str, Any] = (sidecar.manifest.origin.get("layout") or {}) if sidecar else {}
+    recorded = _recorded_layout(checkpoint)
     written = {"family": recorded["family"], **recorded["to"]} if recorded else {}
     named = NamedSource(checkpoint, renames)
-    family = _model_family(named, row, layout, config, written, requested)
-    if family is not None and is_adapter(checkpoint):
-        family = family_of_adapters(family, checkpoint, row)
+    family = _family(named, row, layout, config, written, requested)
     if family is None and layout.dtype:
         raise no_layout(checkpoint, row, layout)
     pair = _systems(family, named, row, layout) if family else None
@@ -395,6 +392,18 @@ def _plain(checkpoint: Checkpoint, row: Format) -> bool:
     return row.name in CONTAINERS or kept
 
 
+def _family(
+    named: NamedSource, row: Format, layout: LayoutRequest, config: Mapping[str, Any] | None,
+    written: Mapping[str, str], requested: Mapping[str, str],
+) -> Family | None:  # fmt: skip
+    """The family of a checkpoint, or of the adapters of its models if it is one."""
+    checkpoint = named.checkpoint
+    found = _model_family(named, row, layout, config, written, requested)
+    return (
+        family_of_adapters(found, checkpoint, row) if found is not None and is_adapter(checkpoint) else found
+    )
+
+
 def _model_family(
     named: NamedSource, row: Format, layout: LayoutRequest, config: Mapping[str, Any] | None,
     written: Mapping[str, str], requested: Mapping[str, str],
@@ -462,6 +471,12 @@ def _fitting(named: NamedSource, row: Format, layout: LayoutRequest, *, required
 def _yields_to(family: Family, named: NamedSource) -> str | None:
     source = named.tree(family)
     return family.yields_in(source.system.name) if source else None
+
+
+def _recorded_layout(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The layout that wherry recorded when it wrote the source: family, forms and conventions."""
+    sidecar = read_sidecar(checkpoint.location)
+    return (sidecar.manifest.origin.get("layout") or {}) if sidecar else {}
 
 
 def _same_system(family: Family, named: NamedSource, row: Format) -> bool:

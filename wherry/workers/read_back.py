@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, Span, TensorSpec
+    from wherry.mover.move import Move
     from wherry.mover.readback import StoredPart
     from wherry.storage.location import Location
     from wherry.target.durable_move import Checks, DurableMove
@@ -77,10 +78,7 @@ def prove_unit(split: SplitJob, unit: Unit, names: Sequence[str], token: str) ->
         FilesBeingWritten(least=least),
         algorithms=split.algorithms,
     )
-    every = joint_moves([job.plan])
-    sources = dict.fromkeys(part.source for part in (*unit.parts, *unit.also_read))
-    # Its own moves, and those that share a leaf with them.
-    back.add(move for source in sources for move in every.of(source) if unit.reads(source, move.span))
+    back.add(_moves_of(split, unit))
     parts = list(back.parts())
     back.with_checksums |= made.with_checksums()
     _read(split, back, parts)
@@ -182,6 +180,13 @@ def has_bytes(unit: Unit, found: FileRange) -> bool:
     """Whether a unit has made bytes of a byte range of its file."""
     region = unit.region
     return region is None or (found.start < region.stop and max(found.stop, found.start + 1) > region.start)
+
+
+def _moves_of(split: SplitJob, unit: Unit) -> Iterator[Move]:
+    """The moves of a unit, and those that share a leaf with them."""
+    moves = joint_moves([split.job.plan])
+    for source in dict.fromkeys(part.source for part in (*unit.parts, *unit.also_read)):
+        yield from (move for move in moves.of(source) if unit.reads(source, move.span))
 
 
 def _read(split: SplitJob, back: ReadBack, parts: Sequence[StoredPart]) -> None:
