@@ -105,7 +105,7 @@ def test_a_refusal_leaves_the_buffer_alone(url):
 
 
 def test_an_answer_that_is_too_long_is_refused(url):
-    with pytest.raises(StorageError, match="more than the 10 bytes"):
+    with pytest.raises(StorageError, match="more than the 10 requested bytes"):
         get(f"{url}/x", size=10)
 
 
