@@ -236,7 +236,7 @@ ROWS = [
            "routes check <1> HOME/wherry.toml"),
     Raised("nightly --config HOME/wherry.toml --env prod", "unknown environment …: missing table [env.…]", "(.*)",
            "nightly --dry-run --config HOME/wherry.toml"),
-    Raised("init --yes", "missing option '--root'", "give (--root) URI",
+    Raised("init --yes", "missing option '--root'", "pass (--root) URI",
            "init --yes <1> HOME --config HOME/new.toml"),
     Raised("init --yes --root HOME --config HOME/wherry.toml", "the configuration exists already",
            "give (--config) FILE for another", "init --yes --root HOME <1> HOME/new.toml"),

@@ -175,7 +175,8 @@ OWN = {
     "integrations/engines/dask_cluster.py",
     "integrations/prefect/automations.py", "integrations/prefect/deploy.py", "integrations/prefect/pools.py",
     "integrations/signing/bundle.py", "integrations/native/with_jax.py", "integrations/native/with_torch.py",
-    "wherry/families/facts.py", "wherry/installation.py", "wherry/target/janitor.py",  # files of wherry itself
+    "wherry/families/facts.py", "wherry/installation.py", "wherry/target/janitor.py",
+    "wherry/formats/registry.py",  # files of wherry itself
     "wherry/runtime/sandbox.py",  # with O_PATH, which reads nothing
     "wherry/storage/beneath.py",  # of the one place: a part of a path below an open folder
 }  # fmt: skip
