@@ -110,7 +110,7 @@ class Watch:
             with suppress(OSError):  # a mode, not a descriptor
                 name = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), name)
         full = os.path.join(os.path.realpath(os.path.dirname(name) or "."), os.path.basename(name))
-        places = (*self._scratch, *_DEVICES, f"/proc/{os.getpid()}/")
+        places = (*self._scratch, *_DEVICES)
         return not any(full == place or full.startswith(place.rstrip("/") + "/") for place in places)
 
     def _judge_execution(self, event: str, values: tuple[Any, ...]) -> str | None:

@@ -4,19 +4,37 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
 import subprocess
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.support.infra import INFRA, ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PRODUCT = [ROOT / folder for folder in ("wherry", "integrations", "flows", "tasks")]
 
 
-def house(*options: str) -> Any:
-    """What the script prints, with a Python that has wherry."""
-    command = [sys.executable, INFRA / "house", "--json", *options]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout)
+_CODE = '''def _once(told):
+    """What is told."""
+    return f"{told}"
+
+
+def _twice():
+    return _once(1)
+
+text = f"{_twice()} {_twice()}, asked"  # beside it
+print(end=text, wish=1)
+print(receipt.asked, "told")
+'''
+
+
+def house(*options: str, root: Path = ROOT) -> Any:
+    """What the script prints of a checkout, with a Python that has wherry."""
+    command = [sys.executable, root / "infra" / "house", "--json", *options]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True, cwd=root).stdout)
 
 
 def test_rooms_add_up_to_the_product_and_a_conversion_enters_some():
@@ -43,6 +61,17 @@ def test_what_is_drawn_is_drawn_again_by_its_seed():
         file, _, line = row["place"].partition(":")
         assert f"def {row['name']}(" in (ROOT / file).read_text().splitlines()[int(line) - 1]
     assert len(house("--sentences", "40")) == 40
+
+
+def test_each_use_of_a_word_and_of_a_function_is_seen(tmp_path):
+    """Names, also in f-strings and keywords, comments and docstrings; not texts, nor the key of receipts."""
+    for folder in ("infra", "wherry"):
+        (tmp_path / folder).mkdir()
+    shutil.copy2(INFRA / "house", tmp_path / "infra" / "house")
+    (tmp_path / "wherry" / "x.py").write_text(_CODE)
+    assert [row.split(":")[1] for row in house("--words", root=tmp_path)] == ["1", "10", "2", "3", "9"]
+    drawn = house("--single", "9", root=tmp_path)
+    assert [(row["name"], row["caller"]) for row in drawn] == [("_once", "_twice")]
 
 
 def test_words_that_the_code_avoids_are_gone():
