@@ -69,7 +69,7 @@ def test_each_use_of_a_word_and_of_a_function_is_seen(tmp_path):
         (tmp_path / folder).mkdir()
     shutil.copy2(INFRA / "house", tmp_path / "infra" / "house")
     (tmp_path / "wherry" / "x.py").write_text(_CODE)
-    assert [row.split(":")[1] for row in house("--words", root=tmp_path)] == ["1", "10", "2", "3", "9"]
+    assert [row.split(":")[1] for row in house("--words", root=tmp_path)] == ["10", "1", "2", "3", "9"]
     drawn = house("--single", "9", root=tmp_path)
     assert [(row["name"], row["caller"]) for row in drawn] == [("_once", "_twice")]
 
