@@ -1,4 +1,4 @@
-"""Copies of the checkout in which mutants and faults are tested, so that the checkout itself is never written.
+"""Copies of the checkout in which faults are tried, so that the checkout itself is never written.
 
 A copy has an environment of its own that finds wherry in it, so that child processes run the changed code too.
 """

@@ -67,3 +67,17 @@ def test_a_process_notes_the_test_of_the_process_that_started_it(tmp_path):
     subprocess.run([sys.executable, "-c", line], check=True, cwd=tmp_path, env={})
     [found] = notes.glob("hits-*")
     assert found.read_text() == "7 tests/x/test_a.py::test_b\n8 tests/x/test_a.py::test_b\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "outcome"),
+    [
+        (0, "3 passed in 1s", "passed"),
+        (0, "3 skipped in 1s", "skipped"),
+        (5, "no tests ran", "skipped"),
+        (1, "1 failed", "failed"),
+        (4, "ERROR: not found", "pytest ended with exit code 4: ERROR: not found"),
+    ],
+)
+def test_how_pytest_ends(monkeypatch, code, said, outcome):
+    assert load("copies", monkeypatch).classify_outcome(code, said) == outcome

@@ -24,7 +24,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PINS = dict(line.split("==") for line in (INFRA / "constraints.txt").read_text().splitlines())
 
 
-@pytest.mark.parametrize("name", ["test", "demo", "bench", "screenshots", "mutants"])
+@pytest.mark.parametrize("name", ["test", "demo", "bench", "screenshots"])
 def test_scripts_explain_themselves_and_make_nothing(name: str, tmp_path: Path) -> None:
     script = INFRA / name
     assert os.access(script, os.X_OK)

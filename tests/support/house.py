@@ -17,7 +17,7 @@ SOURCES = sorted(
 )  # fmt: skip
 
 
-SCRIPTS = [ROOT / "infra" / name for name in ("test", "demo", "bench", "screenshots", "mutants")]
+SCRIPTS = [ROOT / "infra" / name for name in ("test", "demo", "bench", "screenshots", "faults", "house")]
 
 
 MODULES = [path for path in SOURCES if path.relative_to(ROOT).parts[0] in ROOMS]
