@@ -14,7 +14,7 @@ from wherry.store.amazon import AmazonStore
 from wherry.store.azure import AzureStore
 from wherry.store.google import GoogleStore
 from wherry.store.store import PartLimits
-from wherry.upload import uploaded_file
+from wherry.target import uploaded_file
 
 if TYPE_CHECKING:
     from tests.support.faults import Proxy

@@ -34,7 +34,7 @@ from wherry.store.fsspec_store import FsspecStore
 from wherry.store.memory import MemoryStore
 from wherry.target.journal import Journal
 from wherry.target.lease import LeaseObject, lease_of
-from wherry.upload.staged_objects import run_of
+from wherry.target.staged_objects import run_of
 
 SHARDS = {"max_shard_size": "500KB"}
 TARGETS = ["safetensors", "hf", "orbax"]

@@ -41,7 +41,7 @@ def parts():
         patch.setattr("wherry.mover.output._GROUP_BYTES", 1)
         patch.setattr("wherry.mover.move.SMALL", 1 * KIB)
         patch.setattr("wherry.mover.batch.SMALL", 1 * KIB)
-        patch.setattr("wherry.upload.sender.HELD_BYTES", 128 * KIB)
+        patch.setattr("wherry.target.parts.HELD_BYTES", 128 * KIB)
         yield
 
 

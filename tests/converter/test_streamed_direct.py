@@ -19,7 +19,7 @@ from wherry.errors import CorruptError, MismatchError, TargetExistsError
 from wherry.storage.stores import locate
 from wherry.store.memory import MemoryStore
 from wherry.target.object_journal import GROUPS
-from wherry.upload.run import UploadRun
+from wherry.target.upload_run import UploadRun
 
 TARGETS = ["safetensors", "torch-zip", "npz"]
 PART = 32 << 10

@@ -15,9 +15,8 @@ from wherry.formats.registry import formats
 from wherry.runtime import threads
 from wherry.storage.sidecar import sidecar_name
 from wherry.storage.stores import locate
-from wherry.upload import sender
-from wherry.upload.overflow import Overflow
-from wherry.upload.uploaded_file import UploadedFile
+from wherry.target.parts import SENDERS, Overflow, Sender
+from wherry.target.uploaded_file import UploadedFile
 
 pytest_plugins = ("tests.support.crash_fixtures",)
 STREAMED = [name for name, row in formats().items() if row.is_written]
@@ -29,7 +28,7 @@ def parts():
     with small_parts(4 * KIB), pytest.MonkeyPatch.context() as patch:
         patch.setattr("wherry.mover.output._GROUP_BYTES", 1)
         patch.setattr("wherry.mover.move.SMALL", 1 * KIB)
-        patch.setattr("wherry.upload.sender.HELD_BYTES", 32 * KIB)
+        patch.setattr("wherry.target.parts.HELD_BYTES", 32 * KIB)
         patch.setattr("time.time_ns", lambda: 1_700_000_000_000_000_000)  # Orbax notes when it was written
         yield
 
@@ -67,7 +66,7 @@ def peaks(monkeypatch):
     """The largest number of bytes that each run held in parts."""
     made = []
 
-    class Seen(sender.Sender):
+    class Seen(Sender):
         def __init__(self, *args):
             super().__init__(*args)
             made.append(self)
@@ -131,21 +130,21 @@ def unstacked(source, target):
 def test_another_systems_layout_is_streamed_in_bounded_memory(tmp_path, peaks, monkeypatch):
     """Each stacked tensor holds a slice of every layer, so that many parts are begun before any is whole."""
     source, held, part = MAKERS["llama"]["maxtext-scan"](tmp_path), 8 * KIB, 4 * KIB
-    monkeypatch.setattr("wherry.upload.sender.HELD_BYTES", held)
+    monkeypatch.setattr("wherry.target.parts.HELD_BYTES", held)
     unstacked(source, tmp_path / "local")
     target, made = f"memory://streamed{tmp_path}/out", []
     real = Overflow.begin
     monkeypatch.setattr(Overflow, "begin", lambda self: made.append(real(self)) or made[-1])
     unstacked(source, target)
     assert contents(target) == contents(tmp_path / "local")
-    assert max(peaks()) <= held + (sender.SENDERS + threads.worker_count()) * part
+    assert max(peaks()) <= held + (SENDERS + threads.worker_count()) * part
     assert made
     assert leftover_names(target) == []
 
 
 def test_bytes_that_waited_in_the_store_for_a_killed_run_are_removed(tmp_path, monkeypatch):
     source = MAKERS["llama"]["maxtext-scan"](tmp_path)
-    monkeypatch.setattr("wherry.upload.sender.HELD_BYTES", 8 * KIB)
+    monkeypatch.setattr("wherry.target.parts.HELD_BYTES", 8 * KIB)
     target = f"memory://streamed{tmp_path}/out"
     with watched(only=("put_part",)) as calls:
         unstacked(source, f"memory://whole{tmp_path}/out")
@@ -165,7 +164,7 @@ def test_small_tensors_between_large_ones_hold_no_parts_back(tmp_path, peaks, mo
     save_file(tensors, tmp_path / "m.safetensors", metadata={"format": "pt"})
     monkeypatch.setattr("wherry.mover.batch.SMALL", 1 * KIB)
     monkeypatch.setattr("wherry.mover.batch._MOST_BEHIND", 32 * KIB)
-    monkeypatch.setattr("wherry.upload.sender.HELD_BYTES", 192 * KIB)
+    monkeypatch.setattr("wherry.target.parts.HELD_BYTES", 192 * KIB)
     monkeypatch.setattr(Overflow, "begin", None)
     convert(tmp_path / "m.safetensors", f"memory://streamed{tmp_path}/out", "safetensors")
     assert max(peaks()) <= 192 * KIB

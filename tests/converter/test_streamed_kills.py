@@ -19,7 +19,7 @@ from tests.support.warm import Warm
 from wherry.storage.stores import locate
 from wherry.target.clean import clean
 from wherry.target.object_staging import is_committed
-from wherry.upload.sender import SENDERS
+from wherry.target.parts import SENDERS
 
 ROOT = Path(__file__).parents[2]
 PART, MIB = 64 << 10, 1 << 20

@@ -31,21 +31,20 @@ ROOMS: Mapping[str, str] = {
     "remote": "credentials errors core",
     "store": "errors installation text core runtime remote",
     "storage": "credentials errors text core runtime remote store",
-    "upload": "errors runtime storage store",
-    "target": "errors text core storage store upload",
-    "formats": "errors text core remote storage store upload target",
+    "target": "errors text core runtime storage store",
+    "formats": "errors text core remote storage store target",
     "tree": "errors text core formats",
     "layout": "errors kernels core formats",
     "families": "errors text core storage formats tree layout",
-    "mover": "errors kernels core runtime storage store upload target formats",
+    "mover": "errors kernels core runtime storage store target formats",
     "quantized": "errors text kernels core storage formats layout mover",
     "view": "errors text core runtime storage formats tree layout families mover quantized",
     "config": "errors text core storage formats",
     "ledger": "credentials errors version text core remote storage formats config",
-    "converter": "credentials errors text version kernels core runtime storage store upload target formats tree"
+    "converter": "credentials errors text version kernels core runtime storage store target formats tree"
     " mover view config ledger",
     "merger": "errors core formats tree layout families mover view converter",
-    "workers": "errors version installation text core runtime remote storage store upload target formats"
+    "workers": "errors version installation text core runtime remote storage store target formats"
     " mover config ledger converter",
     "compare": "errors text core runtime formats mover view config ledger",
     "verifier": "errors text core runtime storage target formats tree mover quantized view config ledger converter"

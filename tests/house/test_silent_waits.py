@@ -25,9 +25,9 @@ ALLOWED = {
     ("wherry/workers/engines.py", "_call"): "a unit is read meanwhile",
     ("wherry/mover/pool.py", "reserved"): "other ranges are moved meanwhile",
     ("wherry/mover/spill.py", "complete"): "ranges are written meanwhile",
-    ("wherry/upload/sender.py", "_reserve"): "parts are sent meanwhile",
-    ("wherry/upload/sender.py", "drain"): "parts are sent meanwhile",
-    ("wherry/upload/sender.py", "loaded"): "another part is completed and sent meanwhile",
+    ("wherry/target/parts.py", "_reserve"): "parts are sent meanwhile",
+    ("wherry/target/parts.py", "drain"): "parts are sent meanwhile",
+    ("wherry/target/parts.py", "loaded"): "another part is completed and sent meanwhile",
     ("wherry/live/restore.py", "room"): "other tensors are read meanwhile",
     ("flows/nightly.py", "result"): "the task is shown by Prefect, with its progress",
     # the caller tells

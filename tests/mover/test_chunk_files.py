@@ -12,10 +12,10 @@ from wherry.integrations.containers.zarr.layout import ArrayForm, lay_out
 from wherry.mover.chunk_files import open_chunks
 from wherry.storage.location import Location
 from wherry.storage.stores import LocalStore, locate
-from wherry.upload.run import UploadRun
-from wherry.upload.sender import Sender
-from wherry.upload.staged_objects import StagedObjects
-from wherry.upload.uploaded_file import UploadContext
+from wherry.target.parts import Sender
+from wherry.target.staged_objects import StagedObjects
+from wherry.target.upload_run import UploadRun
+from wherry.target.uploaded_file import UploadContext
 
 SPECS = [TensorSpec((name,), (6,), "uint8", (2,)) for name in "ab"]
 DATA = np.arange(12, dtype="u1")

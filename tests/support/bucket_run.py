@@ -26,9 +26,8 @@ from wherry.converter.convert import convert
 from wherry.mover import output
 from wherry.storage.stores import locate
 from wherry.store.store import PartLimits
-from wherry.target import lease_watch
+from wherry.target import lease_watch, parts, uploaded_file
 from wherry.target.lease import LeaseObject
-from wherry.upload import sender, uploaded_file
 
 lock = threading.Lock()
 calls: list[str] = []
@@ -75,7 +74,7 @@ def be(machine):
     """
     socket.gethostname = lambda: machine
     LeaseObject.expiry, lease_watch.LOOK_SECONDS = 1.0, 0.2
-    output._GROUP_BYTES, sender.HELD_BYTES = 1, 4 << 20
+    output._GROUP_BYTES, parts.HELD_BYTES = 1, 4 << 20
 
 
 def main(source, target, to, moment, part="", log="", options="{}", machine="") -> None:

@@ -12,7 +12,7 @@ from wherry.storage.sidecar import sidecar_name
 from wherry.storage.stores import locate
 from wherry.store.memory import MemoryStore
 from wherry.store.store import PartLimits
-from wherry.upload import uploaded_file
+from wherry.target import uploaded_file
 
 CALLS = (
     "head",
@@ -56,7 +56,7 @@ def waiting_parts(nbytes=32 << 10):
     """Small parts, and so little memory for them that writing waits for sending; each move is recorded by itself."""
     with small_parts(nbytes), pytest.MonkeyPatch.context() as patch:
         patch.setattr("wherry.mover.output._GROUP_BYTES", 1)
-        patch.setattr("wherry.upload.sender.HELD_BYTES", 128 << 10)
+        patch.setattr("wherry.target.parts.HELD_BYTES", 128 << 10)
         yield
 
 

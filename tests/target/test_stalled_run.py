@@ -12,8 +12,8 @@ from wherry.target.journal import JournalPast
 from wherry.target.lease import lease_of
 from wherry.target.object_journal import sent_before, without_unproved
 from wherry.target.object_staging import ObjectStaging
-from wherry.upload.sender import Sender
-from wherry.upload.uploaded_file import UploadContext, UploadedFile
+from wherry.target.parts import Sender
+from wherry.target.uploaded_file import UploadContext, UploadedFile
 
 MEMBERS = ("COMMIT",)
 

@@ -36,9 +36,9 @@ from wherry.storage.sidecar import FOLDER_NAME, Sidecar, encode, put_sidecar
 from wherry.storage.stores import make_folder
 from wherry.store.store import Entry
 from wherry.target.object_staging import ObjectStaging
+from wherry.target.parts import reading_share
 from wherry.target.sinks import open_staging
-from wherry.upload.sender import reading_share
-from wherry.upload.staged_objects import is_readable, is_staged, run_of
+from wherry.target.staged_objects import is_readable, is_staged, run_of
 from wherry.version import __version__
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from wherry.mover.move import cells
 from wherry.mover.pool import Pool
 from wherry.mover.source import Source
 from wherry.runtime.memory import return_freed_memory
-from wherry.upload.staged_objects import is_staged
+from wherry.target.staged_objects import is_staged
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

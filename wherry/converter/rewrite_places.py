@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from wherry.errors import UnsupportedError
 from wherry.storage.copy import list_files
-from wherry.upload.file_copies import bucket_of
+from wherry.target.file_copies import bucket_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from wherry.core.progress import Meter
     from wherry.formats.format import Change
     from wherry.storage.location import Location
-    from wherry.upload.run import UploadRun
+    from wherry.target.upload_run import UploadRun
 
 COPIED_BY_STORE = "store"
 

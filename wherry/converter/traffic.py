@@ -26,7 +26,7 @@ from wherry.storage.local_paths import local_path
 from wherry.storage.ranges import LARGEST
 from wherry.storage.read_ahead import STEP
 from wherry.storage.stores import is_live, locate
-from wherry.upload.uploaded_file import PART_BYTES
+from wherry.target.uploaded_file import PART_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -6,28 +6,23 @@ A companion may hold weights of its own, as a module of sentence-transformers do
 from __future__ import annotations
 
 import hashlib
-import os
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from wherry.core.account import COMPANIONS, OTHERS, IgnoredEntry, ignored_file
-from wherry.errors import MismatchError, storage_error
+from wherry.errors import MismatchError
 from wherry.formats.file_names import is_weights
-from wherry.storage.open_file import open_regular
 from wherry.storage.stores import LocalStore, make_folder
 from wherry.store.store import Entry
-from wherry.upload.staged_objects import UploadedFiles, is_staged
+from wherry.target.files import open_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Mapping
 
     from wherry.core.manifest import Companion
     from wherry.formats.checkpoint import Checkpoint
     from wherry.storage.location import Location
-
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +38,6 @@ class MemoryFiles(LocalStore):
     def read(self, path: str, start: int, stop: int) -> bytes:
         """See Store."""
         return self.files[path][start:stop]
-
-
-@contextmanager
-def _writing(target: Location, size: int) -> Generator[Callable[[int, bytes], object]]:
-    """A function that appends bytes, given their offset, to a new file of a known size."""
-    if is_staged(target):
-        files = UploadedFiles(target.parent, {target.name: size})
-        yield partial(files.write, target.name)
-        return
-    try:
-        with os.fdopen(open_regular(target.path, flags=_NEW), "wb") as file:
-            yield lambda _offset, piece: file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise storage_error(error, target.uri) from error
 
 
 def ignored_companion(name: str, reason: str) -> IgnoredEntry:
@@ -106,11 +85,12 @@ def copy_companion(checkpoint: Checkpoint, companion: Companion, target: Locatio
     """
     source, digest, length = checkpoint.reader.companion(companion.name), hashlib.sha256(), 0
     make_folder(target.parent)
-    with _writing(target, companion.size) as write:
+    with closing(open_files(target.parent, {target.name: companion.size})) as files:
         for piece in source.pieces():
             digest.update(piece)
-            write(length, piece)
+            files.write(target.name, length, piece)
             length += len(piece)
+        files.sync()
     if length != companion.size:
         raise MismatchError(
             f"a companion file changed during the conversion: expected {companion.size} bytes, got {length}",

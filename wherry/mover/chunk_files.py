@@ -22,8 +22,8 @@ from wherry.target.area import LOG_SUFFIX
 from wherry.target.file_map import PackedChunks, PlacedChunks, SeparateChunks, content_of
 from wherry.target.files import FlatFiles, open_files, require_local, start_after
 from wherry.target.grids import ChunkPlace
-from wherry.upload.growing_file import without_gaps
-from wherry.upload.staged_objects import is_staged, run_of
+from wherry.target.staged_objects import is_staged, run_of
+from wherry.target.uploaded_file import without_gaps
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from wherry.storage.location import Location
     from wherry.target.file_map import Chunks, File
     from wherry.target.slice import Slice
-    from wherry.upload.growing_file import GrowingFile
+    from wherry.target.uploaded_file import GrowingFile
 
 _LOG = f"chunks{LOG_SUFFIX}"
 _ROW = struct.Struct("<4q")  # of the log: number of a chunk, number of its file, offset, bytes

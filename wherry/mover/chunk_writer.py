@@ -12,7 +12,7 @@ from wherry.formats.contents import EncodedChunk, Extent
 from wherry.mover.chunk_files import open_chunks
 from wherry.runtime.threads import carrier_count
 from wherry.target.grids import chunk_bytes
-from wherry.upload.staged_objects import is_staged, run_of
+from wherry.target.staged_objects import is_staged, run_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

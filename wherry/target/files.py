@@ -24,7 +24,7 @@ from wherry.storage.folders import sync_folder
 from wherry.storage.open_file import open_regular
 from wherry.target.blocks import Blocks
 from wherry.target.shared_file import require_size
-from wherry.upload.staged_objects import UploadedFiles, is_staged
+from wherry.target.staged_objects import UploadedFiles, is_staged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -18,8 +18,8 @@ from wherry.target.durable_move import encode_all
 from wherry.target.journal import Journal, JournalPast, past_in
 from wherry.target.key import journal_key
 from wherry.target.signed_log import ObjectSink, SignedLog, checked_lines
-from wherry.upload.run import is_inner
-from wherry.upload.uploaded_file import SentBefore
+from wherry.target.upload_run import is_inner
+from wherry.target.uploaded_file import SentBefore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -27,6 +27,7 @@ from wherry.storage.listing_view import objects_below
 from wherry.storage.location import Location
 from wherry.storage.sidecar import sidecar_name
 from wherry.store.object_store import heads
+from wherry.target.file_copies import copy_to_store
 from wherry.target.journal import JournalPast
 from wherry.target.lease import lease_of
 from wherry.target.object_journal import (
@@ -37,21 +38,19 @@ from wherry.target.object_journal import (
     sent_before,
     without_unproved,
 )
+from wherry.target.parts import OVERFLOW, Sender, parts_share, reading_share
+from wherry.target.staged_objects import StagedObjects
 from wherry.target.staging import Staging
-from wherry.upload.file_copies import copy_to_store
-from wherry.upload.overflow import PREFIX as OVERFLOW
-from wherry.upload.run import UploadRun, is_inner
-from wherry.upload.sender import Sender, parts_share, reading_share
-from wherry.upload.staged_objects import StagedObjects
-from wherry.upload.uploaded_file import UploadContext
+from wherry.target.upload_run import UploadRun, is_inner
+from wherry.target.uploaded_file import UploadContext
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from wherry.core.progress import OnProgress
     from wherry.store.store import Store, StoredObject, Upload
+    from wherry.target.file_copies import CopiedFile
     from wherry.target.journal import Header, Journal
-    from wherry.upload.file_copies import CopiedFile
 
 _AREA = re.compile(r"\.[0-9a-f]{8}")
 

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from wherry.core.progress import OnProgress
     from wherry.storage.location import Location
+    from wherry.target.file_copies import CopiedFile
     from wherry.target.journal import Journal
     from wherry.target.lease import Lease
-    from wherry.upload.file_copies import CopiedFile
 
 # Failures of a store that its user mends, and then goes on.
 _MENDED_OUTSIDE = ("expired", "no-credentials", "refused", "forbidden", "quota", "clock")

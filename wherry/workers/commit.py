@@ -36,7 +36,7 @@ from wherry.target.file_ranges import file_sizes, ranges_of
 from wherry.target.journal import open_journal
 from wherry.target.object_journal import finished_journal
 from wherry.target.object_staging import is_committed
-from wherry.upload.uploaded_file import part_size
+from wherry.target.uploaded_file import part_size
 from wherry.workers.attempts import (
     SharedUploads,
     attempt_folder,

@@ -25,11 +25,11 @@ from wherry.storage.folders import PREFIX, make_folders, remove_leftover
 from wherry.storage.location import Location
 from wherry.storage.stores import make_folder
 from wherry.target.janitor import temporary_folder
+from wherry.target.parts import Sender, parts_share
 from wherry.target.slice import Slice
-from wherry.upload.run import UploadRun
-from wherry.upload.sender import Sender, parts_share
-from wherry.upload.staged_objects import StagedObjects, is_staged, run_of
-from wherry.upload.uploaded_file import SentBefore, UploadContext
+from wherry.target.staged_objects import StagedObjects, is_staged, run_of
+from wherry.target.upload_run import UploadRun
+from wherry.target.uploaded_file import SentBefore, UploadContext
 from wherry.version import __version__
 from wherry.workers.attempts import (
     attempt_folder,

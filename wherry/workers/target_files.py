@@ -20,7 +20,7 @@ from wherry.formats.registry import find_format
 from wherry.mover.map_writer import map_of
 from wherry.mover.move import cells
 from wherry.target.file_ranges import FileRange, file_of, file_sizes, ranges_of
-from wherry.upload.uploaded_file import part_size
+from wherry.target.uploaded_file import part_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

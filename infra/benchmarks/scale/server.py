@@ -26,7 +26,7 @@ from benchmarks.scale.folder import folder_files
 from benchmarks.scale.objects import Objects, RefusedError, Served
 from benchmarks.scale.parts import KEPT_ASIDE, KEPT_HEAD, KEPT_WHOLE, Kept, Received
 from benchmarks.scale.tally import Tally
-from wherry.upload import overflow
+from wherry.target import parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -249,7 +249,7 @@ class Handler(BaseHTTPRequestHandler):
 
 def _kept(name: str, upload: str | None) -> int:
     """How many bytes of a body are kept: a run reads again what it puts aside."""
-    if name.startswith(overflow.PREFIX):
+    if name.startswith(parts.OVERFLOW):
         return KEPT_ASIDE
     return KEPT_HEAD if upload else KEPT_WHOLE
 

@@ -43,7 +43,6 @@ from wherry.integrations.formats.orbax import relink, renames
 from wherry.storage.copy import list_files
 from wherry.storage.folders import sync_folder
 from wherry.storage.sidecar import FOLDER_NAME, SIGNATURE_NAME
-from wherry.upload.staged_objects import is_staged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -210,7 +209,7 @@ def _sync_everything(folder: Location) -> None:
     Raises:
         StorageError: the storage failed.
     """
-    if is_staged(folder) or not folder.store.capabilities.local:
+    if not folder.store.capabilities.local:
         return
     with storage_errors(folder.uri):
         for home, _folders, files in os.walk(folder.path):

@@ -595,6 +595,6 @@ def simulated_buckets():
         ):
             smallest = SMALLEST if module == "amazon" else 1
             replace(patch(f"wherry.store.{module}.{name}.part_limits", PartLimits(smallest, 1 << 20, 100)))
-        for module in ("uploaded_file", "run"):
-            replace(patch(f"wherry.upload.{module}.PART_BYTES", PART))
+        for module in ("uploaded_file", "upload_run"):
+            replace(patch(f"wherry.target.{module}.PART_BYTES", PART))
         yield

@@ -28,14 +28,14 @@ from wherry.target import (
     object_leftovers,
     object_staging,
     signed_log,
+    upload_run,
 )
 from wherry.target.area import FormerArea
 from wherry.target.lease import Lease, LeaseFile, LeaseObject
 from wherry.target.lease_watch import Verdict, Watch
 from wherry.target.object_staging import ObjectStaging
-from wherry.upload import run as upload_run
-from wherry.upload.run import UploadRun
-from wherry.upload.uploaded_file import SentBefore
+from wherry.target.upload_run import UploadRun
+from wherry.target.uploaded_file import SentBefore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -25,11 +25,10 @@ KEY = "the key of every process of a simulation"
 _THREADED = (
     "target.lease",
     "target.journal",
-    "upload.sender",
-    "upload.uploaded_file",
-    "upload.run",
-    "upload.overflow",
-    "upload.staged_objects",
+    "target.parts",
+    "target.uploaded_file",
+    "target.upload_run",
+    "target.staged_objects",
 )
 
 

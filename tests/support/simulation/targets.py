@@ -24,8 +24,8 @@ from wherry.target.durable_move import DurableMove
 from wherry.target.journal import Journal
 from wherry.target.object_staging import is_unfinished
 from wherry.target.sinks import open_staging
-from wherry.upload.run import UploadRun
-from wherry.upload.staged_objects import UploadedFiles, run_of
+from wherry.target.staged_objects import UploadedFiles, run_of
+from wherry.target.upload_run import UploadRun
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

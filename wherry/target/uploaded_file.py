@@ -2,8 +2,16 @@
 
 Its bytes are cut into parts of equal size; a part is sent as soon as all its bytes are known, and the object is
 assembled, create-only, when all parts are there; or later, where that is what makes the target appear. A file that fits
-one part is put at once. Bytes of a part that is
-sent are not sent again: writers write the same bytes at the same place, whatever the number of runs.
+one part is put at once. Bytes of a part that is sent are not sent again, whatever the number of runs: what is written
+at an offset is the same in every run. Two kinds of files differ:
+
+- `GrowingFile`: bytes are appended, and its size is known when it is complete. Compressed chunks are packed in such
+  files. An interrupted run may have sent parts with gaps between them, and the bytes after the last one are lost; so a
+  later run does not append to such a file. It keeps the parts up to the first gap, which become the object
+  (`without_gaps`), and appends to the next file.
+- A file whose bytes are all known, and may be others in each run: another release of a codec compresses differently, a
+  text has a time in it. Parts of two such objects must not become one, so only those are kept that have the checksum
+  of the bytes of this run (`agreeing`).
 """
 
 from __future__ import annotations
@@ -11,20 +19,20 @@ from __future__ import annotations
 import mmap
 import threading
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
 from wherry.errors import CorruptError, StorageError, TargetExistsError
-from wherry.store.checksums import CRC32C, PartBytes, agrees, joined_checksum
+from wherry.store.checksums import CRC32C, PartBytes, agrees, checksum_of, is_same, joined_checksum
 from wherry.store.store import Part
-from wherry.upload.pieces import PartPieces
+from wherry.target.parts import PartPieces
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from wherry.store.store import PartLimits, Store, StoredObject, Upload
-    from wherry.upload.overflow import StoredBytes
-    from wherry.upload.sender import Sender
+    from wherry.target.parts import Sender, StoredBytes
 
 PART_BYTES = 8 << 20
 _MIB = 1 << 20
@@ -353,3 +361,101 @@ class UploadedFile:
             if self._upload is None:
                 self._upload = self._using.store.begin(self.path, self._using.run)
             return self._upload
+
+
+class GrowingFile(UploadedFile):
+    """One file; safe from several threads.
+
+    Attributes:
+        room: bytes that it can have.
+        size: the same, until it has ended; then its bytes.
+    """
+
+    def __init__(self, path: str, room: int, using: UploadContext) -> None:
+        """Begin the object; nothing is sent yet.
+
+        Args:
+            path: of the object.
+            room: bytes that it can have.
+            using: what the files of a run share.
+        """
+        super().__init__(path, room, using)
+        self.room = room
+        self._end = 0
+        self._ended = False
+
+    def reserve(self, nbytes: int) -> int | None:
+        """The offset at which the caller will write so many bytes; None if there is no room for them."""
+        with self._lock:
+            if self._ended or self._end + nbytes > self.room:
+                return None
+            self._end += nbytes
+            return self._end - nbytes
+
+    def holds(self, start: int, stop: int) -> bool:
+        """Whether the store has all bytes up to the end of a range: a later run keeps no byte after a gap."""
+        return super().holds(0, stop) if start < stop else True
+
+    def end(self) -> None:
+        """Nothing more will be reserved; the object is complete when the bytes that were reserved are written."""
+        with self._lock:
+            if self._ended:
+                return
+            self._ended, self.size = True, self._end
+            self._count = max(-(-self.size // self._part), 1)
+            last = self._count - 1
+            part = self._open.get(last)
+            if part is not None:
+                part.nbytes = self._length(last)
+            whole = len(self._parts) == self._count and self.stored is None
+            full = self._take_full(last)
+        if full is not None:
+            self._send(last, full)
+        if whole:
+            self._using.sender.send(0, self.assemble)
+
+    def complete(self) -> None:
+        """End the file, and send what is left."""
+        self.end()
+        super().complete()
+
+
+def without_gaps(before: SentBefore) -> tuple[int, SentBefore]:
+    """What earlier runs have sent of a growing file up to the first gap: number of bytes, and the object or parts."""
+    if before.found is not None:
+        return before.found.nbytes, before
+    gap = next(number for number in count() if number not in before.parts)
+    kept = {number: before.parts[number] for number in range(gap)}
+    return sum(part.nbytes for part in kept.values()), SentBefore(before.upload, kept)
+
+
+def agreeing(before: SentBefore, data: Sequence[memoryview], part: int) -> SentBefore:
+    """What earlier runs have sent of an object whose bytes are all known, by the checksums that the store has computed.
+
+    Args:
+        before: what they have sent to the path.
+        data: the bytes of the object, in pieces.
+        part: size of its parts.
+    """
+    if before.found is not None:
+        same = before.found.checksums and is_same(
+            before.found, before.found.run, sum(map(len, data)), checksum_of(data)
+        )
+        return before if same else SentBefore()  # the parts of which it was made are gone
+    total = sum(map(len, data))
+    checksums = [checksum_of(_range(data, start, start + part)) for start in range(0, total, part)]
+    parts = {
+        number: sent
+        for number, sent in before.parts.items()
+        if number < len(checksums) and sent.checksum == checksums[number]
+    }
+    return replace(before, parts=parts)
+
+
+def _range(data: Sequence[memoryview], start: int, stop: int) -> Iterator[memoryview]:
+    """The bytes [start, stop) of the pieces."""
+    at = 0
+    for piece in data:
+        if inside := piece[max(start - at, 0) : max(stop - at, 0)]:
+            yield inside
+        at += len(piece)

@@ -9,7 +9,7 @@ from wherry.errors import MismatchError
 from wherry.storage.stores import locate
 from wherry.store.memory import MemoryStore
 from wherry.target.clean import clean
-from wherry.upload.run import UploadRun
+from wherry.target.upload_run import UploadRun
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from wherry.storage.location import Location
     from wherry.store.store import Store
-    from wherry.upload.run import UploadRun
-    from wherry.upload.uploaded_file import UploadedFile
+    from wherry.target.upload_run import UploadRun
+    from wherry.target.uploaded_file import UploadedFile
 
 
 _BLOCK = 16 << 10  # bytes: the end of one item of a DCP file, and the beginning of the next

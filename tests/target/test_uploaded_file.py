@@ -11,8 +11,8 @@ from wherry.errors import StorageError, TargetExistsError
 from wherry.storage.stores import locate
 from wherry.store.memory import MemoryStore
 from wherry.store.store import PartLimits
-from wherry.upload.sender import Sender
-from wherry.upload.uploaded_file import SentBefore, UploadContext, UploadedFile, part_size
+from wherry.target.parts import Sender
+from wherry.target.uploaded_file import SentBefore, UploadContext, UploadedFile, part_size
 
 SIZE = 1000
 
@@ -186,7 +186,7 @@ def test_the_first_error_of_sending_ends_every_later_write(place, sending, monke
 def test_parts_grow_with_the_object():
     limits = PartLimits(most=10_000)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("wherry.upload.uploaded_file.PART_BYTES", 8 << 20)
+        patch.setattr("wherry.target.uploaded_file.PART_BYTES", 8 << 20)
         assert part_size(1 << 30, limits) == 8 << 20
         for size in (80 << 30, 100 << 30, 5 << 40):
             part = part_size(size, limits)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from wherry.upload.pieces import PartPieces
+from wherry.target.parts import PartPieces
 
 
 def joined(part):

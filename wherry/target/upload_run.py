@@ -21,16 +21,22 @@ from wherry.storage.location import Location
 from wherry.storage.ranges import read_ranges
 from wherry.storage.sidecar import FOLDER_NAME
 from wherry.store.checksums import CRC32C
-from wherry.upload.growing_file import GrowingFile, without_gaps
-from wherry.upload.known_bytes import agreeing
-from wherry.upload.overflow import Overflow
-from wherry.upload.uploaded_file import PART_BYTES, SentBefore, UploadedFile, part_size
+from wherry.target.parts import Overflow
+from wherry.target.uploaded_file import (
+    PART_BYTES,
+    GrowingFile,
+    SentBefore,
+    UploadedFile,
+    agreeing,
+    part_size,
+    without_gaps,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from wherry.store.store import StoredObject
-    from wherry.upload.uploaded_file import UploadContext
+    from wherry.target.uploaded_file import UploadContext
 
 
 @dataclass(slots=True)

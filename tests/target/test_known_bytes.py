@@ -6,10 +6,9 @@ import pytest
 
 from tests.support.object_stores import PartLog, small_parts, watched
 from wherry.storage.stores import locate
-from wherry.upload.known_bytes import agreeing
-from wherry.upload.run import UploadRun
-from wherry.upload.sender import Sender
-from wherry.upload.uploaded_file import SentBefore, UploadContext
+from wherry.target.parts import Sender
+from wherry.target.upload_run import UploadRun
+from wherry.target.uploaded_file import SentBefore, UploadContext, agreeing
 
 DATA = random.Random(0).randbytes(64 * 4 + 10)
 OTHER = DATA[:70] + b"another byte" + DATA[82:]  # differs in the second part only

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from wherry.errors import StorageError
-from wherry.upload.sender import Sender
+from wherry.target.parts import Sender
 
 pytest_plugins = ["tests.support.turns"]
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, TypeAlias
 from wherry.runtime import threads
 from wherry.storage.location import MOST_CONFIG
 from wherry.storage.ranges import read_ranges
-from wherry.upload.uploaded_file import PART_BYTES, part_size
+from wherry.target.uploaded_file import PART_BYTES, part_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from wherry.storage.location import Location
     from wherry.store.store import Entry
-    from wherry.upload.run import UploadRun
+    from wherry.target.upload_run import UploadRun
 
 CopiedFile: TypeAlias = "tuple[Location, Location, Entry]"
 _THREADS = 4

@@ -7,9 +7,9 @@ import pytest
 from tests.support.object_stores import small_parts
 from wherry.errors import StorageError
 from wherry.storage.stores import locate
-from wherry.upload.run import UploadRun
-from wherry.upload.sender import Sender
-from wherry.upload.uploaded_file import UploadContext
+from wherry.target.parts import Sender
+from wherry.target.upload_run import UploadRun
+from wherry.target.uploaded_file import UploadContext
 
 PART, BUDGET, SENDERS = 64, 512, 2
 FILES, SIZE = 5, 2000
@@ -26,7 +26,7 @@ class Log:
 
 @pytest.fixture(autouse=True)
 def parts(monkeypatch):
-    monkeypatch.setattr("wherry.upload.run.PART_BYTES", PART)
+    monkeypatch.setattr("wherry.target.upload_run.PART_BYTES", PART)
     with small_parts(PART):
         yield
 

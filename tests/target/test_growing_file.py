@@ -7,9 +7,8 @@ import pytest
 
 from tests.support.object_stores import small_parts
 from wherry.storage.stores import locate
-from wherry.upload.growing_file import GrowingFile, without_gaps
-from wherry.upload.sender import Sender
-from wherry.upload.uploaded_file import SentBefore, UploadContext, UploadedFile
+from wherry.target.parts import Sender
+from wherry.target.uploaded_file import GrowingFile, SentBefore, UploadContext, UploadedFile, without_gaps
 
 ROOM = 64 * 20
 
