@@ -18,7 +18,7 @@ from tests.support.object_stores import (
 from wherry.errors import CorruptError, MismatchError, TargetExistsError
 from wherry.storage.stores import locate
 from wherry.store.memory import MemoryStore
-from wherry.target.object_journal import GROUPS
+from wherry.target.journal import GROUPS
 from wherry.target.upload_run import UploadRun
 
 TARGETS = ["safetensors", "torch-zip", "npz"]

@@ -27,7 +27,7 @@ from wherry.target.clean import clean, tidy
 from wherry.target.journal import JournalPast
 from wherry.target.lease import LeaseObject, lease_of
 from wherry.target.lease_watch import this_process
-from wherry.target.object_journal import sent_before
+from wherry.target.object_staging import sent_before
 
 OPTIONS = {"max_shard_size": "500KB"}
 
@@ -116,7 +116,7 @@ def test_what_a_living_run_holds_is_left(killed):
 
 def test_a_committed_target_keeps_its_objects(source, target, monkeypatch):
     """Killed just after the commit, a run leaves its journal; the objects that this names are the checkpoint."""
-    monkeypatch.setattr("wherry.target.object_staging.remove_journal", lambda *_arguments: None)
+    monkeypatch.setattr("wherry.target.signed_log.ObjectSink.remove", lambda *_arguments: None)
     wherry.convert(source, target, to="hf", options=OPTIONS, lineage=False)
     assert any("journal" in name for name in leftover_names(target))
     (report,) = clean(root(target), min_age=0)

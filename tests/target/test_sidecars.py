@@ -101,7 +101,7 @@ def test_clean_removes_the_sidecar_of_a_file_that_was_not_committed(killed):
 
 
 def test_clean_leaves_the_sidecar_of_a_file_that_was_committed(source, target, monkeypatch):
-    monkeypatch.setattr("wherry.target.object_staging.remove_journal", lambda *_arguments: None)
+    monkeypatch.setattr("wherry.target.signed_log.ObjectSink.remove", lambda *_arguments: None)
     convert(source, target, "safetensors")
     assert [one.removed for one in clean(locate(target).parent.uri, min_age=0)] == [True]
     assert sidecar_of(target).exists()

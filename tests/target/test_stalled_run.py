@@ -10,8 +10,7 @@ from wherry.storage.stores import locate
 from wherry.store.memory import MemoryStore
 from wherry.target.journal import JournalPast
 from wherry.target.lease import lease_of
-from wherry.target.object_journal import sent_before, without_unproved
-from wherry.target.object_staging import ObjectStaging
+from wherry.target.object_staging import ObjectStaging, sent_before, without_unproved
 from wherry.target.parts import Sender
 from wherry.target.uploaded_file import UploadContext, UploadedFile
 

@@ -8,7 +8,7 @@ a new one is started, and the reason is kept. Each further line is a group of fa
   that it touches has been hashed, together with those digests, so a resumed run does not read it again;
 - in a store of objects: uploads that were begun, parts that were sent, and what the writers of the target have noted.
 
-On a file system each group commit is a line. In a store a line is an object, and is written for each fiftieth of the
+On a file system each group commit is a line. In a store a group is an object, and is written for each fiftieth of the
 checkpoint that was sent, or for each part of a small one; senders whose parts are finished meanwhile wait. So after a
 run that was killed the parts in flight are sent again, and 2 % at most. There every owner writes its id first, so what
 carries the id of a run that is in the journal was made by this conversion.
@@ -18,26 +18,29 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from wherry.errors import storage_error
+from wherry.errors import StorageError, storage_error
 from wherry.store.store import Part, Upload
 from wherry.target.durable_move import decode_all, encode_all
 from wherry.target.key import journal_key
-from wherry.target.signed_log import FileSink, SignedLog, read_log
+from wherry.target.signed_log import FileSink, ObjectSink, SignedLog
 from wherry.text.json_values import json_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Span
+    from wherry.storage.location import Location
     from wherry.target.durable_move import DurableMove
-    from wherry.target.signed_log import Line
+    from wherry.target.signed_log import Line, LogSink
 
 Header = Mapping[str, str]
+GROUPS = 50  # of a large checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,6 @@ class JournalPast:
         parts: path → the parts that were sent, by number.
         notes: what the writers of the target have noted, in order.
         runs: ids of the runs that wrote it.
-        count: number of its objects.
     """
 
     lines: tuple[Line, ...] = ()
@@ -62,25 +64,22 @@ class JournalPast:
     parts: Mapping[str, Mapping[int, Part]] = field(default_factory=dict[str, "Mapping[int, Part]"])
     notes: tuple[list[Any], ...] = ()
     runs: frozenset[str] = frozenset()
-    count: int = 0
 
 
-def past_in(lines: list[Line], header: Header, count: int = 0) -> JournalPast:
+def past_in(lines: list[Line], header: Header) -> JournalPast:
     """What the lines of a journal say, if it is that of the same conversion.
 
     Args:
         lines: with valid MACs.
         header: what identifies the conversion; every field must agree with an earlier run's.
-        count: number of its objects.
     """
     if not lines:
-        return JournalPast(count=count)
+        return JournalPast()
     try:
         first, *groups = [json_value(line.text) for line in lines]
         changed = [name for name in header if first.get(name) != header[name]]
         if changed:
-            reason = f"the interrupted run had a different {' and '.join(changed)}"
-            return JournalPast(reason=reason, count=count)
+            return JournalPast(reason=f"the interrupted run had a different {' and '.join(changed)}")
         uploads: dict[str, Upload] = {}
         parts: dict[str, dict[int, Part]] = {}
         for group in groups:
@@ -91,9 +90,8 @@ def past_in(lines: list[Line], header: Header, count: int = 0) -> JournalPast:
         runs = frozenset(str(group["run"]) for group in (first, *groups) if "run" in group)
         notes = tuple(note for group in groups for note in group.get("notes", ()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = f"the journal of the interrupted run cannot be read: {error}"
-        return JournalPast(reason=reason, count=count)
-    return JournalPast(tuple(lines), None, done, uploads, parts, notes, runs, count)
+        return JournalPast(reason=f"the journal of the interrupted run cannot be read: {error}")
+    return JournalPast(tuple(lines), None, done, uploads, parts, notes, runs)
 
 
 @dataclass(slots=True)
@@ -219,27 +217,104 @@ class Journal:
             raise storage_error(error, self.log.sink.uri) from error
 
 
-def open_journal(path: Path, header: Header, guard: Callable[[], None] = lambda: None) -> Journal:
-    """Open the journal of a staging area on a file system, and resume that of an earlier run of the same conversion.
+def read_past(sink: LogSink, header: Header) -> JournalPast:
+    """Read the journal that earlier runs of the same conversion have left.
 
     Args:
-        path: the file; it may not exist.
+        sink: where it is.
         header: what identifies the conversion; every field must agree with an earlier run's.
-        guard: called before every line; raises if this run may no longer write.
 
     Raises:
         UsageError: the key is too short.
         StorageError: the storage failed.
     """
-    key = journal_key()
-    lines, reason = read_log(path, key)
-    past = past_in(lines, header) if reason is None else JournalPast(reason=reason)
-    kept = past.lines if past.done else ()
-    log = SignedLog(FileSink(path, sum(line.size for line in kept)), key, kept)
+    lines, reason = sink.read(journal_key())
+    return past_in(lines, header) if reason is None else JournalPast(reason=reason)
+
+
+def begin_journal(
+    sink: LogSink,
+    past: JournalPast,
+    header: Header,
+    guard: Callable[[], None] = lambda: None,
+    run: str = "",
+    members: tuple[str, ...] = (),
+    nbytes: int = 0,
+) -> Journal:
+    """Begin or continue the journal of a conversion.
+
+    Args:
+        sink: where it is.
+        past: what was read there.
+        header: what identifies the conversion.
+        guard: called before every line; raises if this run may no longer write.
+        run: id of this run, in a store of objects; else empty.
+        members: names of commit members of the target, in a store of objects.
+        nbytes: size of the checkpoint, in a store of objects.
+
+    Raises:
+        StorageError: the storage failed, or another run has written what it does not list yet.
+    """
     try:
-        if not kept:
-            log.append(header)
-        return Journal(log, past, guard)
+        log = SignedLog(sink, journal_key(), past.lines)
+        if not past.lines:
+            log.append({**header, "members": members, "run": run} if run else header)
+        elif run:
+            log.append({"run": run})
+        return Journal(log, past, guard, nbytes // GROUPS if run else None)
+    except FileExistsError as error:
+        raise StorageError(
+            "the journal of another run is there, which the store did not list",
+            uri=sink.uri,
+            cure="run the conversion again",
+            retryable=True,
+        ) from error
     except BaseException:
-        log.sink.close()
+        sink.close()
         raise
+
+
+def open_journal(path: Path, header: Header, guard: Callable[[], None] = lambda: None) -> Journal:
+    """Read, and begin or continue, the journal of a staging area on a file system; see the functions above.
+
+    Raises:
+        UsageError: the key is too short.
+        StorageError: the storage failed.
+    """
+    sink = FileSink(path)
+    return begin_journal(sink, read_past(sink, header), header, guard)
+
+
+def finished_journal(
+    area: Location,
+    header: Header,
+    members: tuple[str, ...],
+    runs: Sequence[str],
+    rows: Iterable[DurableMove],
+    notes: Iterable[list[Any]] = (),
+    parts: Iterable[list[Any]] = (),
+    uploads: Iterable[Upload] = (),
+) -> None:
+    """Write the journal of a run that was interrupted after its last move; an existing one is left.
+
+    It is one object, which is there whole or not at all.
+
+    Args:
+        area: the folder of staging objects.
+        header: what identifies the conversion.
+        members: names of commit members of the target.
+        runs: ids of the runs that have made the objects; at least one.
+        rows: the moves.
+        notes: of the writers.
+        parts: path of an object and one of its parts.
+        uploads: that are not assembled.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    first = {**header, "members": members, "run": runs[0]}
+    begun = [asdict(upload) for upload in uploads]
+    group = {"uploads": begun, "parts": list(parts), "notes": list(notes), **encode_all(rows)}
+    log = SignedLog(ObjectSink(area, runs[0]), journal_key())
+    with suppress(FileExistsError):
+        log.append(first, *({"run": run} for run in runs[1:]), group)

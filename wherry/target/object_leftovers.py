@@ -27,9 +27,10 @@ from wherry.store.store import AnonymousUpload
 from wherry.target.lease import register_of
 from wherry.target.lease_watch import Verdict, Watch
 from wherry.target.leftovers import YOUNG, Leftover
-from wherry.target.object_journal import NAME, without_parts
 from wherry.target.object_staging import areas_of, is_committed, uploads_of
 from wherry.target.owners import JOB, JOB_SUFFIX, Owners, owners_by_lease, owners_of_job, unverified_row
+from wherry.target.signed_log import NAME
+from wherry.target.upload_run import is_inner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -195,7 +196,7 @@ def _orphans(left: _OfTarget, store: Store) -> Iterator[tuple[str, StoredObject]
         runs, members = _journal_facts(area)
         if members is None or is_committed(left.target, members):
             continue
-        below = (left.target.join(entry.name) for entry in without_parts(objects_below(left.target)))
+        below = (left.target.join(one.name) for one in objects_below(left.target) if not is_inner(one.name))
         sidecar = left.target.parent.join(sidecar_name(left.target.name))
         for path in (place.path for place in chain(below, [sidecar])):
             found = store.head(path)

@@ -28,27 +28,21 @@ from wherry.storage.location import Location
 from wherry.storage.sidecar import sidecar_name
 from wherry.store.object_store import heads
 from wherry.target.file_copies import copy_to_store
-from wherry.target.journal import JournalPast
+from wherry.target.journal import JournalPast, begin_journal, read_past
 from wherry.target.lease import lease_of
-from wherry.target.object_journal import (
-    NAME,
-    begin_journal,
-    read_past,
-    remove_journal,
-    sent_before,
-    without_unproved,
-)
 from wherry.target.parts import OVERFLOW, Sender, parts_share, reading_share
+from wherry.target.signed_log import NAME as JOURNAL
+from wherry.target.signed_log import ObjectSink
 from wherry.target.staged_objects import StagedObjects
 from wherry.target.staging import Staging
 from wherry.target.upload_run import UploadRun, is_inner
-from wherry.target.uploaded_file import UploadContext
+from wherry.target.uploaded_file import SentBefore, UploadContext
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from wherry.core.progress import OnProgress
-    from wherry.store.store import Store, StoredObject, Upload
+    from wherry.store.store import Part, Store, StoredObject, Upload
     from wherry.target.file_copies import CopiedFile
     from wherry.target.journal import Header, Journal
 
@@ -103,6 +97,7 @@ class ObjectStaging(Staging):
         self._header, self._members, self._nbytes = header, members, nbytes
         self._held = None if memory is None else parts_share(memory)
         self._by_checksum, self._direct = by_checksum, by_checksum and is_file
+        self._log = ObjectSink(self._area, self._lease.token)
         self._journal: Journal
 
     def journal(self) -> Journal:
@@ -126,7 +121,7 @@ class ObjectStaging(Staging):
         """Take up what earlier runs of this conversion have sent, and remove what others have left."""
         if is_committed(self.target, self._members):
             raise _exists(self.target)
-        past = read_past(self._area, self._header)
+        past = read_past(self._log, self._header)
         if past.reason:
             self.discarded, past = past.reason, JournalPast()
         present = self._taken_up(past)
@@ -141,14 +136,7 @@ class ObjectStaging(Staging):
         if not agreed or len(own) < len(present):  # moves whose bytes are gone are not done
             past = replace(past, done=())
         self._journal = begin_journal(
-            past,
-            self._header,
-            self._area,
-            self._store,
-            self._lease.token,
-            self.require_held,
-            self._nbytes,
-            self._members,
+            self._log, past, self._header, self.require_held, self._lease.token, self._members, self._nbytes
         )
         using = UploadContext(
             self._store, self._lease.token, Sender(self._held), self._journal, self.target.store.protocol,
@@ -229,7 +217,7 @@ class ObjectStaging(Staging):
                 yield self.target.join(entry.name).path
         for area in areas:
             for entry in objects_below(area):
-                own = area == self._area and not journal and entry.name.startswith(NAME)
+                own = area == self._area and not journal and entry.name.startswith(JOURNAL)
                 if not own and not is_inner(entry.name):
                     yield area.join(entry.name).path
 
@@ -286,7 +274,81 @@ class ObjectStaging(Staging):
         """Remove the journal, after the uploads that are left, of which nobody has the id."""
         if not self._store.names_uploads:
             self._abort_uploads({})
-        remove_journal(self._journal, self._area, self._store)
+        self._log.remove(self.require_held)
+
+
+def without_unproved(
+    past: JournalPast, objects: Mapping[str, StoredObject], store: Store, guard: Callable[[], None]
+) -> dict[str, StoredObject]:
+    """The complete objects of earlier runs of which the journal has the checksum of every part; others are removed.
+
+    A run that is killed between the completion of an object and the next group of the journal leaves one whose
+    checksums nobody has compared with ours.
+
+    Args:
+        past: the journal.
+        objects: path → complete objects of its runs.
+        store: the store.
+        guard: called before each removal; raises if this run has lost the target.
+
+    Raises:
+        TargetInUseError: another run has taken over the target.
+        StorageError: the storage failed.
+    """
+    kept: dict[str, StoredObject] = {}
+    for path, found in objects.items():
+        noted = past.parts.get(path, {}).values()
+        if sum(part.nbytes for part in noted) == found.nbytes and all(part.checksum for part in noted):
+            kept[path] = found
+        else:
+            store.remove_object(path, found.mark, guard)
+    return kept
+
+
+def sent_before(
+    past: JournalPast,
+    objects: Mapping[str, StoredObject],
+    store: Store,
+    guard: Callable[[], None] = lambda: None,
+) -> tuple[dict[str, SentBefore], bool]:
+    """What earlier runs have sent, as far as store and journal agree; and whether they agree on all of it.
+
+    Args:
+        past: the journal.
+        objects: path → complete objects of these runs.
+        store: the store.
+        guard: see without_unproved.
+
+    Raises:
+        TargetInUseError: another run has taken over the target.
+        StorageError: the storage failed.
+    """
+    found = {
+        path: SentBefore(parts=dict(past.parts.get(path, {})), found=one) for path, one in objects.items()
+    }
+    agreed = all(path in objects or path in past.uploads for path in past.parts)
+    for path, upload in past.uploads.items():
+        if path in objects:
+            guard()
+            store.abort(upload)  # killed after the object was assembled: gs:// may still hold its parts
+            continue
+        noted = past.parts.get(path, {})
+        try:
+            present = {part.number: part for part in store.parts(upload)}
+        except FileNotFoundError:
+            agreed = False
+            continue
+        same = {number: part for number, part in noted.items() if _is_same(part, present.get(number))}
+        agreed = agreed and len(same) == len(noted)
+        found[path] = SentBefore(upload, same)
+    return found, agreed
+
+
+def _is_same(noted: Part, present: Part | None) -> bool:
+    """Whether the store still has a part as it was noted; not every store lists checksums."""
+    if present is None or present.checksum not in ("", noted.checksum):
+        return False
+    return (noted.nbytes, noted.mark) == (present.nbytes, present.mark)
 
 
 def areas_of(target: Location) -> Iterator[Location]:

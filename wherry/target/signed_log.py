@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import io
 import json
 import os
 import stat
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
 from wherry.errors import storage_error, storage_errors
+from wherry.storage.location import MOST_CONFIG
+from wherry.store.object_store import heads
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from wherry.storage.location import Location
-    from wherry.store.store import Store
 
 LONGEST_LINE = 64 << 20
+NAME = "journal-"
+_MOST_BYTES = 4 * MOST_CONFIG  # of an object; that of a job has all leaves and parts, about 34 MB a terabyte
 _FIRST_MAC = b"wherry journal 1"  # takes the place of the MAC before the first line
 _ALTERED = "the journal of the interrupted run was altered, or signed with another key"
 
@@ -36,13 +40,28 @@ class Line(NamedTuple):
 
 
 class LogSink(Protocol):
-    """Where lines are put.
+    """Where lines are put: read, then begun or continued, then appended to.
 
     Attributes:
         uri: of the place, for errors.
     """
 
     uri: str
+
+    def read(self, key: bytes) -> tuple[list[Line], str | None]:
+        """The lines that earlier processes have put, and the reason if they are rejected.
+
+        Raises:
+            StorageError: the storage failed.
+        """
+        ...
+
+    def begin(self, lines: Sequence[Line]) -> None:
+        """Go on after some of the lines that were read, or begin anew if there are none.
+
+        Raises:
+            StorageError: the storage failed.
+        """
 
     def append(self, data: bytes) -> None:
         """Put lines after those that are there; they are durable when it returns.
@@ -63,17 +82,19 @@ class SignedLog:
         sink: where they are put.
     """
 
-    def __init__(self, sink: LogSink, key: bytes, lines: Iterable[Line] = ()) -> None:
-        """Go on after some lines.
+    def __init__(self, sink: LogSink, key: bytes, lines: Sequence[Line] = ()) -> None:
+        """Go on after some lines, or begin anew.
 
         Args:
             sink: where the lines are put.
             key: signs them.
-            lines: those that are there.
+            lines: those of the sink that count.
+
+        Raises:
+            StorageError: the storage failed.
         """
-        self.sink, self._key, self._mac = sink, key, _FIRST_MAC
-        for line in lines:
-            self._mac = line.mac
+        self.sink, self._key, self._mac = sink, key, lines[-1].mac if lines else _FIRST_MAC
+        sink.begin(lines)
 
     def append(self, *rows: Mapping[str, Any]) -> None:
         """Append a line for each row, all of them at once.
@@ -90,21 +111,21 @@ class SignedLog:
 class FileSink:
     """A file that is synced after each line; see LogSink."""
 
-    def __init__(self, path: Path, size: int) -> None:
-        """Open it for appending.
+    def __init__(self, path: Path) -> None:
+        """Choose the file; it may not exist."""
+        self.uri, self._path, self._descriptor = str(path), path, -1
 
-        Args:
-            path: the file; it may not exist.
-            size: number of its bytes that are kept.
+    def read(self, key: bytes) -> tuple[list[Line], str | None]:
+        """See LogSink."""
+        return read_log(self._path, key)
 
-        Raises:
-            StorageError: the storage failed.
-        """
+    def begin(self, lines: Sequence[Line]) -> None:
+        """See LogSink; what follows the lines is cut off."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-        self.uri, self._descriptor = str(path), -1
+        size = sum(line.size for line in lines)
         try:
             with storage_errors(self.uri):
-                self._descriptor = os.open(path, flags, 0o600)
+                self._descriptor = os.open(self._path, flags, 0o600)
                 os.ftruncate(self._descriptor, size)
                 if size:  # lines that are not durable yet must not be lost before those that follow them
                     os.fsync(self._descriptor)
@@ -128,34 +149,67 @@ class FileSink:
 
 
 class ObjectSink:
-    """A row of objects with numbered names, each created on the condition that it does not exist; see LogSink.
+    """A row of small objects, `journal-<number>`, in a folder of a store; see LogSink.
 
-    Attributes:
-        uri: of the folder.
-        marks: path → mark of the objects that this process has written.
+    Each is created on the condition that it does not exist: of two processes that believe to own the log, one cannot go
+    on.
     """
 
-    def __init__(self, store: Store, folder: Location, name: str, number: int, run: str) -> None:
-        """Go on after some objects.
+    def __init__(self, folder: Location, run: str) -> None:
+        """Choose the folder.
 
         Args:
-            store: that of the folder.
             folder: of the objects.
-            name: the beginning of their names.
-            number: how many there are.
             run: id of this run.
         """
-        self.uri, self.marks = folder.uri, dict[str, str]()
-        self._store, self._folder, self._name, self._number, self._run = store, folder, name, number, run
+        self.uri = folder.uri
+        self._folder, self._store, self._run, self._number = folder, folder.store, run, 0
+        self._marks: dict[str, str] = {}  # of the objects that this process has written, by their paths
+
+    def read(self, key: bytes) -> tuple[list[Line], str | None]:
+        """See LogSink."""
+        names = self._names()
+        self._number = len(names)
+        data = b"".join(self._folder.join(name).read_whole(_MOST_BYTES) for name in names)
+        lines, reason = checked_lines(io.BytesIO(data), key)
+        if names != [f"{NAME}{number:06d}" for number in range(len(names))]:
+            return [], "a part of the journal of the interrupted run is missing"
+        if names and not lines and reason is None:
+            reason = "the journal of the interrupted run is empty"
+        return lines, reason
+
+    def begin(self, lines: Sequence[Line]) -> None:
+        """See LogSink."""
+        self._number = self._number if lines else 0
 
     def append(self, data: bytes) -> None:
         """See LogSink."""
-        path = self._folder.join(f"{self._name}{self._number:06d}").path
-        self.marks[path] = self._store.put_object(path, data, self._run).mark
+        path = self._folder.join(f"{NAME}{self._number:06d}").path
+        self._marks[path] = self._store.put_object(path, data, self._run).mark
         self._number += 1
 
     def close(self) -> None:
         """See LogSink; nothing is open."""
+
+    def remove(self, guard: Callable[[], None]) -> None:
+        """Remove the objects, the first last: without it the rest is never used.
+
+        Args:
+            guard: called before; raises if this run may no longer write.
+
+        Raises:
+            TargetInUseError: another run has taken over the target.
+            StorageError: the storage failed.
+        """
+        paths = [self._folder.join(name).path for name in self._names()]
+        seen = heads(self._store, [path for path in paths if path not in self._marks])
+        known = {**self._marks, **{path: found.mark for path, found in seen if found is not None}}
+        guard()
+        self._store.remove_many({path: known[path] for path in paths[1:] if path in known})
+        self._store.remove_many({path: known[path] for path in paths[:1] if path in known})
+
+    def _names(self) -> list[str]:
+        return sorted(entry.name for entry in self._folder.entries() if entry.name.startswith(NAME))
 
 
 def read_log(path: Path, key: bytes) -> tuple[list[Line], str | None]:

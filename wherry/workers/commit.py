@@ -33,8 +33,7 @@ from wherry.storage.copy import add_name
 from wherry.storage.folders import make_folders, sync_folder, sync_tree
 from wherry.target.area import JOURNAL, left_for
 from wherry.target.file_ranges import file_sizes, ranges_of
-from wherry.target.journal import open_journal
-from wherry.target.object_journal import finished_journal
+from wherry.target.journal import finished_journal, open_journal
 from wherry.target.object_staging import is_committed
 from wherry.target.uploaded_file import part_size
 from wherry.workers.attempts import (
@@ -261,7 +260,7 @@ def _compose(
         rows = without_open(split, rows, parts, shared)
         sent = [[path, asdict(part)] for path, part in parts]
         members = split.job.row.commit_members
-        finished_journal(area, store, split.record.header, members, runs, rows, notes, sent, uploads)
+        finished_journal(area, split.record.header, members, runs, rows, notes, sent, uploads)
         return
     if _is_composed(split):
         return  # another commit has done it
