@@ -15,7 +15,7 @@ from wherry.formats.registry import formats
 from wherry.runtime import threads
 from wherry.storage.sidecar import sidecar_name
 from wherry.storage.stores import locate
-from wherry.target.parts import SENDERS, Overflow, Sender
+from wherry.target.parts import SENDERS, Sender
 from wherry.target.uploaded_file import UploadedFile
 
 pytest_plugins = ("tests.support.crash_fixtures",)
@@ -132,10 +132,9 @@ def test_another_systems_layout_is_streamed_in_bounded_memory(tmp_path, peaks, m
     source, held, part = MAKERS["llama"]["maxtext-scan"](tmp_path), 8 * KIB, 4 * KIB
     monkeypatch.setattr("wherry.target.parts.HELD_BYTES", held)
     unstacked(source, tmp_path / "local")
-    target, made = f"memory://streamed{tmp_path}/out", []
-    real = Overflow.begin
-    monkeypatch.setattr(Overflow, "begin", lambda self: made.append(real(self)) or made[-1])
-    unstacked(source, target)
+    target = f"memory://streamed{tmp_path}/out"
+    with watched(only=("put_object",), at=lambda path: "overflow-" in path) as made:
+        unstacked(source, target)
     assert contents(target) == contents(tmp_path / "local")
     assert max(peaks()) <= held + (SENDERS + threads.worker_count()) * part
     assert made
@@ -165,6 +164,6 @@ def test_small_tensors_between_large_ones_hold_no_parts_back(tmp_path, peaks, mo
     monkeypatch.setattr("wherry.mover.batch.SMALL", 1 * KIB)
     monkeypatch.setattr("wherry.mover.batch._MOST_BEHIND", 32 * KIB)
     monkeypatch.setattr("wherry.target.parts.HELD_BYTES", 192 * KIB)
-    monkeypatch.setattr(Overflow, "begin", None)
+    monkeypatch.setattr("wherry.target.upload_run.StoredBytes", None)
     convert(tmp_path / "m.safetensors", f"memory://streamed{tmp_path}/out", "safetensors")
     assert max(peaks()) <= 192 * KIB

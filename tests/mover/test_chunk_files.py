@@ -142,7 +142,7 @@ def test_chunks_fill_several_data_files(tmp_path):
 def run(tmp_path):
     place = locate(f"memory://chunks{tmp_path}/out")
     sender = Sender(1 << 20, 2)
-    using = UploadContext(place.store, "run", sender, PartLog(), "memory")
+    using = UploadContext(place.store, "run", sender, PartLog())
     yield UploadRun(place, f"{place.path}-area", using)
     sender.stop()
 

@@ -35,7 +35,7 @@ def place(tmp_path):
 @pytest.fixture
 def sending(place):
     sender = Sender(1 << 20, 2)
-    yield UploadContext(place.store, "run", sender, Log(), "memory")
+    yield UploadContext(place.store, "run", sender, Log())
     sender.stop()
 
 

@@ -32,7 +32,7 @@ def runs(target):
 
     def run(**before):
         senders.append(Sender(1 << 20, 2))
-        using = UploadContext(store, "run", senders[-1], PartLog(), "memory")
+        using = UploadContext(store, "run", senders[-1], PartLog())
         past = {target.join(name).path: one for name, one in before.items()}
         return UploadRun(target, f"{target.path}-area", using, (), past)
 

@@ -35,7 +35,7 @@ def parts(monkeypatch):
 def run(tmp_path):
     place = locate(f"memory://bucket{tmp_path}/out")
     sender = Sender(BUDGET, SENDERS)
-    using = UploadContext(place.store, "run", sender, Log(), "memory")
+    using = UploadContext(place.store, "run", sender, Log())
     yield UploadRun(place, place.parent.join(".wherry-out.01234567").path, using)
     sender.stop()
 
@@ -94,7 +94,7 @@ def test_what_is_put_aside_is_sent_in_pieces_and_no_longer_held(run):
     run.finish()
     assert sent
     assert all(len(piece) == 8 for data in sent for piece in data)
-    assert all(one._pieces is None for one in run._overflow.made)
+    assert all(one._pieces is None for one in run._aside)
 
 
 def test_an_ended_run_leaves_no_bytes_aside(run, monkeypatch):

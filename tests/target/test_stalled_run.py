@@ -107,7 +107,7 @@ def test_what_a_former_run_puts_late_is_replaced_and_that_of_nobody_else(target,
     for run, error in (("former", None), ("", TargetExistsError), ("stranger", TargetExistsError)):
         store.put_object(path, b"late", run)
         sender = Sender(1 << 20, 2)
-        using = UploadContext(store, "own", sender, PartLog(), "memory", frozenset({"former"}))
+        using = UploadContext(store, "own", sender, PartLog(), frozenset({"former"}))
         file = UploadedFile(path, size, using)
         file.write(0, memoryview(bytes(size)))
         if error is None:

@@ -31,7 +31,7 @@ def place(tmp_path):
 @pytest.fixture
 def sending(place):
     sender = Sender(256, 2)
-    yield UploadContext(place.store, "run", sender, PartLog(), "memory")
+    yield UploadContext(place.store, "run", sender, PartLog())
     sender.stop()
 
 

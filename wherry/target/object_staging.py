@@ -139,12 +139,10 @@ class ObjectStaging(Staging):
             self._log, past, self._header, self.require_held, self._lease.token, self._members, self._nbytes
         )
         using = UploadContext(
-            self._store, self._lease.token, Sender(self._held), self._journal, self.target.store.protocol,
+            self._store, self._lease.token, Sender(self._held), self._journal,
             past.runs.union(filter(None, [self._lease.former])), self.require_held, self._lease.require_fresh,
         )  # fmt: skip
-        self.run = UploadRun(
-            self.target, self._area.path, using, self._members, before, past.notes, self.require_held
-        )
+        self.run = UploadRun(self.target, self._area.path, using, self._members, before, past.notes)
         # Units of one file send their parts under its staging name. Where an upload is aborted by an empty object at
         # its name, all are sent under it: a file that is not whole would be visible.
         direct = self._direct and self._store.aborts_apart

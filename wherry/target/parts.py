@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wherry.errors import StorageError
@@ -190,17 +190,16 @@ class StoredBytes:
         nbytes: number of them.
     """
 
-    def __init__(self, path: str, store: Store, run: str, read: Callable[[str, int, int], bytes]) -> None:
+    def __init__(self, path: str, store: Store, run: str) -> None:
         """No bytes yet.
 
         Args:
             path: of the object.
             store: the store.
             run: id of the run.
-            read: reads bytes [start, stop) of an object.
         """
         self.nbytes = 0
-        self._path, self._store, self._run, self._read = path, store, run, read
+        self._path, self._store, self._run = path, store, run
         self._pieces: list[memoryview] | None = []
         self._found: StoredObject | None = None
         self._users = 0
@@ -234,7 +233,7 @@ class StoredBytes:
         """
         pieces = self._pieces
         if pieces is None:
-            data = self._read(self._path, start, stop)
+            data = self._store.read(self._path, start, stop)
         else:
             body = Body(pieces)
             body.seek(start)
@@ -399,40 +398,3 @@ class PartPieces:
 
     def _stop(self, at: int) -> int:
         return self._starts[at] + len(self._pieces[at])
-
-
-@dataclass(slots=True)
-class Overflow:
-    """The objects of one run that hold pieces of incomplete parts; safe from several threads.
-
-    Attributes:
-        folder: path of the folder of staging objects.
-        store: the store.
-        run: id of the run.
-        read: reads bytes [start, stop) of an object.
-        made: the objects so far.
-    """
-
-    folder: str
-    store: Store
-    run: str
-    read: Callable[[str, int, int], bytes]
-    made: list[StoredBytes] = field(default_factory=list["StoredBytes"])
-
-    def begin(self) -> StoredBytes:
-        """A further object, without bytes yet."""
-        path = (
-            f"{self.folder}/{OVERFLOW}{self.run}-{len(self.made):06d}"  # workers of one job share the folder
-        )
-        one = StoredBytes(path, self.store, self.run, self.read)
-        self.made.append(one)
-        return one
-
-    def remove(self) -> None:
-        """Remove all objects.
-
-        Raises:
-            StorageError: the storage failed.
-        """
-        for one in self.made:
-            one.drop()

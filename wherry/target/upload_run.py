@@ -21,7 +21,7 @@ from wherry.storage.location import Location
 from wherry.storage.ranges import read_ranges
 from wherry.storage.sidecar import FOLDER_NAME
 from wherry.store.checksums import CRC32C
-from wherry.target.parts import Overflow
+from wherry.target.parts import OVERFLOW, StoredBytes
 from wherry.target.uploaded_file import (
     PART_BYTES,
     GrowingFile,
@@ -50,7 +50,6 @@ class UploadRun:
         members: names of commit members, relative to the target; the first that exists is put last.
         before: path → what earlier runs have sent.
         notes: what the writers of earlier runs have noted about bytes that were sent.
-        guard: raises if this run may no longer write.
         direct: whether the target is one file, whose parts are sent under its final name.
     """
 
@@ -60,7 +59,6 @@ class UploadRun:
     members: tuple[str, ...] = ()
     before: Mapping[str, SentBefore] = field(default_factory=dict[str, SentBefore])
     notes: tuple[list[Any], ...] = ()
-    guard: Callable[[], None] = lambda: None
     direct: bool = False
     _noting: list[Callable[[], list[list[Any]]]] = field(
         default_factory=list["Callable[[], list[list[Any]]]"]
@@ -71,11 +69,12 @@ class UploadRun:
     _published: dict[str, StoredObject] = field(default_factory=dict[str, "StoredObject"])
     _names: dict[str, set[str]] = field(default_factory=dict[str, "set[str]"])
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _overflow: Overflow = field(init=False)
+    _aside: list[StoredBytes] = field(
+        default_factory=list["StoredBytes"]
+    )  # pieces of parts that are not complete
     _relieving: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self._overflow = Overflow(self.area, self.using.store, self.using.run, self.target.store.read)
         self.using.sender.relieve = self._relieve
 
     def file(self, path: str, size: int) -> UploadedFile:
@@ -214,7 +213,7 @@ class UploadRun:
             self._small[path] = (found, "")
             return kept
         if found is not None:
-            self.guard()
+            self.using.owned()
             self.using.store.remove_object(place, found.mark)
         self._small[path] = (self._copy(source, mark, place, path), "")
         return 0
@@ -258,7 +257,7 @@ class UploadRun:
         )
         if odd is not None:
             raise StorageError(
-                "the object was not completed", uri=self._uri(odd.path), cure="run the conversion again"
+                "the object was not completed", uri=self.using.uri(odd.path), cure="run the conversion again"
             )
 
     def prove_small(self) -> None:
@@ -278,7 +277,7 @@ class UploadRun:
             if seen.hexdigest() != digest:
                 raise MismatchError(
                     "read-back differs from what was written",
-                    uri=self._uri(path),
+                    uri=self.using.uri(path),
                     cure="check the storage; nothing was committed",
                 )
 
@@ -292,7 +291,7 @@ class UploadRun:
             if not file.proved:
                 raise MismatchError(
                     "the store has not confirmed the checksum of every part",
-                    uri=self._uri(file.path),
+                    uri=self.using.uri(file.path),
                     cure="choose --verify digest, which reads the target back",
                 )
         return ", ".join(sorted({file.proved for file in self._files.values()})) or CRC32C
@@ -313,7 +312,7 @@ class UploadRun:
             self._publish(path)
         for file in self._files.values():
             if file.waits and file.stored is None:
-                self.guard()
+                self.using.owned()
                 file.assemble()
 
     def abort(self, *, committed: bool = False) -> None:
@@ -345,7 +344,8 @@ class UploadRun:
         Raises:
             StorageError: the storage failed.
         """
-        self._overflow.remove()
+        for one in self._aside:
+            one.drop()
 
     def drop_staged(self) -> None:
         """Remove the staging objects of what the commit has copied."""
@@ -365,7 +365,10 @@ class UploadRun:
             ]
             if len(parts) <= 1:
                 return False
-            whole = self._overflow.begin()
+            # Workers of one job share the folder.
+            path = f"{self.area}/{OVERFLOW}{self.using.run}-{len(self._aside):06d}"
+            whole = StoredBytes(path, self.using.store, self.using.run)
+            self._aside.append(whole)
             for _nbytes, number, file in sorted(parts, key=lambda row: -row[0]):
                 file.move_out(number, whole)
                 if whole.nbytes >= PART_BYTES:
@@ -377,20 +380,20 @@ class UploadRun:
     def _publish(self, path: str) -> None:
         before = self.before.get(path)  # of a run that was killed in its commit
         if before and before.found:
-            self.guard()
+            self.using.owned()
             self.using.store.remove_object(path, before.found.mark)
         self._published[path] = self._copy(self.place(path), self._stored_object(path).mark, path, path)
 
     def _copy(self, source: str, mark: str, place: str, path: str) -> StoredObject:
         """Let the store copy an object to a place, where it is not visible yet or is the file at a path."""
         try:
-            return self.using.store.copy_object(source, mark, place, self.using.run, self.guard)
+            return self.using.store.copy_object(source, mark, place, self.using.run, self.using.owned)
         except FileExistsError as error:
             raise self.using.occupied(path) from error
         except FileNotFoundError as error:
             raise MismatchError(
                 "the object was changed or removed during the conversion",
-                uri=self._uri(source),
+                uri=self.using.uri(source),
                 cure="run the conversion again",
             ) from error
 
@@ -413,7 +416,7 @@ class UploadRun:
                 raise self.using.occupied(path)
 
     def _put(self, path: str, data: bytes, mark: str) -> StoredObject:
-        self.guard()
+        self.using.owned()
         try:
             return self.using.store.put_object(path, data, self.using.run, replaces=mark)
         except FileExistsError as error:
@@ -436,9 +439,6 @@ class UploadRun:
         if not name:
             return not self.direct
         return name in self.members or name.rpartition("/")[2] == FOLDER_NAME
-
-    def _uri(self, path: str) -> str:
-        return f"{self.using.protocol}://{path}"
 
 
 def is_inner(name: str) -> bool:

@@ -73,7 +73,6 @@ class UploadContext:
         run: id of the run.
         sender: sends the parts.
         log: learns of each part.
-        protocol: of the store, for errors.
         former: ids of runs that had the target before this one.
         owned: raises if this run has lost the target; it may ask the store.
         fresh: the same, before each act; it seldom asks.
@@ -83,7 +82,6 @@ class UploadContext:
     run: str
     sender: Sender
     log: UploadLog
-    protocol: str
     former: frozenset[str] = frozenset()
     owned: Callable[[], None] = lambda: None
     fresh: Callable[[], None] = lambda: None
@@ -108,11 +106,15 @@ class UploadContext:
         self.owned()
         return self.store.remove_object(path, found.mark)
 
+    def uri(self, path: str) -> str:
+        """The URI of an object, for errors."""
+        return f"{self.store.protocol}://{path}"
+
     def occupied(self, path: str) -> TargetExistsError:
         """The error for an object that another run created meanwhile."""
         return TargetExistsError(
             "target already exists; it was created during the conversion",
-            uri=f"{self.protocol}://{path}",
+            uri=self.uri(path),
             cure="choose another target",
         )
 
@@ -120,7 +122,7 @@ class UploadContext:
         """The error for an upload that the store no longer has, or not as it was sent."""
         return StorageError(
             "the store no longer has the uploaded parts of an object",
-            uri=f"{self.protocol}://{path}",
+            uri=self.uri(path),
             cure="run the conversion again; it sends what is missing",
             retryable=True,
         )
@@ -185,7 +187,6 @@ class UploadedFile:
             if number < self._count and part.nbytes == self._length(number)
         }
         self._sent = set(self._parts)
-        self._algorithm = ""  # of the checksum that the store has computed of a file that was put at once
         self._open: dict[int, PartPieces] = {}
         self._lock = threading.Lock()
         self._beginning = threading.Lock()
@@ -234,11 +235,7 @@ class UploadedFile:
 
         Each part was compared when it was sent, by this run or an earlier one. It is empty where one is missing.
         """
-        if not self.is_sent:
-            return ""
         parts = [self._parts[number] for number in sorted(self._parts)]
-        if not parts:
-            return self._algorithm
         algorithms = {part.checksum.partition(":")[0] for part in parts}
         stored_crc = self.stored.checksums.get(CRC32C) if self.stored else None
         same = stored_crc is None or joined_checksum(parts) == f"{CRC32C}:{stored_crc}"
@@ -325,12 +322,11 @@ class UploadedFile:
         using.fresh()
         try:
             found = using.store.put_object(self.path, views, using.run)
-            reported = ((name, f"{name}:{digest}") for name, digest in found.checksums.items())
-            self._algorithm = next((name for name, one in reported if agrees(one, views)), "")
-            if self._algorithm:
-                checksum = f"{self._algorithm}:{found.checksums[self._algorithm]}"
-                using.log.whole(self.path, Part(0, self.size, found.mark, checksum))
-            self.stored = found
+            self.stored = found  # before its part: `GrowingFile.end` assembles what is not stored
+            checksums = (f"{name}:{digest}" for name, digest in found.checksums.items())
+            if checksum := next((one for one in checksums if agrees(one, views)), ""):
+                self._parts[number] = Part(number, self.size, found.mark, checksum)
+                using.log.whole(self.path, self._parts[number])
         except FileExistsError as error:
             if not using.drop_stale(self.path):
                 raise using.occupied(self.path) from error
@@ -346,7 +342,7 @@ class UploadedFile:
         if sent.nbytes != self._length(number) or not agrees(sent.checksum, views):
             raise CorruptError(
                 f"the store has other bytes of part {number} than were sent",
-                uri=f"{self._using.protocol}://{self.path}",
+                uri=self._using.uri(self.path),
                 cure="run the conversion again",
             )
         self._using.log.part(upload, sent)

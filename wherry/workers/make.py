@@ -202,7 +202,7 @@ def _object_area(split: SplitJob, log: AttemptLog, claim: Claim) -> Generator[Lo
     """Where an attempt puts objects while the block runs; if it fails, what was sent is removed."""
     job, unit, sender = split.job, log.unit, Sender(parts_share(split.job.plan.memory))
     store = job.committed.store
-    context = UploadContext(store, claim.token, sender, log, store.protocol)
+    context = UploadContext(store, claim.token, sender, log)
     run = UploadRun(job.committed, staging_of(split).path, context, job.row.commit_members)
     staged = inside(job, job.committed)
     try:
