@@ -6,7 +6,7 @@ from typing import Any
 
 from prefect import task
 
-from wherry.converter.plan import plan_request
+from wherry.converter.plan import plan_targets
 from wherry.core.request import ConvertRequest
 from wherry.core.units import short, show_size
 from wherry.tasks.common import STEP
@@ -42,7 +42,7 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
     """
     parsed_request = ConvertRequest.from_json(request)
     refuse_here(parsed_request.targets[0].uri)
-    made = plan_request(parsed_request)
+    (made,) = plan_targets(parsed_request)
     size = show_size(made.nbytes_in)
     run_logger().info("%d tensors, %s to read, plan %s", made.tensors, size, short(made.digest))
     data = made.to_json()

@@ -12,7 +12,7 @@ import wherry
 from tests.support.command import small
 from tests.support.signing import key_pair
 from wherry.cli import main
-from wherry.converter import passes
+from wherry.converter import job
 from wherry.converter.convert import convert_all
 from wherry.core.request import TargetRequest, convert_request
 from wherry.errors import StorageError
@@ -29,14 +29,14 @@ def source(tmp_path):
 @pytest.fixture
 def full(monkeypatch):
     """A storage that takes no npz file."""
-    real = passes.complete
+    real = job.complete
 
     def complete(staged, hashes):
         if staged.job.target.uri.endswith(".npz"):
             raise StorageError("storage failed: No space left on device", uri=staged.job.target.uri)
         return real(staged, hashes)
 
-    monkeypatch.setattr(passes, "complete", complete)
+    monkeypatch.setattr(job, "complete", complete)
 
 
 def targets(tmp_path):
@@ -108,5 +108,5 @@ def test_a_pass_that_fails_keeps_no_other_from_being_made(tmp_path, monkeypatch)
             raise error
         return ["receipt"] * len(jobs)
 
-    monkeypatch.setattr(passes, "_pass", carried)
-    assert passes.run([other, one, other]) == [error, "receipt", error]
+    monkeypatch.setattr(job, "_pass", carried)
+    assert job.run([other, one, other]) == [error, "receipt", error]

@@ -15,9 +15,8 @@ from safetensors.numpy import save_file
 from tests.support.infra import ROOT
 from wherry.cli import cli
 from wherry.converter.convert import convert
-from wherry.converter.plan import Plan, plan
+from wherry.converter.plan import Plan, StoreTraffic, plan
 from wherry.converter.prices import load_prices
-from wherry.converter.traffic import StoreTraffic
 from wherry.errors import NotFoundError, StorageError, UsageError
 from wherry.storage.links import root_at
 from wherry.storage.stores import locate
@@ -69,9 +68,7 @@ def test_a_target_on_a_store_is_written_and_read_back(tmp_path, source):
 
 @pytest.mark.parametrize("free", [NBYTES - 1, 1 << 40])
 def test_a_disk_that_is_too_small_is_refused(source, tmp_path, monkeypatch, free):
-    monkeypatch.setattr(
-        "wherry.converter.traffic.shutil.disk_usage", lambda _path: SimpleNamespace(free=free)
-    )
+    monkeypatch.setattr("wherry.converter.plan.shutil.disk_usage", lambda _path: SimpleNamespace(free=free))
     line = ["plan", source, str(tmp_path / "new" / "out.safetensors"), "--to", "safetensors"]
     done = CliRunner().invoke(cli, line)
     assert done.exit_code == (10 if free < NBYTES else 0)
@@ -85,7 +82,7 @@ def test_a_disk_that_is_too_small_is_refused(source, tmp_path, monkeypatch, free
 
 def test_a_conversion_looks_for_room_before_its_first_byte(source, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "wherry.converter.traffic.shutil.disk_usage", lambda _path: SimpleNamespace(free=NBYTES - 1)
+        "wherry.converter.plan.shutil.disk_usage", lambda _path: SimpleNamespace(free=NBYTES - 1)
     )
     out = tmp_path / "new" / "out.safetensors"
     done = CliRunner().invoke(cli, ["convert", source, str(out), "--to", "safetensors"])
@@ -102,7 +99,7 @@ def test_the_disk_of_what_is_staged_whole_is_that_of_temporary_files(source, tmp
         measured.append(str(path))
         return SimpleNamespace(free=free)
 
-    monkeypatch.setattr("wherry.converter.traffic.shutil.disk_usage", usage)
+    monkeypatch.setattr("wherry.converter.plan.shutil.disk_usage", usage)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     done = CliRunner().invoke(cli, ["plan", source, "hf://owner/model", "--to", "hf", "--family", "none"])
     assert "hf:// takes whole files" in done.output
@@ -125,7 +122,7 @@ def test_a_disk_is_measured_once_and_when_its_space_is_needed(source, tmp_path, 
         measured.append(path)
         return SimpleNamespace(free=1 << 40)
 
-    monkeypatch.setattr("wherry.converter.traffic.shutil.disk_usage", usage)
+    monkeypatch.setattr("wherry.converter.plan.shutil.disk_usage", usage)
     space = plan(source, tmp_path / "new" / "out.npz", to="npz").traffic.space
     assert measured == []
     assert (space.free, space.fits, space.to_json()["free"]) == (1 << 40, True, 1 << 40)
@@ -144,9 +141,7 @@ def test_a_plan_resolves_the_links_of_source_and_target_once(source, tmp_path, m
 
 
 def test_what_an_interrupted_run_holds_is_room(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "wherry.converter.traffic.shutil.disk_usage", lambda _path: SimpleNamespace(free=1000)
-    )
+    monkeypatch.setattr("wherry.converter.plan.shutil.disk_usage", lambda _path: SimpleNamespace(free=1000))
     area = tmp_path / ".wherry-out.safetensors.12345678"
     area.mkdir()
     (area / "data").write_bytes(bytes(1 << 20))
@@ -156,9 +151,7 @@ def test_what_an_interrupted_run_holds_is_room(source, tmp_path, monkeypatch):
 
 
 def test_a_compressed_target_may_fit(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "wherry.converter.traffic.shutil.disk_usage", lambda _path: SimpleNamespace(free=1000)
-    )
+    monkeypatch.setattr("wherry.converter.plan.shutil.disk_usage", lambda _path: SimpleNamespace(free=1000))
     space = plan(source, tmp_path / "out", to="orbax", options={"compression": "zstd"}).traffic.space
     assert (space.compressed, space.fits) == (True, True)
 

@@ -16,8 +16,7 @@ import wherry
 from tests.support.command import command
 from tests.support.made import dcp
 from tests.support.tiny_models import tiny_model
-from wherry.converter.plan import plan_target, plan_targets
-from wherry.converter.unused_options import require_used
+from wherry.converter.plan import plan_target, plan_targets, require_used
 from wherry.core.request import (
     PLAIN,
     ConvertRequest,

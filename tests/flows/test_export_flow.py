@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import wherry
-from wherry.converter.plan import plan_request
+from wherry.converter.plan import plan_targets
 from wherry.core.request import ConvertRequest, SourceRequest
 from wherry.errors import HostileError, MismatchError, NotFoundError, UnrepresentableError
 from wherry.formats.checkpoint import open_source
@@ -308,7 +308,7 @@ def test_a_run_that_becomes_a_link_after_detection_is_not_converted(source, tmp_
 
     def planned(request):
         requests.append(ConvertRequest.from_json(request))
-        return plan_request(requests[-1])
+        return plan_targets(requests[-1])
 
     converting = import_module("wherry.flows.convert")
     monkeypatch.setattr(converting, "detect", detected)

@@ -136,7 +136,7 @@ def made(kind, path):
 def test_further_entries(model, tmp_path, kind, name, monkeypatch):
     """A sidecar is read where something asks for the record; every other file is a companion."""
     made(kind, model / name)
-    monkeypatch.setattr("wherry.converter.convert.require_room_now", lambda _plan: None)  # disks differ
+    monkeypatch.setattr("wherry.converter.convert.require_room", lambda _plan: None)  # disks differ
     try:
         wherry.convert(model, tmp_path / "to" / "out", to="huggingface", lineage=False)
     except WherryError as error:

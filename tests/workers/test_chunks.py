@@ -138,7 +138,7 @@ def _other(text):
 def test_a_commit_of_a_database_that_was_killed_is_taken_up(model, target, tmp_path, monkeypatch):
     job_of(model, target, "orbax", CASES["ocdbt"])
     work(target)
-    for call in ("wherry.converter.passes.complete", "wherry.workers.records.Records.end"):
+    for call in ("wherry.converter.job.complete", "wherry.workers.records.Records.end"):
         with monkeypatch.context() as patch:
             patch.setattr(call, _killed)
             with pytest.raises(Killed):

@@ -285,7 +285,7 @@ def test_a_commit_that_was_interrupted_is_taken_up(source, target, tmp_path, mon
     made_job(source, target)
     work(target)
     with monkeypatch.context() as patch:
-        patch.setattr("wherry.converter.passes.complete", _interrupted)
+        patch.setattr("wherry.converter.job.complete", _interrupted)
         with pytest.raises(KeyboardInterrupt):
             commit(target)
     receipt = committed(target)

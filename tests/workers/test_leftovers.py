@@ -42,7 +42,7 @@ def test_clean_removes_a_job_that_nobody_works_on(source, target, monkeypatch, s
         work(target)
     if state == "committing":
         with monkeypatch.context() as patch:
-            patch.setattr("wherry.converter.passes.complete", stopped)
+            patch.setattr("wherry.converter.job.complete", stopped)
             with pytest.raises(Killed):
                 commit(target)
     aged(target)

@@ -12,7 +12,7 @@ from tests.support.families import LLAMA, SIZES, made
 from tests.support.worker_pools import SeparatePool
 from wherry import kernels
 from wherry.converter.convert import convert_all
-from wherry.converter.plan import plan_request
+from wherry.converter.plan import plan_targets
 from wherry.core.request import TargetRequest, convert_request
 from wherry.families import load_family
 from wherry.store.fsspec_store import FsspecStore
@@ -87,7 +87,7 @@ def test_the_egress_of_workers_is_what_they_read(place, read, to):
 def test_units_that_read_more_than_their_own_bytes_cost_more(place):
     """A leaf that ends in another unit is read by both, which a plan for one process does not say."""
     shared, _units = plan_for_workers(requested(place, "hf"), 4, UNIT)
-    alone = plan_request(requested(place, "hf"))
+    alone = plan_targets(requested(place, "hf"))[0]
     assert joined(shared).egress > joined(alone).egress
     assert joined(shared).reads > joined(alone).reads
 
@@ -100,7 +100,7 @@ def test_the_source_of_a_view_is_read_for_its_own_digests_too_where_there_are_no
         monkeypatch.setattr("wherry.kernels.load", lambda: None)
     elif kernels.load() is None:
         pytest.skip("no C compiler")
-    plan = plan_request(requested(place, "maxtext"))
+    plan = plan_targets(requested(place, "maxtext"))[0]
     read.update(model=0, out=0)
     convert_all(requested(place, "maxtext"))
     assert joined(plan).egress == pytest.approx((2 if compiled else 3) * plan.nbytes_in, rel=0.01)
@@ -110,6 +110,6 @@ def test_the_source_of_a_view_is_read_for_its_own_digests_too_where_there_are_no
 def test_requests_count_the_records_of_workers(place):
     request = requested(place, "hf", verify="none")
     plan, shared = plan_for_workers(request, 4, UNIT)
-    alone = plan_request(request)
+    alone = plan_targets(request)[0]
     assert joined(plan).writes == joined(alone).writes + 2 * len(shared.units)
     assert shared.requests == sum((joined(plan).reads, joined(plan).writes, joined(plan).lists))

@@ -238,7 +238,7 @@ def test_two_commits_of_regions_make_one_target(model, target, tmp_path, monkeyp
     job_of(model, target)
     work(target)
     with monkeypatch.context() as patch:
-        patch.setattr("wherry.converter.passes.complete", _killed)
+        patch.setattr("wherry.converter.job.complete", _killed)
         with suppress(Killed):
             commit(target)
     require_same(target, model, tmp_path)

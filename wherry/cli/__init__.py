@@ -181,7 +181,7 @@ def plan(
     Exits with 10 if the disk of TARGET is too small.
     """
     from wherry.console import results
-    from wherry.converter.plan import plan_request
+    from wherry.converter.plan import plan_targets
     from wherry.converter.prices import load_prices
     from wherry.workers.estimate import parse_rate, plan_for_workers
 
@@ -189,7 +189,7 @@ def plan(
     [named] = stated_formats([target], [to] if to else [])
     request = convert_request(source, [TargetRequest(target, named)], **given)
     if workers is None:
-        found, shared = plan_request(request), None
+        (found,), shared = plan_targets(request), None
     else:
         found, shared = plan_for_workers(request, workers, parse_size(unit), parse_rate(rate))
     cost = prices.cost(found.traffic.stores) if prices else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -43,7 +44,7 @@ def merge(
     """
     from wherry.console import results, tables
     from wherry.core.receipt import GroupReceipt
-    from wherry.merger.merge import merge_request, parse_source, plan_merge
+    from wherry.merger.merge import merge_request, open_merged, parse_source
 
     if len(places) < _FEWEST:
         raise UsageError(
@@ -53,7 +54,9 @@ def merge(
     sources, target = [parse_source(one) for one in places[:-1]], places[-1]
     request = convert_request(sources[0].uri, matched_targets([target], [to], given.pop("options")), **given)
     if dry_run:
-        found = plan_merge(sources, request)
+        from wherry.converter.plan import plan_targets
+
+        (found,) = plan_targets(request, partial(open_merged, sources, request))
         results.show_plan(found, json_=json_)
         results.require_room(found)
         return

@@ -70,7 +70,7 @@ def show_detection(found: Detection, *, json_: bool) -> None:
 
 def require_room(plan: Plan) -> None:
     """End the command if the disk of a plan that was printed is too small."""
-    from wherry.converter.traffic import require_room
+    from wherry.converter.plan import require_room
 
     try:
         require_room(plan)

@@ -2,6 +2,10 @@
 
 plan → stage → move → finish → read back → sidecar → commit → lineage. The source is read once, regardless of the
 number of targets; its leaves are hashed meanwhile, and must match the digests of its sidecar, if it has one.
+
+An existing target is already the result of the same conversion if its sidecar has the same plan digest, the source has
+the same fingerprint as then, and the target's files still have the fingerprint with which they were committed. Then a
+rerun does nothing. Any other existing target is never touched.
 """
 
 from __future__ import annotations
@@ -15,13 +19,9 @@ from typing import TYPE_CHECKING
 
 from wherry.config.digests import digest_choice
 from wherry.converter.command import stated_options
-from wherry.converter.if_exists import existing_result
-from wherry.converter.job import Job
+from wherry.converter.job import Job, run
 from wherry.converter.keywords import spelled_out
-from wherry.converter.passes import run
-from wherry.converter.plan import plan_target
-from wherry.converter.traffic import require_room_now
-from wherry.converter.unused_options import require_used
+from wherry.converter.plan import plan_target, require_room, require_used
 from wherry.core.digest import sha256_of
 from wherry.core.option import options_of
 from wherry.core.progress import RunContext
@@ -34,17 +34,18 @@ from wherry.core.request import (
     convert_request,
 )
 from wherry.core.services import service
-from wherry.errors import NotRecordedError, UsageError, WherryError
-from wherry.formats.checkpoint import open_source
+from wherry.errors import NotRecordedError, TargetExistsError, UsageError, WherryError
+from wherry.formats.checkpoint import fingerprint, open_source, present_fingerprint
 from wherry.formats.pin import settled_checkpoint, take_pins
 from wherry.formats.registry import find_target_format
 from wherry.ledger.deliver import report_failure
 from wherry.ledger.open import resolve_named
 from wherry.ledger.outcomes import LEFT_OUT, record_all
 from wherry.runtime.threads import without_collection
-from wherry.storage.sidecar import signature_location
+from wherry.storage.sidecar import read_sidecar, signature_location
 from wherry.storage.stores import locate
 from wherry.target.clean import tidy
+from wherry.target.hub_repository import CARD, is_blank
 from wherry.target.in_use import in_use
 from wherry.target.janitor import tidy as tidy_left_behind
 from wherry.target.object_staging import is_unfinished
@@ -59,6 +60,10 @@ if TYPE_CHECKING:
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.format import Format, Options
     from wherry.storage.location import Location
+    from wherry.storage.sidecar import Sidecar
+
+
+CHOICES = ("fail", "skip", "resume")
 
 
 @spelled_out(ConvertKeywords, options_of(SourceRequest, TargetRequest, ConvertRequest))
@@ -125,14 +130,22 @@ def convert_all(
         service("signing").load_key(sign)  # report an invalid key before any byte is moved
     tidy_left_behind()
     opening = opened or partial(settled_source, request.source)
-    with (
-        _reporting_failures(request, running.started),
-        opening() as checkpoint,
-        _signing_committed(sign, progress),
-    ):
-        group = convert_opened(checkpoint, request, running, prepare)
-    if sign is not None:
-        _sign(group.receipts, sign, progress)
+    try:
+        with opening() as checkpoint:
+            group = convert_opened(checkpoint, request, running, prepare)
+    except NotRecordedError as error:  # the targets are committed
+        _sign(error.result.receipts, sign, progress)
+        raise
+    except WherryError as failure:
+        try:
+            _sign(failure.committed.values(), sign, progress)
+        except WherryError as error:  # the original failure is still the one that is raised
+            failure.add_note(f"not signed: {error.for_shell()}")
+        for number, target in enumerate(request.targets if request.lineage else ()):
+            if number not in failure.committed:
+                report_failure(failure, request.source.uri, target.uri, target.to, running.started)
+        raise
+    _sign(group.receipts, sign, progress)
     return group
 
 
@@ -156,13 +169,18 @@ def convert_opened(
     there = {
         index: receipt for index, job in enumerate(jobs) if (receipt := existing(job, request.if_exists))
     }
-    for index, job in enumerate(jobs):
-        if index not in there:
-            require_room_now(job.plan)
+    rest = [index for index in range(len(jobs)) if index not in there]
+    for index in rest:
+        require_room(jobs[index].plan)
     if prepare is not None:
         jobs = [job if index in there else prepare(job) for index, job in enumerate(jobs)]
-    receipts = _make(jobs, there, lineage=lineage)
-    group = GroupReceipt(jobs[0].group, tuple(replace(one, lineage=LEFT_OUT) for one in receipts))
+    results = {**there, **dict(zip(rest, run([jobs[index] for index in rest]), strict=True))}
+    done = {index: one for index, one in sorted(results.items()) if isinstance(one, Receipt)}
+    failure = next((one for _, one in sorted(results.items()) if isinstance(one, WherryError)), None)
+    if failure is not None:
+        failure.committed = _record_committed(done, failure, lineage=lineage) if done else {}
+        raise failure
+    group = GroupReceipt(jobs[0].group, tuple(replace(one, lineage=LEFT_OUT) for one in done.values()))
     if not lineage:
         return group
     try:  # existing targets too, which the ledger may lack
@@ -172,41 +190,9 @@ def convert_opened(
         raise
 
 
-@contextmanager
-def _reporting_failures(request: ConvertRequest, started: str) -> Generator[None]:
-    """Report an error that ends a conversion to the projections; committed targets have not failed."""
-    try:
-        yield
-    except NotRecordedError:
-        raise
-    except WherryError as error:
-        for number, target in enumerate(request.targets if request.lineage else ()):
-            if number not in error.committed:
-                report_failure(error, request.source.uri, target.uri, target.to, started)
-        raise
-
-
-@contextmanager
-def _signing_committed(key: str | None, progress: OnProgress | None) -> Generator[None]:
-    """Sign committed targets, even if they could not be recorded, or if other targets failed."""
-    try:
-        yield
-    except NotRecordedError as error:
-        if key is not None:
-            _sign(error.result.receipts, key, progress)
-        raise
-    except WherryError as failure:
-        if key is not None:
-            try:
-                _sign(failure.committed.values(), key, progress)
-            except WherryError as error:  # the original failure is still the one that is raised
-                failure.add_note(f"not signed: {error.for_shell()}")
-        raise
-
-
-def _sign(receipts: Iterable[Receipt], key: str, progress: OnProgress | None) -> None:
-    """Sign committed targets; existing targets keep their signatures, so that a rerun reads nothing."""
-    for receipt in receipts:
+def _sign(receipts: Iterable[Receipt], key: str | None, progress: OnProgress | None) -> None:
+    """Sign committed targets, if there is a key; existing ones keep their signatures, so that a rerun reads nothing."""
+    for receipt in receipts if key is not None else ():
         if not (receipt.already and signature_location(locate(receipt.target.uri)).exists()):
             service("signing").sign(receipt.target.uri, key, progress=progress)
 
@@ -241,22 +227,6 @@ def _ahead(lineage: bool) -> None:
     software()
     if lineage:
         import_module("wherry.ledger.record")
-
-
-def _make(jobs: list[Job], there: Mapping[int, Receipt], *, lineage: bool) -> list[Receipt]:
-    """Make the missing targets; returns the receipts of all.
-
-    Raises:
-        WherryError: the first error of any target; `committed` has the receipts of the others.
-    """
-    rest = [index for index in range(len(jobs)) if index not in there]
-    results = {**there, **dict(zip(rest, run([jobs[index] for index in rest]), strict=True))}
-    done = {index: one for index, one in sorted(results.items()) if isinstance(one, Receipt)}
-    failure = next((one for _, one in sorted(results.items()) if isinstance(one, WherryError)), None)
-    if failure is None:
-        return list(done.values())
-    failure.committed = _record_committed(done, failure, lineage=lineage) if done else {}
-    raise failure
 
 
 def _record_committed(
@@ -294,12 +264,79 @@ def _places(
 
 def existing(job: Job, if_exists: str | None) -> Receipt | None:
     """The receipt of an existing target of a job; see `existing_result`."""
-    if is_unfinished(job.committed, job.row.commit_members):
+    members = job.row.commit_members
+    return existing_result(job.checkpoint, job.plan.digest, job.target, job.committed, members, if_exists)
+
+
+def existing_result(
+    checkpoint: Checkpoint,
+    digest: str,
+    target: Location,
+    committed: Location,
+    members: tuple[str, ...],
+    if_exists: str | None,
+) -> Receipt | None:
+    """The receipt of an existing target, marked `already`; None if the target does not exist.
+
+    Args:
+        checkpoint: the opened source.
+        digest: of the plan of the conversion or rewrite.
+        target: the location of the checkpoint.
+        committed: the location that would be committed in one step: the target, or the step folder around it.
+        members: names of commit members of its format.
+        if_exists: `skip` accepts any target that wherry wrote, `resume` (the default) the result of this same
+            conversion, `fail` nothing.
+
+    Raises:
+        TargetExistsError: the target is something else.
+        UsageError: `if_exists` is invalid.
+    """
+    if is_unfinished(committed, members):
         return None
-    receipt = existing_result(job.checkpoint, job.plan, job.target, job.committed, if_exists)
-    if receipt is not None:
-        tidy(job.committed)
-    return receipt
+    if if_exists not in (None, *CHOICES):
+        raise UsageError(f"invalid value for if_exists: {if_exists!r}", cure=f"choose {' or '.join(CHOICES)}")
+    if not committed.exists() or is_blank(committed):
+        return None
+    try:
+        sidecar = read_sidecar(target)
+    except WherryError:
+        sidecar = None  # an unreadable sidecar proves nothing, so the target must not be touched
+    receipt = sidecar.receipt if sidecar else None
+    accepted = if_exists == "skip" or (
+        if_exists != "fail" and _is_result(sidecar, checkpoint, digest, target)
+    )
+    if receipt is not None and accepted:
+        tidy(committed)
+        return replace(receipt, already=True)
+    raise TargetExistsError(
+        "target already exists and is not the result of this conversion",
+        uri=committed.uri,
+        cure="choose another target, or remove this one",
+    )
+
+
+def _is_result(sidecar: Sidecar | None, checkpoint: Checkpoint, digest: str, target: Location) -> bool:
+    receipt = sidecar.receipt if sidecar else None
+    if sidecar is None or receipt is None or receipt.plan_digest != digest:
+        return False
+    sources = [part.checkpoint for part in checkpoint.original.parts] or [checkpoint]
+    if [one.fingerprint for one in receipt.sources] != [present_fingerprint(one) for one in sources]:
+        return False
+    try:
+        which = SourceRequest(target.uri, sidecar.checkpoint.format, allow_opaque=tuple(target.opaque))
+        with open_source(which) as present:
+            can = target.store.capabilities
+            # Without the page of a repository that wherry has added to the target.
+            own = (
+                CARD
+                if can.one_commit and CARD not in {one.name for one in sidecar.manifest.companions}
+                else ""
+            )
+            members = [entry for entry in present.reader.members() if entry.name != own]
+            mark = fingerprint(members, target, marks=can.local)
+    except WherryError:
+        return False  # damaged since then: not a complete result, and not repaired here
+    return mark == sidecar.checkpoint.fingerprint
 
 
 def _require_apart(checkpoint: Checkpoint, target: Location) -> None:

@@ -1,23 +1,29 @@
 """Job: one target of a conversion, from its plan to its commit.
 
-stage → (the mover moves) → finish → read back → sidecar → commit. Several jobs may share one pass over a source;
-each stages, resumes, is verified and commits independently.
+stage → (the mover moves) → finish → read back → sidecar → commit. Each job stages, resumes, is verified and commits
+independently. Jobs that keep the source's tree share one pass over it. A view through another system's layout has a
+separate pass, which also computes the source's digests (`wherry.view.groups`).
 """
 
 from __future__ import annotations
 
+import threading
 import time
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from operator import eq
 from typing import TYPE_CHECKING, Any
 
-from wherry.converter.references import parents_of, reference, source_references
+from wherry.converter.plan import joint_moves
+from wherry.converter.references import agree_with_sources, recorded_of, reference, source_references
 from wherry.core.account import fold_entries, losses_notes
 from wherry.core.blank_values import repeated_notes, zeros_notes
 from wherry.core.digest import origin_digest, sha256_of
-from wherry.core.interrupts import committing, settle
+from wherry.core.interrupts import committing, go_on, settle
 from wherry.core.keypath import render
+from wherry.core.progress import Meter
 from wherry.core.receipt import Receipt, software, utc_now
+from wherry.core.tensorspec import Span, bytes_of
 from wherry.credentials import redact_values
 from wherry.errors import MismatchError, StorageError, WherryError
 from wherry.formats.checkpoint import Checkpoint, fingerprint, present_fingerprint
@@ -25,10 +31,14 @@ from wherry.formats.companions import copy_companion, digest_companion, file_dig
 from wherry.formats.format import Glimpse
 from wherry.formats.pin import blaming_changes
 from wherry.formats.recorded_files import recorded_files
+from wherry.mover.carrier import Carrier
 from wherry.mover.hashing import Hashes, hash_checkpoint, read_back
 from wherry.mover.map_writer import writer_of
+from wherry.mover.move import cells
 from wherry.mover.output import Output
+from wherry.mover.pool import Pool
 from wherry.mover.readback import FilesBeingWritten, ReadBack, ReadEvidence
+from wherry.mover.source import Source
 from wherry.runtime.memory import return_freed_memory
 from wherry.runtime.threads import without_collection
 from wherry.storage.ranges import LARGEST
@@ -42,18 +52,20 @@ from wherry.target.staged_objects import is_readable, is_staged, run_of
 from wherry.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from contextlib import ExitStack
+    from collections.abc import Callable, Collection, Mapping, Sequence
+    from pathlib import Path
 
     from wherry.config.digests import DigestChoice
     from wherry.converter.plan import Plan
     from wherry.core.keypath import KeyPath
+    from wherry.core.leaf_values import LeafValues
     from wherry.core.manifest import Companion, Manifest
     from wherry.core.progress import RunContext
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.format import Format
     from wherry.formats.pin import JoinedPin, Pin
     from wherry.mover.map_writer import MapWriter
+    from wherry.mover.move import JointMoves
     from wherry.storage.location import Location
     from wherry.target.journal import Journal
     from wherry.target.staging import Staging
@@ -122,6 +134,170 @@ class StagedJob:
     companions: tuple[Companion, ...]
     output: Output
     recorded: Sidecar | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Where a pass writes.
+
+    Attributes:
+        staged: the location of the first output's checkpoint, until it is committed.
+        spill: a local folder for temporary files of decoded bytes.
+        outputs: the receivers of the bytes.
+    """
+
+    staged: Location
+    spill: Path
+    outputs: tuple[Output, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PassHashes:
+    """What a pass has hashed.
+
+    Attributes:
+        hashes: the digests by algorithm of the tensors that were read whole.
+        own: those of the original of a view; None if the source is no view.
+        boxes: what was hashed of tensors that were carried in boxes, where other processes have the rest.
+        sources: the same of the tensors of the original of a view.
+    """
+
+    hashes: Mapping[str, Hashes]
+    own: Mapping[str, Hashes] | None
+    boxes: Mapping[KeyPath, LeafValues]
+    sources: Mapping[KeyPath, LeafValues]
+
+
+def run(jobs: Sequence[Job]) -> list[Receipt | WherryError]:
+    """Carry out all jobs; returns the result of each, in order. A failed pass does not stop the others."""
+    groups: dict[tuple[int, int], list[int]] = {}
+    for number, job in enumerate(jobs):
+        # A job whose files are uploaded needs its own order of the moves.
+        alone = number if job.committed.store.capabilities.parts else -1
+        groups.setdefault((id(job.checkpoint), alone), []).append(number)
+    results: dict[int, Receipt | WherryError] = {}
+    for group in groups.values():
+        go_on()
+        try:
+            done = _pass([jobs[number] for number in group])
+        except WherryError as error:
+            done = [error] * len(group)
+        results |= dict(zip(group, done, strict=True))
+    return [results[number] for number in range(len(jobs))]
+
+
+def _pass(jobs: list[Job]) -> list[Receipt | WherryError]:
+    seen = jobs[0].checkpoint
+    with ExitStack() as stack:
+        if seen.is_view:
+            stack.callback(seen.close)
+        with blaming_changes(jobs[0].pin, seen.original):
+            recorded = recorded_of(seen.original)
+            algorithms = algorithms_of(jobs[0].algorithm, *recorded.values())
+            staged = [stage(job, algorithms, recorded.get(()), stack) for job in jobs]
+            return_freed_memory()  # of plans and layouts, before buffers of other sizes
+            moves = joint_moves([job.plan for job in jobs])
+            where = Pass(staged[0].staged, staged[0].staging.spill, tuple(one.output for one in staged))
+            moved = move(jobs[0], moves, where, algorithms)
+            del moves
+            hashes, own = moved.hashes, moved.own
+            agree_with_sources(seen.original, recorded, own or hashes)
+        algorithm = jobs[0].algorithm
+        if own is not None:
+            staged = [
+                replace(one, job=replace(one.job, source_digests=own[algorithm].digests)) for one in staged
+            ]
+        done: list[Receipt | WherryError] = []
+        for one in staged:
+            try:
+                done.append(complete(one, hashes[algorithm].of_some(one.output.targets)))
+            except WherryError as error:
+                done.append(one.staging.failed(error))
+        return done
+
+
+def _in_order(moves: JointMoves, where: Pass) -> JointMoves:
+    """The moves in the order of the bytes of the target's files, which are uploaded in parts.
+
+    A part is sent when all its bytes are known: in another order more parts would wait for bytes than memory can hold.
+    """
+    extents_at = where.outputs[0].writer.extents
+
+    def position(row: tuple[KeyPath, Sequence[TensorSpec]]) -> tuple[str, int]:
+        target = row[1][0]
+        first = Span(0, target.nbytes)
+        if target.chunks is not None:
+            first = next(cells(target.whole, target.chunks), target.whole)
+        extents = extents_at(target.path, first)
+        return (extents[0].location.path, extents[0].offset) if extents else ("", 0)
+
+    return replace(moves, targets=dict(sorted(moves.targets.items(), key=position)))
+
+
+def algorithms_of(chosen: str, *recorded: Sidecar | None) -> tuple[str, ...]:
+    """The algorithms with which a pass hashes: the chosen one, and those of the sources' records."""
+    return tuple(dict.fromkeys((chosen, *(one.algorithm for one in recorded if one is not None))))
+
+
+def move(
+    job: Job,
+    moves: JointMoves,
+    where: Pass,
+    algorithms: tuple[str, ...],
+    hashed: Collection[KeyPath] | None = None,
+    *,
+    shared: bool = False,
+) -> PassHashes:
+    """Carry moves into one target, or into several of one source.
+
+    Args:
+        job: one of the targets.
+        moves: of all targets; or some of them.
+        where: where they are written.
+        algorithms: with which the pass hashes.
+        hashed: the tensors of the original of a view whose digests are computed; all by default.
+        shared: whether other processes carry moves of these tensors, too.
+
+    Raises:
+        WherryError: reading failed, or every output did.
+    """
+    seen, progress = job.checkpoint, job.running.progress
+    if is_staged(where.staged):
+        moves = _in_order(moves, where)
+    specs = {path: seen.manifest.tensors[path] for path in moves.targets}
+    pool, stopped = Pool(reading_memory(job.plan, where.staged)), threading.Event()
+    if job.source_hashes is not None:
+        hashed = ()
+    with ExitStack() as stack:
+        stack.callback(pool.clear)  # before the end of the target is read back, with a pool of its own
+        through = None
+        if seen.is_view:
+            from wherry.view.groups import ViewPass
+
+            through = stack.enter_context(
+                ViewPass(seen, specs, algorithms, stopped, progress, hashed, shared=shared)
+            )
+        reader = through.reader if through else seen.reader
+        source = stack.enter_context(Source(reader, pool, where.spill, ways=moves.ways, stopped=stopped))
+        meter = Meter("convert", bytes_of(specs.values()), progress)
+        carrier = Carrier(source, specs, meter, algorithms, where.outputs, whole=not shared)
+        own = through.carry(carrier, moves) if through else None
+        if not through:
+            carrier.carry(moves)
+    broken = [one.error for one in where.outputs if one.error]
+    if len(broken) == len(where.outputs):
+        raise broken[0]
+    tensors = seen.manifest.tensors
+    found = {
+        one: replace(Hashes.when_needed(specs, tensors, carrier.leaves, one), seen=carrier.seen)
+        for one in algorithms
+    }
+    boxes = {
+        path: values
+        for path, hasher in carrier.leaves.hashers()
+        if shared and moves.are_boxes(path) and (values := hasher.values()) and values.nbytes
+    }
+    return PassHashes(found, job.source_hashes or own, boxes, through.values if through else {})
 
 
 @without_collection()
@@ -220,13 +396,15 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
     job, place = staged.job, staged.staged
     if staged.output.error is not None:
         raise staged.output.error
+    ours, pairs = hashes, job.plan.pairs
+    if not all(map(eq, pairs, pairs.values())):  # by the key paths of the target
+        ours = hashes.renamed({source: target for target, source in pairs.items()})
     with without_collection():
         finish(staged.output.writer)
         return_freed_memory()  # the writer's tables, before those of the opened target
         if isinstance(staged.staging, ObjectStaging) and staged.staging.run.direct:
-            return _complete_unread(staged, staged.staging, hashes)
+            return _complete_unread(staged, staged.staging, hashes, ours)
         opened = _open_staged(job, place)
-    ours = _target_hashes(job.plan, hashes)
     # Boxes and the source's identity read the source again.
     with blaming_changes(job.pin, job.checkpoint.original):
         with opened as written:
@@ -256,13 +434,12 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
     return receipt
 
 
-def _complete_unread(staged: StagedJob, staging: ObjectStaging, hashes: Hashes) -> Receipt:
+def _complete_unread(staged: StagedJob, staging: ObjectStaging, hashes: Hashes, ours: Hashes) -> Receipt:
     """Commit a file of which the store has all parts; no part can be read before.
 
     Raises: what `complete` does. If the file cannot be opened as what the plan says, it is removed again.
     """
     job, place = staged.job, staged.staged
-    ours = _target_hashes(job.plan, hashes)
     checksum = staging.run.compare_checksums()
     file = Entry(place.name, staging.run.file_at(place.path).size, is_dir=False)
     verification = {"level": "store", "ok": True, "tensors": len(job.plan.pairs), "checksum": checksum}
@@ -305,13 +482,6 @@ def targets_of(plan: Plan) -> Mapping[KeyPath, TensorSpec]:
     return {source: tensors[target] for target, source in plan.pairs.items()}
 
 
-def _target_hashes(plan: Plan, hashes: Hashes) -> Hashes:
-    """Digests of source tensors by the key paths of the target."""
-    if all(map(eq, plan.pairs, plan.pairs.values())):
-        return hashes
-    return hashes.renamed({source: target for target, source in plan.pairs.items()})
-
-
 def _hash_boxes(staged: StagedJob, written: Checkpoint, ours: Hashes) -> Hashes:
     """The digests of tensors whose boxes were not hashed when they were carried: the written target is read.
 
@@ -347,19 +517,19 @@ def _hash_boxes(staged: StagedJob, written: Checkpoint, ours: Hashes) -> Hashes:
 
 
 def _verify(staged: StagedJob, written: Checkpoint, expected: Hashes) -> dict[str, Any] | None:
-    """The outcome of the verification that the plan asks for."""
+    """The outcome of the verification that the plan asks for.
+
+    With `digest`, what the pass could not read back is read, and the metadata must refer to what it did.
+    """
     job, staging = staged.job, staged.staging
     if job.plan.verify == "store":
         assert isinstance(staging, ObjectStaging), "the plan has checked"
         _require_structure(job, written.manifest)
         algorithm = staging.run.compare_checksums()
         return {"level": "store", "ok": True, "tensors": len(job.plan.pairs), "checksum": algorithm}
-    return _read_back(staged, written, expected) if job.plan.verify == "digest" else None
-
-
-def _read_back(staged: StagedJob, written: Checkpoint, expected: Hashes) -> dict[str, Any]:
-    """Read what the pass could not read back, and check that the metadata refers to what it did."""
-    clock, job, back = time.monotonic(), staged.job, staged.output.back
+    if job.plan.verify != "digest":
+        return None
+    clock, back = time.monotonic(), staged.output.back
     _require_structure(job, written.manifest)
     proved = () if back is None else back.proved(written)
     rest = [path for path in expected.digests if path not in proved]
@@ -464,6 +634,13 @@ def _sidecar(
     else:
         blank = zeros_notes(job.checkpoint.original.manifest.tensors, job.source_digests)
     blank += repeated_notes(plan.manifest.tensors, ours.digests, ours.seen)
+    bytes_read, parents = plan.nbytes_in, list[dict[str, Any]]()
+    if job.checkpoint.original.parts:  # a merge reads several tensors for each
+        taken = {one for source in plan.pairs.values() for one in job.checkpoint.made_of(source)}
+        bytes_read = bytes_of(map(job.checkpoint.original.manifest.tensors.__getitem__, taken))
+    if merge:
+        rows: Sequence[Mapping[str, Any]] = merge["sources"]
+        parents = [{**row, "checkpoint": asdict(one)} for row, one in zip(rows, sources, strict=True)]
     receipt = Receipt(
         source=sources[0],
         target=target,
@@ -473,7 +650,7 @@ def _sidecar(
         started=job.running.started,
         finished=utc_now(),
         seconds=job.running.seconds,
-        bytes_read=_bytes_read(job),
+        bytes_read=bytes_read,
         bytes_written=plan.nbytes_out,
         resumed_bytes=staged.journal.nbytes,
         note=staged.staging.discarded or staged.journal.reason,
@@ -485,16 +662,8 @@ def _sidecar(
         asked=dict(job.stated),
         ignored=[one.to_json() for one in fold_entries(plan.ignored)],
         family=plan.manifest.origin.get("layout", {}).get("family", ""),
-        parents=parents_of(sources, merge),
+        parents=parents,
         losses=[{"path": render(path), **asdict(one)} for path, one in sorted(losses.items())],
         origin=origin_digest(manifest.origin),
     )
     return Sidecar(manifest, target, receipt, ours.leaves, files), receipt
-
-
-def _bytes_read(job: Job) -> int:
-    """Tensor bytes that were read; a merge reads several tensors for each."""
-    if not job.checkpoint.original.parts:
-        return job.plan.nbytes_in
-    taken = {one for source in job.plan.pairs.values() for one in job.checkpoint.made_of(source)}
-    return sum(job.checkpoint.original.manifest.tensors[path].nbytes for path in taken)

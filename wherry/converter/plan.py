@@ -4,41 +4,84 @@ A plan lists which source tensor becomes which target tensor, what is ignored an
 in and out, the peak memory, the parameter count compared with the config, and the target's own
 manifest. Making a plan reads metadata only and writes nothing. Its digest identifies the conversion: the same
 source structure, target format, options and rules give the same digest on any machine.
+
+**What is left out.** A plan lists everything of a source that its target does not get: what the format found next to
+the tensors, what the target cannot hold, what the rules of the request name. Weights are left out only if the request
+says so. State of a trainer and files without weights are only named, and so is what lies next to the source: a user who
+names an item of a step by its own location names nothing else of the step.
+
+**Unused options.** An option that changes nothing in a conversion is refused. Each option of a target, each config,
+folder of companions and fact decides something of the result or is compared with the source. Who reads an option says
+so: a view of the source names the options that it is made by (`Checkpoint.uses`), a format takes its own by name, and
+forms and rules of a tree must change it. What is left was read by nobody. A value that would have been taken without
+the option is used all the same. `--ignore` and `--allow-opaque` are permissions, not statements: what they permit need
+not occur. `--only`, `--family none`, `split` and `join` state what the target is, and the source may be that already.
+Of several targets with the same statement, one must use it.
+
+**Traffic.** What a conversion asks of stores and disks, requests, bytes in and out, and room, follows from metadata
+alone. Reads of raw tensors are counted as the mover makes them; reads of encoded chunks, writes and lists are
+estimates, which leave out retries. Bytes that leave a store are what its provider bills as egress: those of the source,
+and those of the target that are read back.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from dataclasses import dataclass, field, replace
+import posixpath
+import shlex
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wherry.converter.ignored_entries import require_requested, unprepared_companions, within_source
+from wherry import kernels
 from wherry.converter.keywords import spelled_out
-from wherry.converter.traffic import NO_TRAFFIC, Traffic, traffic_of
-from wherry.converter.unused_options import UnusedOption, require_used, unused_options
-from wherry.core.account import bound_to_json
+from wherry.core.account import (
+    COMPANIONS,
+    FILES,
+    ITEMS,
+    OTHERS,
+    IgnoredEntry,
+    bound_to_json,
+    fold_entries,
+    ignored_file,
+)
 from wherry.core.digest import sha256_of_rows
 from wherry.core.keypath import KeyPath, render
 from wherry.core.option import options_of
 from wherry.core.request import (
+    NONE,
+    SCAN,
     ConvertKeywords,
     ConvertRequest,
+    LayoutRequest,
     SourceRequest,
     TargetRequest,
     convert_request,
 )
 from wherry.core.tensorspec import GRID, bytes_of
 from wherry.core.units import parse_budget, plural, show_size
-from wherry.errors import IncompleteError, UsageError
+from wherry.errors import IncompleteError, StorageError, UnrepresentableError, UsageError
 from wherry.formats.checkpoint import open_source
+from wherry.formats.companions import ignored_companion
+from wherry.formats.contents import Chunked, Stored
 from wherry.formats.detect import absence
 from wherry.formats.registry import checked_options, find_target_format
 from wherry.ledger.open import resolve_named
-from wherry.mover.move import JointMoves, Move
+from wherry.mover.move import JointMoves, Move, Way, cells, chunk_count
 from wherry.mover.pool import Pool
+from wherry.mover.range_batch import RangeWindow, ranged_move, request_sizes
 from wherry.mover.source import Source, ways_of
 from wherry.runtime.threads import carrier_count, without_collection
-from wherry.storage.stores import locate
+from wherry.storage.folders import staging_stem
+from wherry.storage.local_paths import local_path
+from wherry.storage.ranges import LARGEST
+from wherry.storage.read_ahead import STEP
+from wherry.storage.stores import is_live, locate
+from wherry.target.uploaded_file import PART_BYTES
 from wherry.text.html import html_table
 from wherry.tree.axes import settle_options
 from wherry.tree.mapping import TREE_OPTIONS, MappedTree, map_tree, require_held
@@ -46,17 +89,158 @@ from wherry.view.choose import plan_view
 from wherry.view.foreign import require_form
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from typing import Unpack
 
-    from wherry.core.account import Bound, IgnoredEntry
+    from wherry.core.account import Bound
     from wherry.core.detection import Detection
     from wherry.core.manifest import Manifest
+    from wherry.core.request import RewriteRequest
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.checkpoint import Checkpoint
-    from wherry.formats.format import Format, Options
+    from wherry.formats.contents import Computed, Contents
+    from wherry.formats.format import Change, Format, Options
     from wherry.formats.shortage import Shortage
-    from wherry.mover.move import Way, Ways
+    from wherry.mover.move import Ways
+    from wherry.storage.location import Location
+
+BASE_BYTES = 64 << 20  # the interpreter, numpy and, for zarr and OCDBT, tensorstore
+_SHOWN = 3
+_OUTSIDE = "it is not part of the source, which is one item of the step"
+_OVERFLOW = "--allow-overflow"
+_PAGE = 1000  # entries of one answer to a list request
+_METADATA_READS = 4  # names and headers, when a checkpoint is opened
+_SMALL_WRITES = 6  # lease, journal, sidecar, commit member, and beginning and end of an upload
+_LISTINGS = 2  # of each folder: when it is opened, and before the commit
+
+
+@dataclass(frozen=True, slots=True)
+class UnusedOption:
+    """An option that changes nothing in a target.
+
+    Attributes:
+        name: `--config`, or the name of a `--set`.
+        value: its value.
+        reason: why nothing reads it.
+    """
+
+    name: str
+    value: Any
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreTraffic:
+    """The requests to one store, and the bytes that they move.
+
+    Attributes:
+        store: protocol and bucket.
+        reads, writes, lists: number of requests.
+        egress: bytes that leave the store.
+        ingress: bytes that are written to it.
+    """
+
+    store: str
+    reads: int = 0
+    writes: int = 0
+    lists: int = 0
+    egress: int = 0
+    ingress: int = 0
+
+    @property
+    def text(self) -> str:
+        """As `wherry plan` prints it."""
+        return (
+            f"about {self.reads:,} reads, {self.writes:,} writes, {self.lists:,} lists; "
+            f"{show_size(self.egress)} leave it, {show_size(self.ingress)} are written"
+        )
+
+
+@dataclass(frozen=True)
+class DiskSpace:
+    """The disk on which a target lies, or on which it is staged; a target that streams needs one for spill files alone.
+
+    The disk is measured once, when its space is first needed.
+
+    Attributes:
+        path: what is written: the target, or its name in the folder of temporary files.
+        needed: bytes of the target, and of spill files next to it.
+        compressed: whether the target is compressed, so that it needs fewer bytes.
+        resumed: whether an interrupted run may have staged a part of the target next to it.
+    """
+
+    path: str
+    needed: int
+    compressed: bool
+    resumed: bool
+
+    @cached_property
+    def folder(self) -> str:
+        """The nearest folder around it that exists."""
+        return str(next(one for one in Path(self.path).parents if one.is_dir()))
+
+    @cached_property
+    def _empty(self) -> int:
+        return shutil.disk_usage(self.folder).free
+
+    @cached_property
+    def free(self) -> int:
+        """Bytes that are free, and those that an interrupted run holds for the same target."""
+        return self._empty + (_held_by_staging(Path(self.path)) if self.resumed else 0)
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is not certain that the disk is too small; looks for staged parts only where that matters."""
+        return self.compressed or self.needed <= self._empty or self.needed <= self.free
+
+    def to_json(self) -> dict[str, Any]:
+        """The form of `wherry plan --json`."""
+        names = ("folder", "needed", "free", "compressed", "fits")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """The stores and the disk of one conversion.
+
+    Attributes:
+        stores: remote stores, the source's first.
+        space: the disk that is written; None if none is.
+    """
+
+    stores: tuple[StoreTraffic, ...] = ()
+    space: DiskSpace | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The form of `wherry plan --json`."""
+        return {
+            "stores": [asdict(one) for one in self.stores],
+            "space": self.space and self.space.to_json(),
+        }
+
+
+NO_TRAFFIC = Traffic()
+
+
+@dataclass(frozen=True, slots=True)
+class SharedTraffic:
+    """What several workers ask of stores, where it differs from what one process does.
+
+    Attributes:
+        workers: their number; each opens the source.
+        times: how many times as many bytes of the source they read as one process does.
+        read_back: bytes of the target that are read back; None for each byte once, where it is read back at all.
+        records: number of records that they write next to the target; each is also read once.
+    """
+
+    workers: int = 1
+    times: float = 1.0
+    read_back: int | None = None
+    records: int = 0
+
+
+ONE_PROCESS = SharedTraffic()
 
 
 @spelled_out(ConvertKeywords, options_of(SourceRequest, TargetRequest, ConvertRequest))
@@ -84,20 +268,23 @@ def plan(
         UnrepresentableError: the target cannot hold the source; every reason is listed.
     """
     common.pop("progress", None)
-    return plan_request(
-        convert_request(source, [TargetRequest(os.fspath(target), to, options or {})], **common)
-    )
+    request = convert_request(source, [TargetRequest(os.fspath(target), to, options or {})], **common)
+    return plan_targets(request)[0]
 
 
-def plan_request(request: ConvertRequest) -> Plan:
-    """The plan of a request with one target; see `plan`."""
-    (found,) = plan_targets(request)
-    return found
+def plan_targets(
+    request: ConvertRequest, opened: Callable[[], AbstractContextManager[Checkpoint]] | None = None
+) -> list[Plan]:
+    """The plans of a request's targets; see `plan`.
 
-
-def plan_targets(request: ConvertRequest) -> list[Plan]:
-    """The plans of a request's targets; see `plan`."""
-    with without_collection(), open_source(resolve_named(request.source)) as checkpoint:
+    Args:
+        request: the request.
+        opened: opens the source, if it is not the one checkpoint that the request names.
+    """
+    with (
+        without_collection(),
+        opened() if opened else open_source(resolve_named(request.source)) as checkpoint,
+    ):
         made = [plan_target(checkpoint, find_target_format(one.to), one, request) for one in request.targets]
         require_used(checkpoint.uri, request.targets, [found.unused for _seen, found in made])
         return [replace(found, traffic=traffic_of(seen, found)) for seen, found in made]
@@ -236,9 +423,6 @@ def _digest(
         "tensors",
         rows,
     )
-
-
-BASE_BYTES = 64 << 20  # the interpreter, numpy and, for zarr and OCDBT, tensorstore
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,3 +591,319 @@ def joint_moves(plans: Sequence[Plan]) -> JointMoves:
             targets[source] = (*targets.get(source, ()), one.manifest.tensors[target])
     ways = plans[0].ways if len(plans) == 1 else plans[0].ways.joined([one.ways for one in plans[1:]])
     return JointMoves(plans[0].source_manifest.tensors, targets, ways)
+
+
+def unprepared_companions(mapped: Manifest, prepared: Manifest, row: Format) -> list[IgnoredEntry]:
+    """The companions that a target format leaves out itself.
+
+    Args:
+        mapped: the source's tree with the key paths of the target.
+        prepared: the same as the format will hold it.
+        row: the target format.
+    """
+    kept = {one.name for one in prepared.companions}
+    reason = f"{row.name} does not take it with these options"
+    return [ignored_companion(one.name, reason) for one in mapped.companions if one.name not in kept]
+
+
+def not_copied(change: Change) -> Iterator[IgnoredEntry]:
+    """What a rewrite does not copy to its target: entries of the step around the item, and files that it replaces."""
+    found = {one.name: one for one in change.opened.ignored}
+    yield from (one for one in found.values() if one.path[0] == "..")
+    for name in change.left:
+        yield found.get(name) or ignored_file(name, FILES, "a file of metadata", "the rewrite replaces it")
+
+
+def within_source(ignored: Iterable[IgnoredEntry], source: str, opened: str) -> tuple[IgnoredEntry, ...]:
+    """The entries, of which those outside the source's folder are named as such: they are not left out of it.
+
+    Args:
+        ignored: everything that is left out.
+        source: the URI that the request names: an item, a step or a run.
+        opened: the URI of the opened checkpoint, to which the names of files are relative.
+    """
+    rows = tuple(ignored)
+    if not any(_around(one) for one in rows):
+        return rows
+    named, home = locate(source), locate(opened)
+    if named.entry is None or not named.entry.is_dir:
+        return rows
+    root = posixpath.normpath(named.path) + "/"
+
+    def outside(one: IgnoredEntry) -> bool:
+        return _around(one) and not posixpath.normpath(posixpath.join(home.path, *one.path)).startswith(root)
+
+    return tuple(replace(one, reason=_OUTSIDE, weights=False) if outside(one) else one for one in rows)
+
+
+def _around(entry: IgnoredEntry) -> bool:
+    """Whether an entry belongs to the step around an item."""
+    return entry.rule == ITEMS or entry.path[0] == ".."
+
+
+def require_requested(
+    ignored: Iterable[IgnoredEntry], request: ConvertRequest | RewriteRequest, uri: str
+) -> None:
+    """Refuse to leave out weights unless the request says so.
+
+    Who names an item of a step says that the other items stay.
+
+    Args:
+        ignored: everything that is left out.
+        request: the request.
+        uri: the source, for the error.
+
+    Raises:
+        UnrepresentableError: the first few files with weights are named.
+    """
+    if OTHERS in request.ignore:
+        return
+    chosen = request.source.item is not None
+    rows = fold_entries(one for one in ignored if one.weights and not (chosen and one.rule == ITEMS))
+    if rows:
+        names = ", ".join(f"{one.name} ({one.what})" for one in rows[:_SHOWN])
+        more = f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
+        why = f"; {rows[0].reason}" if rows[0].rule == OTHERS else ""  # which names the file that is read
+        raise UnrepresentableError(
+            f"weights next to the converted ones would be left out: {names}{more}{why}",
+            uri=uri,
+            cure=f'pass --ignore {OTHERS} to leave them out (in a route: ignore = ["{OTHERS}"])',
+        )
+
+
+def unused_options(
+    seen: Checkpoint, row: Format, target: TargetRequest, ignore: Iterable[str], left: Iterable[str]
+) -> Iterator[UnusedOption]:
+    """The options of a target that its plan does not depend on.
+
+    Args:
+        seen: the source in the layout of the target.
+        row: the target format.
+        target: the options.
+        ignore: the rules for what is left out.
+        left: the names of `--set` that the view leaves to the tree and the format, which judge them.
+    """
+    has_files = row.holds.companions or bool(row.holds.stated)
+    files = has_files and COMPANIONS not in ignore
+    uses = seen.uses | (seen.uses_in_files if files else frozenset())
+    changes_values = bool(seen.bounds or seen.manifest.origin.get("merge"))
+    for name, value in _statements(target).items():
+        if name in uses or name in left or (name == _OVERFLOW and changes_values):
+            continue
+        if name == _OVERFLOW:
+            reason = "no value is cast or scaled, so none can overflow"
+        elif name in seen.uses_in_files and has_files:
+            reason = f"--ignore {COMPANIONS} leaves out the file that it changes"
+        elif name in seen.uses_in_files:
+            reason = f"it changes a companion file, and {row.name} holds none"
+        elif seen.laid_out:
+            reason = "the model and the layout of the target do not depend on it"
+        else:
+            reason = (
+                f"{SCAN} reads no family" if SCAN in target.options else "the tree is kept without a layout"
+            )
+        yield UnusedOption(name, value, reason)
+
+
+def require_used(
+    uri: str, targets: Sequence[TargetRequest], unused: Sequence[tuple[UnusedOption, ...]]
+) -> None:
+    """Refuse an option that no target uses of those that state it.
+
+    Args:
+        uri: the source.
+        targets: the targets.
+        unused: the unused options of each.
+
+    Raises:
+        UsageError: there is one; the first is named with the reason.
+    """
+    for one in (option for row in unused for option in row):
+        stating = [at for at, target in enumerate(targets) if _statements(target).get(one.name) == one.value]
+        if all(any(other.name == one.name for other in unused[at]) for at in stating):
+            spelled = (
+                one.name if one.name.startswith("--") else f"--set {shlex.quote(f'{one.name}={one.value}')}"
+            )
+            raise UsageError(
+                f"{spelled} changes nothing in this conversion: {one.reason}",
+                uri=uri,
+                cure="remove the option",
+            )
+
+
+def _statements(target: TargetRequest) -> dict[str, Any]:
+    """What a target states, by name; `--family none` only keeps the tree."""
+    layout = ((one.flag, getattr(target.layout, one.name)) for one in options_of(LayoutRequest))
+    return {**{name: value for name, value in layout if value not in (None, NONE, False)}, **target.options}
+
+
+def traffic_of(seen: Checkpoint, plan: Plan, shared: SharedTraffic = ONE_PROCESS) -> Traffic:
+    """The traffic of a plan.
+
+    Args:
+        seen: the opened source, or its view in the layout of the target's system.
+        plan: the plan.
+        shared: what several workers ask for; by default one process converts.
+    """
+    stores = list[StoreTraffic]()
+    if _is_remote(seen.original.uri):
+        stores.append(_of_source(seen.original.location, seen, plan, shared))
+    if _is_remote(plan.target):
+        stores.append(_of_target(locate(plan.target), plan, shared))
+    if len(stores) > 1 and stores[0].store == stores[1].store:
+        one, other = stores
+        sums = {name: value + getattr(other, name) for name, value in asdict(one).items() if name != "store"}
+        stores = [StoreTraffic(one.store, **sums)]
+    return Traffic(tuple(stores), _space(plan))
+
+
+def require_room(plan: Plan) -> None:
+    """Refuse a target for which its disk is too small; called before its first byte is written.
+
+    Raises:
+        StorageError: it does not fit.
+    """
+    space = plan.traffic.space or _space(plan)  # a plan that is about to be carried out states no traffic
+    if space is not None and not space.fits:
+        other = "folder with TMPDIR" if local_path(plan.target) is None else "target"
+        raise StorageError(
+            f"the disk is too small: {show_size(space.needed)} are needed, {show_size(space.free)} are free",
+            uri=plan.target,
+            cure=f"free some space, or choose another {other}",
+        )
+
+
+def _is_remote(uri: str) -> bool:
+    return local_path(uri) is None and not is_live(uri)
+
+
+def _store_name(place: Location) -> str:
+    return "/".join(place.uri.split("/", 3)[:3])
+
+
+def _of_source(place: Location, seen: Checkpoint, plan: Plan, shared: SharedTraffic) -> StoreTraffic:
+    original = seen.original
+    twice = seen.is_view and not hashes_on_the_way()
+    reads, egress = _reads_of_source(seen, plan, times=2 if twice else 1)
+    reads, egress = round(reads * shared.times), round(egress * shared.times)
+    companions, nbytes = _count(
+        piece for companion in plan.manifest.companions for piece in _cut(companion.size, LARGEST)
+    )
+    folders: dict[str, int] = {}
+    for member in original.reader.members():
+        folder = member.name.rpartition("/")[0]
+        folders[folder] = folders.get(folder, 0) + 1
+    pages = sum(-(-count // _PAGE) for count in folders.values())
+    return StoreTraffic(
+        _store_name(place), reads=reads + companions + _METADATA_READS * shared.workers,
+        lists=_LISTINGS * pages * shared.workers, egress=egress + nbytes,
+    )  # fmt: skip
+
+
+def hashes_on_the_way() -> bool:
+    """Whether the source of a view is hashed while it is read, without a read for its own digests."""
+    return kernels.load() is not None
+
+
+def _reads_of_source(seen: Checkpoint, plan: Plan, *, times: int) -> tuple[int, int]:
+    """The number of reads of the source's tensors, and their bytes.
+
+    The own digests of the source of a view take reads of their own, where its tensors are not decoded anyway. With
+    kernels they are hashed on the way; what is read again of short runs is not counted.
+
+    Args:
+        seen: the source.
+        plan: of the conversion.
+        times: how often tensors are read that are stored as they are.
+    """
+    original = seen.original
+    wanted = {made for path in plan.pairs.values() for made in seen.made_of(path)}
+    raw: list[TensorSpec] = []
+    others: list[TensorSpec] = []
+    for path, spec in original.manifest.tensors.items():
+        is_raw = original.reader.access(spec).extents is not None
+        if path in wanted:
+            (raw if is_raw else others).append(spec)
+        elif seen.is_view:
+            others.append(spec)
+    reads, egress = _count(_tensor_reads(original.reader, raw))
+    more, nbytes = _count(_tensor_reads(original.reader, others))
+    return reads * times + more, egress * times + nbytes
+
+
+def _count(sizes: Iterable[int]) -> tuple[int, int]:
+    """The number and the sum of some sizes, of which a giant has a million."""
+    count = total = 0
+    for size in sizes:
+        count, total = count + 1, total + size
+    return count, total
+
+
+def _of_target(place: Location, plan: Plan, shared: SharedTraffic) -> StoreTraffic:
+    companions = [companion.size for companion in plan.manifest.companions]
+    written = plan.nbytes_out + sum(companions)
+    parts = -(-plan.nbytes_out // PART_BYTES) + sum(max(-(-size // PART_BYTES), 1) for size in companions)
+    read_back = plan.nbytes_out if plan.verify == "digest" else 0
+    read_back = read_back if shared.read_back is None else shared.read_back
+    return StoreTraffic(
+        _store_name(place), reads=-(-read_back // LARGEST) + shared.records,
+        writes=parts + _SMALL_WRITES + shared.records, lists=_LISTINGS + shared.records,
+        egress=read_back, ingress=written,
+    )  # fmt: skip
+
+
+def _tensor_reads(reader: Contents, specs: list[TensorSpec]) -> Iterator[int]:
+    """The bytes of each request that reads these tensors."""
+    window = RangeWindow()
+    for spec in specs:
+        access = reader.access(spec)
+        if not isinstance(access, Stored):
+            yield from _decoded_reads(access, spec)
+            continue
+        way = Way.of(access)
+        for move in way.moves(spec, ()):
+            ranged = ranged_move(move, spec, way)
+            if ranged is not None:
+                for batch in window.add(ranged):
+                    yield from request_sizes(batch)
+    for batch in window.batches():
+        yield from request_sizes(batch)
+
+
+def _decoded_reads(access: Chunked | Computed, spec: TensorSpec) -> Iterator[int]:
+    if isinstance(access, Chunked) and access.decoder is not None:
+        lengths = [extent and extent.length for extent in map(access.place, cells(spec.whole, access.grid))]
+        if None not in lengths:
+            for length in filter(None, lengths):
+                yield from _cut(length, STEP)
+            return
+    count = chunk_count(spec.shape, spec.chunks) if spec.chunks else 1
+    yield from (math.ceil(spec.nbytes / count) for _ in range(count))
+
+
+def _cut(nbytes: int, step: int) -> Iterator[int]:
+    return (min(step, nbytes - start) for start in range(0, max(nbytes, 1), step))
+
+
+def _space(plan: Plan) -> DiskSpace | None:
+    whole = plan.nbytes_out + sum(companion.size for companion in plan.manifest.companions)
+    compressed = str(plan.options.get("compression") or "none") != "none"
+    path = local_path(plan.target)
+    if path is not None:
+        return DiskSpace(path, whole + plan.spill, compressed, resumed=True)
+    target = locate(plan.target)
+    straight = target.store.capabilities.parts
+    if straight and not plan.spill:
+        return None
+    needed = plan.spill if straight else whole + plan.spill
+    temporary = Path(tempfile.gettempdir(), target.name)
+    return DiskSpace(str(temporary), needed, compressed and not straight, resumed=False)
+
+
+def _held_by_staging(target: Path) -> int:
+    """Bytes on disk of what interrupted runs have staged next to a target."""
+    if not target.parent.is_dir():
+        return 0
+    areas = (one for one in target.parent.iterdir() if one.name.startswith(f"{staging_stem(target.name)}."))
+    files = (file for area in areas for file in area.rglob("*") if file.is_file())
+    return sum(file.lstat().st_blocks * 512 for file in files)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
 
-    from wherry.converter.traffic import StoreTraffic
+    from wherry.converter.plan import StoreTraffic
 
 # name → how many requests or bytes a price is for.
 _UNITS = {"reads": 1e6, "writes": 1e6, "lists": 1e6, "egress": 1e12, "ingress": 1e12}

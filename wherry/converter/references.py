@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
 
 from wherry.core.digest import checkpoint_digest, weights_digest
 from wherry.core.receipt import CheckpointRef
@@ -14,7 +14,7 @@ from wherry.mover.hashing import DigestsWhenNeeded, Hashes, compare, hash_checkp
 from wherry.storage.sidecar import read_sidecar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from pathlib import Path
 
     from wherry.core.keypath import KeyPath
@@ -85,17 +85,6 @@ def source_references(
 def below(found: Mapping[KeyPath, T], prefix: KeyPath) -> dict[KeyPath, T]:
     """What belongs to one of several checkpoints, by its own key paths."""
     return {path[len(prefix) :]: one for path, one in found.items() if path[: len(prefix)] == prefix}
-
-
-def parents_of(sources: Sequence[CheckpointRef], merge: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The parents of a merge, as its receipt has them; none for a conversion, whose source is its only one.
-
-    Args:
-        sources: the node of each source.
-        merge: the merge, as the manifest's `origin` records it.
-    """
-    rows: Sequence[Mapping[str, Any]] = merge.get("sources", ())
-    return [{**row, "checkpoint": asdict(one)} for one, row in zip(sources, rows, strict=bool(rows))]
 
 
 def source_reference(

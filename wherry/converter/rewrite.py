@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from wherry.config.digests import digest_choice
 from wherry.converter.command import stated_options
-from wherry.converter.if_exists import existing_result
-from wherry.converter.ignored_entries import not_copied, require_requested, within_source
+from wherry.converter.convert import existing_result
 from wherry.converter.in_place import change_in_place, replace_sidecar
+from wherry.converter.plan import not_copied, require_requested, within_source
 from wherry.converter.proof import ProofRequest, know, prove
 from wherry.converter.rewrite_places import copied_by_store, require_kind, require_places
 from wherry.converter.rewrite_plan import RewritePlan, Rewritten
@@ -37,9 +37,8 @@ from wherry.ledger.outcomes import LEFT_OUT, record
 from wherry.storage.copy import carry, list_files
 from wherry.storage.sidecar import FOLDER_NAME, encode
 from wherry.storage.stores import locate, make_folder
-from wherry.target.clean import tidy
 from wherry.target.file_names import require_separate_names
-from wherry.target.object_staging import ObjectStaging, is_unfinished
+from wherry.target.object_staging import ObjectStaging
 from wherry.target.sinks import open_staging
 
 if TYPE_CHECKING:
@@ -146,8 +145,12 @@ def carry_out(request: RewriteRequest, *, progress: OnProgress | None = None) ->
         stated_options(request),
     )
     with _ready(request) as ready:
-        there = None if request.in_place else _existing(ready, request.if_exists)
-        done = there or (_in_place if request.in_place else _stage)(ready, wanted)
+        if request.in_place:
+            done = _in_place(ready, wanted)
+        else:
+            digest, target, members = ready.rewriting.digest, ready.target, _members(ready)
+            there = existing_result(ready.checkpoint, digest, target, target, members, request.if_exists)
+            done = _stage(ready, wanted) if there is None else Rewritten(ready.rewriting, there)
     if done.receipt is None:  # without digests nothing can be recorded
         return done
     if not request.lineage:
@@ -220,16 +223,6 @@ def _rewriting(
         tensors=len(change.opened.manifest.tensors),
         digest=sha256_of("rewrite", named),
     )
-
-
-def _existing(ready: _Ready, if_exists: str | None) -> Rewritten | None:
-    target = ready.target
-    if is_unfinished(target, _members(ready)):
-        return None
-    receipt = existing_result(ready.checkpoint, ready.rewriting, target, target, if_exists)
-    if receipt is not None:
-        tidy(target)
-    return receipt and Rewritten(ready.rewriting, receipt)
 
 
 def _members(ready: _Ready) -> tuple[str, ...]:

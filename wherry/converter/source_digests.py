@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from wherry.converter.plan import joint_moves
-from wherry.converter.traffic import hashes_on_the_way
+from wherry.converter.plan import hashes_on_the_way, joint_moves
 from wherry.core.algorithms import BLAKE3
 from wherry.core.digest import hashes_boxes
 from wherry.view.view import View, ViewReader

@@ -328,7 +328,7 @@ def _planned_once(
 
 def _plan_now(row: ConversionRecord, source_format: str, request: Mapping[str, Any]) -> str | WherryError:
     """Digest of the plan that the request gives now, or the error."""
-    from wherry.converter.plan import plan_request
+    from wherry.converter.plan import plan_targets
     from wherry.converter.rewrite import plan_rewrite
 
     source = _source(row, source_format)
@@ -339,7 +339,8 @@ def _plan_now(row: ConversionRecord, source_format: str, request: Mapping[str, A
             return plan_rewrite(
                 RewriteRequest(source=source, target=row.target_uri, as_=request["as"])
             ).digest
-        return plan_request(planned_again(request, source, TargetRequest(row.target_uri, row.format))).digest
+        again = planned_again(request, source, TargetRequest(row.target_uri, row.format))
+        return plan_targets(again)[0].digest
     except WherryError as error:
         return error
 

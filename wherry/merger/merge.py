@@ -14,14 +14,10 @@ from typing import TYPE_CHECKING
 
 from wherry.converter.convert import convert_all, settled_source
 from wherry.converter.keywords import spelled_out
-from wherry.converter.plan import plan_target
-from wherry.converter.traffic import traffic_of
-from wherry.converter.unused_options import require_used
 from wherry.core.option import options_of
 from wherry.core.request import ConvertRequest, MergeKeywords, SourceRequest, TargetRequest, convert_request
 from wherry.errors import UnrepresentableError, UsageError
 from wherry.formats.checkpoint import present_fingerprint
-from wherry.formats.registry import find_target_format
 from wherry.merger.adapter import adapter_config, with_adapter
 from wherry.merger.linear import weighted_sum
 
@@ -31,7 +27,6 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from wherry.converter.job import Job
-    from wherry.converter.plan import Plan
     from wherry.core.progress import OnProgress
     from wherry.core.receipt import Receipt
     from wherry.formats.checkpoint import Checkpoint
@@ -109,21 +104,12 @@ def merge_request(
     sources: Sequence[MergeSource], request: ConvertRequest, *, progress: OnProgress | None = None
 ) -> Receipt:
     """Carry out a merge; see `merge`. The request's own source is the first of them."""
-    opening = partial(_open_view, sources, request)
+    opening = partial(open_merged, sources, request)
     return convert_all(request, progress=progress, prepare=_name_sources, opened=opening).receipts[0]
 
 
-def plan_merge(sources: Sequence[MergeSource], request: ConvertRequest) -> Plan:
-    """The plan of a merge; nothing is written."""
-    (target,) = request.targets
-    with _open_view(sources, request) as checkpoint:
-        seen, found = plan_target(checkpoint, find_target_format(target.to), target, request)
-        require_used(checkpoint.uri, request.targets, [found.unused])
-        return replace(found, traffic=traffic_of(seen, found))
-
-
 @contextmanager
-def _open_view(sources: Sequence[MergeSource], request: ConvertRequest) -> Generator[MergedView]:
+def open_merged(sources: Sequence[MergeSource], request: ConvertRequest) -> Generator[MergedView]:
     """What a merge makes of its sources, which are open meanwhile."""
     if len(sources) < _FEWEST:
         raise UsageError(f"expected at least {_FEWEST} sources, got {len(sources)}", cure=_CURE)

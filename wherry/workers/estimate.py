@@ -12,10 +12,16 @@ import heapq
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wherry.converter.plan import joint_moves, plan_target
+from wherry.converter.plan import (
+    ONE_PROCESS,
+    SharedTraffic,
+    hashes_on_the_way,
+    joint_moves,
+    plan_target,
+    require_used,
+    traffic_of,
+)
 from wherry.converter.source_digests import read_for_digests
-from wherry.converter.traffic import ONE_PROCESS, SharedTraffic, hashes_on_the_way, traffic_of
-from wherry.converter.unused_options import require_used
 from wherry.core.algorithms import BLAKE3
 from wherry.core.digest import hashes_boxes
 from wherry.core.units import parse_size, plural, show_seconds, show_size
@@ -147,7 +153,7 @@ def plan_for_workers(
         unit_bytes: size of a unit.
         rate: bytes a second that one worker reads, and writes meanwhile.
 
-    Raises: what `plan_request` does.
+    Raises: what `plan_targets` does.
     """
     (target,) = request.targets
     with open_source(resolve_named(request.source)) as checkpoint:

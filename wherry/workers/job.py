@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry.converter.convert import existing, plan_jobs
-from wherry.converter.job import header_of, identity_of
-from wherry.converter.passes import algorithms_of
+from wherry.converter.job import algorithms_of, header_of, identity_of
 from wherry.core.progress import RunContext, logger
 from wherry.core.units import show_size
 from wherry.errors import (

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wherry.converter.job import finish, inside, targets_of
-from wherry.converter.passes import Pass, move
+from wherry.converter.job import Pass, finish, inside, move, targets_of
 from wherry.converter.plan import joint_moves
 from wherry.errors import InternalError, StorageError, WherryError, storage_errors
 from wherry.mover.map_writer import writer_of
