@@ -36,8 +36,8 @@ from wherry.core.units import plural, show_seconds, show_size
 from wherry.errors import NotRecordedError, WherryError
 from wherry.flows.convert_spec import ConvertSpec, TargetSpec
 from wherry.integrations.prefect.server import answering_server
-from wherry.ledger.outcomes import registration_of, verification_of
 from wherry.remote.waits import waiting
+from wherry.routes.night import AfterCommit, after_commit
 from wherry.storage.stores import limits_of
 from wherry.tasks.artifacts import show_link, show_table
 from wherry.tasks.assets import asset_events
@@ -50,7 +50,6 @@ from wherry.tasks.plan import plan
 from wherry.tasks.register import register
 from wherry.tasks.run_log import run_logger
 from wherry.tasks.verify import verify
-from wherry.verifier.workflow import comparison
 
 __all__ = ["ConvertSpec", "TargetSpec", "chain", "convert_checkpoint", "summary"]
 
@@ -202,44 +201,20 @@ def _after(
     spec: ConvertSpec, target: TargetSpec, receipt: dict[str, Any], refused: list[NotRecordedError]
 ) -> dict[str, Any]:
     """The steps after the commit of one target; a failure of ledger or registry does not stop the other steps."""
-    uri = receipt["target"]["uri"]
-    done: dict[str, Any] = {
-        "receipt": receipt, "verification": None, "registration": None, "lineage": None,
-    }  # fmt: skip
-    with _collecting(refused):
-        if spec.level != "none":
-            source = receipt["source"]["uri"]
-            how = comparison(spec.level, source, spec.below, target.target_request.layout.family_file)
-            done["verification"] = _verify(uri, how, refused)
-    proved = spec.level == "none" or done["verification"] is not None
-    with _collecting(refused):
-        if target.model is not None and proved:
-            with registration_of(uri, target.model, alias=spec.alias, tags=spec.tags):
-                done["registration"] = register(
-                    uri, target.model, spec.alias, spec.tracking_uri, spec.registry_uri, spec.tags
-                )
+    steps = AfterCommit(
+        level=spec.level, below=spec.below, family_file=target.target_request.layout.family_file, model=target.model,
+        alias=spec.alias, tags=spec.tags, tracking_uri=spec.tracking_uri, registry_uri=spec.registry_uri,
+    )  # fmt: skip
+    source, uri = receipt["source"]["uri"], receipt["target"]["uri"]
+    verification, registration, refusals = after_commit(uri, source, steps, verify, register)
+    refused += refusals
     asset_events(receipt)
-    with _collecting(refused):
-        done["lineage"] = lineage(receipt)
-    return done
-
-
-def _verify(uri: str, how: dict[str, Any], refused: list[NotRecordedError]) -> dict[str, Any]:
-    """The verification; one that passed but was not recorded counts too."""
-    with verification_of(uri):
-        try:
-            return verify(uri, **how)
-        except NotRecordedError as error:
-            refused.append(error)
-            return {**error.result.to_json(), "lineage": error.what}
-
-
-@contextmanager
-def _collecting(refused: list[NotRecordedError]) -> Generator[None]:
+    tree = None
     try:
-        yield
+        tree = lineage(receipt)
     except NotRecordedError as error:
         refused.append(error)
+    return {"receipt": receipt, "verification": verification, "registration": registration, "lineage": tree}
 
 
 def _show_all(spec: ConvertSpec, done: dict[str, Any]) -> None:

@@ -55,7 +55,8 @@ if TYPE_CHECKING:
     from wherry.errors import WherryError as WherryError
     from wherry.formats.checkpoint import Checkpoint as Checkpoint
     from wherry.formats.discover import discover as discover
-    from wherry.ledger.open import detect_named, open_named
+    from wherry.ledger.open import detect as detect
+    from wherry.ledger.open import open_checkpoint
     from wherry.ledger.resolve import resolve_model
     from wherry.lineage.answers import impact as impact
     from wherry.lineage.answers import why as why
@@ -77,8 +78,7 @@ if TYPE_CHECKING:
 
     Store = RunStore
     resolve = resolve_model
-    detect = detect_named
-    open = open_named  # noqa: A001  the public name
+    open = open_checkpoint  # noqa: A001  the public name
 
 
 _DOOR = {
@@ -97,7 +97,7 @@ _DOOR = {
     "WherryError": "wherry.errors:WherryError",
     "audit": "wherry.auditor.audit:audit",
     "convert": "wherry.converter.convert:convert",
-    "detect": "wherry.ledger.open:detect_named",
+    "detect": "wherry.ledger.open:detect",
     "diff": "wherry.compare.differences:diff",
     "discover": "wherry.formats.discover:discover",
     "emit": "wherry.core.emit:emit",
@@ -106,7 +106,7 @@ _DOOR = {
     "impact": "wherry.lineage.answers:impact",
     "merge": "wherry.merger.merge:merge",
     "inspect": "wherry.verifier.inspect:inspect",
-    "open": "wherry.ledger.open:open_named",
+    "open": "wherry.ledger.open:open_checkpoint",
     "plan": "wherry.converter.plan:plan",
     "promote": "wherry.models.promote:promote",
     "prune": "wherry.routes.prune:prune",

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.keypath import KeyPath, render
 from wherry.core.manifest import Manifest
 from wherry.errors import MismatchError, NotFoundError, missing_extra
-from wherry.ledger.open import open_named
+from wherry.ledger.open import open_checkpoint
 from wherry.storage.sidecar import read_sidecar
 from wherry.tree.axes import BOX_TAG, BOXES, Rules, mesh_axes
 from wherry.tree.forms import BOX, OLD_VARIABLE
@@ -115,7 +115,7 @@ def _known_specs(checkpoint: Manifest | str | os.PathLike[str]) -> dict[KeyPath,
     if isinstance(checkpoint, Manifest):
         manifest = checkpoint
     else:
-        with open_named(str(checkpoint)) as opened:
+        with open_checkpoint(str(checkpoint)) as opened:
             manifest = opened.manifest
             sidecar = read_sidecar(opened.location)
         # The container's own manifest; if it names no axes, the manifest of the sidecar.

@@ -20,6 +20,7 @@ A key that is encrypted needs `WHERRY_SIGNING_PASSWORD`.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core.algorithms import SHA256, new_hash
 from wherry.core.progress import Meter
+from wherry.core.request import SourceRequest
 from wherry.core.units import short
 from wherry.errors import MismatchError, NotFoundError, schema_error, storage_error
 from wherry.integrations.signing.bundle import (
@@ -43,7 +45,6 @@ from wherry.storage.sidecar import SIGNATURE_NAME, read_sidecar, signature_locat
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping
 
     from wherry.core.progress import OnProgress
@@ -244,21 +245,21 @@ def require(uri: str | os.PathLike[str], public_key: str | os.PathLike[str]) -> 
 
 
 def _resolve(uri: str | os.PathLike[str]) -> Location:
-    from wherry.formats.detect import resolve
+    from wherry.formats.detect import resolve_source
     from wherry.ledger.resolve import checkpoint_uri
 
-    return resolve(checkpoint_uri(uri))[0]
+    return resolve_source(SourceRequest(os.fspath(checkpoint_uri(uri))))[0]
 
 
 def _identity(location: Location) -> dict[str, Any]:
     """The digests of the checkpoint, for the signature; empty without a sidecar."""
-    from wherry.formats.checkpoint import open_checkpoint, present_fingerprint
+    from wherry.formats.checkpoint import open_source, present_fingerprint
 
     sidecar = read_sidecar(location)
     if sidecar is None:
         return {}
     known = sidecar.checkpoint
-    with open_checkpoint(location.uri, format=known.format) as present:
+    with open_source(SourceRequest(location.uri, known.format)) as present:
         mark = present_fingerprint(present, marks=location.store.capabilities.local)
     if mark != known.fingerprint:
         raise MismatchError(

@@ -9,6 +9,7 @@ import pytest
 import wherry
 from tests.support.ocdbt import write
 from tests.support.orbax import copied, needs_corpus
+from wherry.core.request import SourceRequest
 from wherry.errors import CorruptError, DamagedError, IncompleteError
 from wherry.testing import readers
 
@@ -35,10 +36,10 @@ def test_arrays_have_the_names_in_the_database(tmp_path, name, driver):
 
 
 def test_the_contract_of_readers(tmp_path):
-    from wherry.formats.detect import resolve
+    from wherry.formats.detect import resolve_source
     from wherry.formats.registry import find_format
 
-    location, found = resolve(write(tmp_path / "a", ARRAYS))
+    location, found = resolve_source(SourceRequest(str(write(tmp_path / "a", ARRAYS))))
     readers.check_reader(find_format("ocdbt").open(location, found), regions=3)
 
 

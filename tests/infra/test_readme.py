@@ -21,6 +21,7 @@ from tests.support.families import llama
 from tests.support.formats import CORPUS, place
 from tests.support.infra import load
 from tests.support.readme import EVERYTHING, PAGES, blocks, code, section
+from wherry.core.request import SourceRequest
 from wherry.formats.registry import formats
 from wherry.tree.mapping import TREE_OPTIONS
 from wherry.view.system import layout_options
@@ -135,7 +136,7 @@ def test_the_examples_of_flax_trees(tmp_path, monkeypatch):
     shutil.copytree(place("flax-nnx-state"), tmp_path / "nnx")
     (tmp_path / "axes.toml").write_text(shown("toml", 1))
     carried_out(shown("sh", 3))
-    from wherry.formats.checkpoint import open_checkpoint
+    from wherry.ledger.open import open_checkpoint
 
     with open_checkpoint(tmp_path / "boxes") as boxes, open_checkpoint(tmp_path / "boxed") as boxed:
         assert boxes.manifest.tensors.keys() == boxed.manifest.tensors.keys()
@@ -224,7 +225,7 @@ def test_a_format_of_another_package(monkeypatch, tmp_path):
 
     from wherry.core.detection import Detection, Evidence
     from wherry.formats import registry
-    from wherry.formats.detect import resolve
+    from wherry.formats.detect import resolve_source
     from wherry.formats.format import Format, Holds
 
     def detect(glimpse):
@@ -239,7 +240,7 @@ def test_a_format_of_another_package(monkeypatch, tmp_path):
     registry.formats.cache_clear()
     try:
         (tmp_path / "a").write_bytes(b"ACME")
-        assert resolve(tmp_path / "a")[1].format == "acme"
+        assert resolve_source(SourceRequest(str(tmp_path / "a")))[1].format == "acme"
         assert registry.find_format("acme") is acme
         assert set(formats()) == {"acme", *(cells[0].strip("`") for cells in table("formats"))}
     finally:

@@ -234,7 +234,7 @@ def after(monkeypatch):
     pytest.importorskip("prefect")
     module, registered = import_module("wherry.flows.convert"), []
 
-    def register(uri, *_):
+    def register(uri, *_, **_stores):
         registered.append(uri)
         return {}
 

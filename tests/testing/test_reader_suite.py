@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from wherry.core.request import SourceRequest
 from wherry.formats.contents import Absent, Block, ChunkDecoder, Chunked, Computed
-from wherry.formats.detect import resolve
+from wherry.formats.detect import resolve_source
 from wherry.formats.registry import find_format
 from wherry.mover.read import read_region
 from wherry.testing.readers import canonical, check_reader
@@ -31,7 +32,7 @@ def opened(tmp_path):
     save_file(
         {"a": np.arange(6, dtype="f4").reshape(2, 3), "b": np.ones(4, "i4")}, tmp_path / "a.safetensors"
     )
-    location, detection = resolve(tmp_path / "a.safetensors")
+    location, detection = resolve_source(SourceRequest(str(tmp_path / "a.safetensors")))
     return find_format("safetensors").open(location, detection)
 
 

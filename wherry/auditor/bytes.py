@@ -36,7 +36,7 @@ from wherry.errors import (
     UsageError,
     WherryError,
 )
-from wherry.formats.checkpoint import open_checkpoint
+from wherry.formats.checkpoint import open_source
 from wherry.formats.pin import object_pin, state_read
 from wherry.ledger.replay import READ
 from wherry.mover.hashing import hash_checkpoint
@@ -236,7 +236,7 @@ def _without_sidecar(
     Returns:
         The findings, and the state of what was read.
     """
-    with open_checkpoint(row.uri, format=row.format) as checkpoint:
+    with open_source(SourceRequest(row.uri, row.format)) as checkpoint:
         pin = object_pin(checkpoint)
         manifest, gone = checkpoint.manifest, {piece.path for piece in checkpoint.reader.absent()}
         manifest = replace(manifest, tensors={p: s for p, s in manifest.tensors.items() if p not in gone})

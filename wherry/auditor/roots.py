@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.auditor.report import Finding
+from wherry.core.request import SourceRequest
 from wherry.errors import CrowdedFolderError, NotFoundError, WherryError
-from wherry.formats.checkpoint import open_checkpoint, present_fingerprint
+from wherry.formats.checkpoint import open_source, present_fingerprint
 from wherry.formats.discover import DEEPEST, SkippedPath, discover, is_folder_link
 from wherry.ledger.resolve import checkpoint_uri
 from wherry.storage.ages import age_of
@@ -156,7 +157,7 @@ def _reason(location: Location, found: Detection, known: LedgerState) -> str | N
     if fingerprints is None:
         sidecar = read_sidecar(location)
         return None if sidecar is not None and sidecar.receipt is not None else "never converted"
-    with open_checkpoint(location.uri, format=found.format) as checkpoint:
+    with open_source(SourceRequest(location.uri, found.format)) as checkpoint:
         now = present_fingerprint(checkpoint)
     return None if now in fingerprints else "changed since it was converted"
 
@@ -198,7 +199,7 @@ def _parts_of(found: Detection, name: str) -> set[str]:
     if (entry := locate(found.uri).entry) is None or entry.is_dir:
         return own
     try:
-        with open_checkpoint(found.uri, format=found.format) as checkpoint:
+        with open_source(SourceRequest(found.uri, found.format)) as checkpoint:
             return own | {member.name.split("/")[0] for member in checkpoint.reader.members()}
     except WherryError:
         return own  # the check of the checkpoint reports it; here only names count

@@ -20,7 +20,7 @@ from wherry.core.keypath import render
 from wherry.core.request import PLAIN, LayoutRequest
 from wherry.core.units import DEFAULT_MEMORY, parse_budget
 from wherry.formats.registry import find_format
-from wherry.ledger.open import open_named
+from wherry.ledger.open import open_checkpoint
 from wherry.mover.hashing import hash_checkpoint
 from wherry.runtime import threads
 from wherry.view.choose import plan_view
@@ -124,7 +124,7 @@ def diff(
         WherryError: a checkpoint cannot be opened, or its bytes cannot be read.
     """
     with ExitStack() as stack:
-        one, two = (stack.enter_context(open_named(side)) for side in (a, b))
+        one, two = (stack.enter_context(open_checkpoint(side)) for side in (a, b))
         other = _in_layout_of(one, two, options or {}, LayoutRequest(family=family) if family else PLAIN)
         if other is not two:
             stack.enter_context(other)

@@ -85,8 +85,7 @@ from wherry.target.uploaded_file import PART_BYTES
 from wherry.text.html import html_table
 from wherry.tree.axes import settle_options
 from wherry.tree.mapping import TREE_OPTIONS, MappedTree, map_tree, require_held
-from wherry.view.choose import plan_view
-from wherry.view.foreign import require_form
+from wherry.view.choose import plan_view, require_form
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -10,7 +10,6 @@ has nothing to do and a journal can be trusted. It proves nothing about the cont
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -253,23 +252,8 @@ class Checkpoint:
         self.close()
 
 
-def open_checkpoint(
-    uri: str | os.PathLike[str],
-    *,
-    format: str | None = None,
-    step: int | None = None,
-    item: str | None = None,
-    allow_opaque: Iterable[str] = (),
-) -> Checkpoint:
-    """Open a checkpoint; `wherry.open`.
-
-    Args:
-        uri: a checkpoint, a step folder, or a run folder (the newest complete step is taken).
-        format: the format, a name or alias, instead of detecting it.
-        step: which step of a run.
-        item: which item of a step.
-        allow_opaque: dotted names of unknown pickle classes to read as opaque values instead of raising an error;
-            nothing is ever imported or called.
+def open_source(source: SourceRequest) -> Checkpoint:
+    """Open the checkpoint that a request names.
 
     Raises:
         NotFoundError, NotACheckpointError, UnsupportedError, AmbiguousError: the URI does not name one checkpoint.
@@ -277,11 +261,6 @@ def open_checkpoint(
             of the reader and `verify` report them.
         HostileError: the checkpoint tries to reach outside its folder or to run code.
     """
-    return open_source(SourceRequest(os.fspath(uri), format, step, item, tuple(allow_opaque)))
-
-
-def open_source(source: SourceRequest) -> Checkpoint:
-    """Open the checkpoint that a request names; see `open_checkpoint`."""
     from wherry.formats.detect import resolve_source  # detect opens checkpoints too
     from wherry.formats.registry import find_format
 

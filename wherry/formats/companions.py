@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 from wherry.core.account import COMPANIONS, OTHERS, IgnoredEntry, ignored_file
 from wherry.errors import MismatchError
+from wherry.formats.contents import ContentsOver
 from wherry.formats.file_names import is_weights
+from wherry.storage.location import Location
 from wherry.storage.stores import LocalStore, make_folder
 from wherry.store.store import Entry
 from wherry.target.files import open_files
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
     from wherry.core.manifest import Companion
     from wherry.formats.checkpoint import Checkpoint
-    from wherry.storage.location import Location
+    from wherry.formats.contents import Contents
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,25 @@ class MemoryFiles(LocalStore):
     def read(self, path: str, start: int, stop: int) -> bytes:
         """See Store."""
         return self.files[path][start:stop]
+
+
+class CompanionsReader(ContentsOver):
+    """Other contents with new companion files: tensors through the reader below, and these files from memory."""
+
+    def __init__(self, reader: Contents, files: Mapping[str, bytes]) -> None:
+        """Nothing is read yet.
+
+        Args:
+            reader: the reader below; it is closed together with this one.
+            files: companion files that differ from those below, by name.
+        """
+        self.base, self._files = reader, files
+
+    def companion(self, name: str) -> Location:
+        """The location of a companion: in memory, or where the reader below has it."""
+        if name in self._files:
+            return Location(MemoryFiles(files=self._files), name)
+        return super().companion(name)
 
 
 def ignored_companion(name: str, reason: str) -> IgnoredEntry:

@@ -8,7 +8,6 @@ folder stands for its newest complete step; the evidence lists the steps that we
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from dataclasses import replace
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, cast
 
 from wherry.core.detection import Detection, Evidence, Verdict
 from wherry.core.keypath import render
-from wherry.core.request import SourceRequest
 from wherry.core.steps import StepFolder, step_number, steps_among, unfinished_reason
 from wherry.core.units import plural
 from wherry.errors import (
@@ -32,12 +30,11 @@ from wherry.errors import (
     WherryError,
     storage_errors,
 )
-from wherry.formats.file_names import COMMIT_SUCCESS
+from wherry.formats.file_names import COMMIT_SUCCESS, is_part, unsupported_form
 from wherry.formats.format import Glimpse
 from wherry.formats.nearby import MOST_LOOKED_AT, checkpoints_among, cure_of_absence, cure_of_nothing
 from wherry.formats.registry import Formats, find_format, formats
 from wherry.formats.shortage import shortage
-from wherry.formats.unsupported_forms import is_part, unsupported_form
 from wherry.storage.folders import is_staging
 from wherry.storage.location import Location
 from wherry.storage.object_view import ObjectView, view_of_store
@@ -49,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from wherry.core.keypath import KeyPath
+    from wherry.core.request import SourceRequest
     from wherry.formats.contents import Absent, Contents
     from wherry.formats.format import Format
     from wherry.formats.registry import FormatFacts
@@ -59,23 +57,8 @@ _STEP_ROOTS = ("checkpoints", "checkpoint")
 _DIGITS = re.compile(r"(\d{1,18})")
 
 
-def detect(
-    uri: str | os.PathLike[str],
-    *,
-    format: str | None = None,
-    step: int | None = None,
-    item: str | None = None,
-) -> Detection:
-    """Identify the checkpoint at a URI.
-
-    Args:
-        uri: a checkpoint, a step folder or a run folder.
-        format: the format, instead of detecting it.
-        step: which step of a run.
-        item: which item of a step.
-
-    Returns:
-        The detection; a damaged, hostile or unknown checkpoint is a verdict here, not an error.
+def detect_source(source: SourceRequest) -> Detection:
+    """Identify the checkpoint that a request names; a damaged, hostile or unknown one is a verdict, not an error.
 
     Raises:
         UsageError: the URI or the format is invalid.
@@ -83,11 +66,6 @@ def detect(
         MissingExtraError: the package for the protocol is not installed.
         StorageError: the storage failed.
     """
-    return detect_source(SourceRequest(os.fspath(uri), format, step, item))
-
-
-def detect_source(source: SourceRequest) -> Detection:
-    """Identify the checkpoint that a request names; see `detect`."""
     try:
         location, found = resolve_source(source)
     except (NotFoundError, MissingExtraError, UsageError, OSError):
@@ -101,11 +79,6 @@ def detect_source(source: SourceRequest) -> Detection:
             cure=error.cure,
         )
     return examine(location, found)
-
-
-def resolve(uri: str | os.PathLike[str]) -> tuple[Location, Detection]:
-    """Find the one checkpoint that a URI means; see `resolve_source`."""
-    return resolve_source(SourceRequest(os.fspath(uri)))
 
 
 def resolve_source(source: SourceRequest) -> tuple[Location, Detection]:

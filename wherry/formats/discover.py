@@ -23,9 +23,9 @@ from wherry.core.steps import step_number, steps_among, unfinished_reason
 from wherry.core.units import show_seconds
 from wherry.errors import AmbiguousError, DamagedError, HostileError, NotFoundError, StorageError, WherryError
 from wherry.formats.detect import examine, locate_near, look
+from wherry.formats.file_names import unsupported_form
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import formats
-from wherry.formats.unsupported_forms import unsupported_form
 from wherry.storage.folders import is_staging
 from wherry.storage.listing_view import view_for_walk
 from wherry.storage.sidecar import OWN_NAMES

@@ -132,7 +132,7 @@ def record_sidecar(uri: str | os.PathLike[str], *, ledger: str | None = None) ->
         MismatchError: the sidecar was altered.
         StorageError: the ledger cannot be used.
     """
-    from wherry.formats.checkpoint import open_checkpoint, present_fingerprint
+    from wherry.formats.checkpoint import open_source, present_fingerprint
     from wherry.formats.detect import resolve_source
     from wherry.ledger.open import resolve_named
     from wherry.ledger.record import has_conversion, open_ledger, record_conversion, record_sighting
@@ -142,7 +142,7 @@ def record_sidecar(uri: str | os.PathLike[str], *, ledger: str | None = None) ->
     sidecar = proved_sidecar(location, "ledger record")
     receipt, subject = sidecar.receipt, sidecar.checkpoint
     if subject.uri != location.uri:  # a copy has its own fingerprint
-        with open_checkpoint(location.uri, format=subject.format) as copy:
+        with open_source(SourceRequest(location.uri, subject.format)) as copy:
             subject = replace(subject, uri=location.uri, fingerprint=present_fingerprint(copy))
     with open_ledger(ledger) as opened:
         missing = receipt is not None and not has_conversion(opened, receipt)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core.algorithms import digest_in
 from wherry.core.progress import logger
+from wherry.core.request import SourceRequest
 from wherry.errors import MismatchError, NotFoundError, WherryError
 from wherry.lineage.nearest import nearest
 from wherry.runtime.threads import without_collection
@@ -123,12 +124,12 @@ def _by_model(text: str) -> str:
 
 def _meanings(text: str) -> Iterator[str]:
     """The URI itself, then the checkpoint that it resolves to, where it is a run folder."""
-    from wherry.formats.detect import resolve
+    from wherry.formats.detect import resolve_source
     from wherry.ledger.resolve import checkpoint_uri
 
     yield text
     try:
-        _location, found = resolve(checkpoint_uri(text))
+        _location, found = resolve_source(SourceRequest(os.fspath(checkpoint_uri(text))))
     except WherryError as error:
         _log.debug("not a checkpoint or run: %s", error)
         return

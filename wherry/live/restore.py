@@ -33,7 +33,7 @@ from wherry.errors import IncompleteError, MismatchError, UnrepresentableError, 
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.detect import describe_absent
 from wherry.formats.registry import find_format
-from wherry.ledger.open import open_named
+from wherry.ledger.open import open_checkpoint
 from wherry.live.match import TemplateMatch, match
 from wherry.runtime import threads
 from wherry.target.in_use import in_use
@@ -132,7 +132,7 @@ def restore(
         raise UsageError(
             "the template contains no arrays", cure="pass a state with arrays or stand-ins for them"
         )
-    opened = open_named(uri, format=format, step=step, item=item, allow_opaque=allow_opaque)
+    opened = open_checkpoint(uri, format=format, step=step, item=item, allow_opaque=allow_opaque)
     with opened as source, in_use(source.uri):
         seen, rest = _view(source, to, dict(options or {}), layout or LayoutRequest(), only)
         named = seen is source or to == "penzai"

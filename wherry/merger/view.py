@@ -15,7 +15,7 @@ from wherry.core import dtypes
 from wherry.core.manifest import Companion
 from wherry.core.tensorspec import region_shape
 from wherry.formats.checkpoint import Checkpoint
-from wherry.formats.companions_reader import CompanionsReader
+from wherry.formats.companions import CompanionsReader
 from wherry.formats.contents import Absent, Access, Computed, Contents, ContentsOver
 from wherry.formats.format import Opened
 from wherry.layout.losses import note

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from wherry.core.tensorspec import Region, TensorSpec, region_shape
-from wherry.formats.companions_reader import CompanionsReader
+from wherry.formats.companions import CompanionsReader
 from wherry.formats.contents import Computed
 from wherry.mover.output import as_array
 

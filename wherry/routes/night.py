@@ -10,6 +10,7 @@ lease in the home keeps two nights from working on the same route; the second on
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -45,12 +46,11 @@ from wherry.version import __version__
 from wherry.workers.convert_on import convert_on
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from wherry.config.config import Config
     from wherry.config.schema import Route
-    from wherry.core.receipt import Receipt
     from wherry.routes.routes import RouteTarget, Whereabouts
 
     class Attempt(Protocol):
@@ -240,23 +240,75 @@ def _carry(config: Config, route: Route, work: Work, targets: tuple[RouteTarget,
     ends = [one.rule.at(one.uri) for one in targets]
     request = route.request(route.source(work.source.found), ends, config.settings.memory)
     group = convert_on(request, route.on, unit_bytes=parse_size(route.unit))
-    for one, receipt in zip(targets, group.receipts, strict=True):
-        _after(config, route, one, receipt, alias=route.alias if work.source.newest else None)
+    refused: list[NotRecordedError] = []
+    for one, end, receipt in zip(targets, ends, group.receipts, strict=True):
+        steps = AfterCommit(
+            level=route.level, below=route.root, family_file=end.layout.family_file, model=one.model,
+            alias=route.alias if work.source.newest else None, tags=route.tags, **config.settings.mlflow.model_dump(),
+        )  # fmt: skip
+        refused += after_commit(receipt.target.uri, receipt.source.uri, steps, verify_and_record, register)[2]
+    if refused:
+        raise refused[0]
     note_made(notes_of(work, targets))
     return sum(receipt.bytes_written for receipt in group.receipts if not receipt.already)
 
 
-def _after(config: Config, route: Route, one: RouteTarget, receipt: Receipt, *, alias: str | None) -> None:
-    """Verify and register one target after its commit."""
-    uri = receipt.target.uri
-    if route.level != "none":
-        with verification_of(uri):
-            family_file = one.rule.at(one.uri).layout.family_file
-            verify_and_record(uri, **comparison(route.level, receipt.source.uri, route.root, family_file))
-    if one.model is not None:
-        settings: dict[str, Any] = config.settings.mlflow.model_dump()
-        with registration_of(uri, one.model, alias=alias, tags=route.tags):
-            register(uri, one.model, alias=alias, tags=route.tags, **settings)
+@dataclass(frozen=True, slots=True)
+class AfterCommit:
+    """What is done with a committed target.
+
+    Attributes:
+        level: level of its verification; `none` leaves it out.
+        below: a folder that the source must not leave; see `SourceRequest`.
+        family_file: the file that declared the family with whose layouts it was converted.
+        model: the registered model that gets a version; None if none does.
+        alias, tags, tracking_uri, registry_uri: as for `wherry.register`.
+    """
+
+    level: str
+    below: str | None
+    family_file: str | None
+    model: str | None
+    alias: str | None
+    tags: Mapping[str, str]
+    tracking_uri: str | None
+    registry_uri: str | None
+
+
+def after_commit(
+    uri: str, source: str, steps: AfterCommit, verify: Callable[..., Any], enter: Callable[..., Any]
+) -> tuple[Any, Any, list[NotRecordedError]]:
+    """Verify and register a committed target; a failure of ledger or registry stops neither the other step nor others.
+
+    Args:
+        uri: the target.
+        source: the source of the conversion.
+        steps: what is done.
+        verify: takes the URI, and what `comparison` returns: `verify_and_record`, or the task that calls it.
+        enter: `register`, or the task that calls it.
+
+    Returns:
+        What the two steps returned, None for a step that was left out or refused, and the refusals. A verification that
+        passed but could not be recorded counts: it is returned in its JSON form.
+    """
+    verification = registration = None
+    refused: list[NotRecordedError] = []
+    try:
+        if steps.level != "none":
+            with verification_of(uri):
+                verification = verify(uri, **comparison(steps.level, source, steps.below, steps.family_file))
+    except NotRecordedError as error:
+        refused.append(error)
+        if error.result is not None:
+            verification = {**error.result.to_json(), "lineage": error.what}
+    try:
+        if steps.model is not None and (steps.level == "none" or verification is not None):
+            stores = {"tracking_uri": steps.tracking_uri, "registry_uri": steps.registry_uri}
+            with registration_of(uri, steps.model, alias=steps.alias, tags=steps.tags):
+                registration = enter(uri, steps.model, alias=steps.alias, tags=steps.tags, **stores)
+    except NotRecordedError as error:
+        refused.append(error)
+    return verification, registration, refused
 
 
 def to_wherry_error(error: BaseException, uri: str) -> WherryError:

@@ -24,9 +24,10 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from wherry.config.settings import configured_value, mlflow_registry_uri, mlflow_tracking_uri
+from wherry.core.request import SourceRequest
 from wherry.core.services import service
 from wherry.errors import TargetInUseError, UsageError, WherryError
-from wherry.formats.checkpoint import open_checkpoint, present_fingerprint
+from wherry.formats.checkpoint import open_source, present_fingerprint
 from wherry.ledger.append import stored_time
 from wherry.ledger.resolve import DIGEST_TAG
 from wherry.routes.removal import removing, strangers
@@ -192,7 +193,7 @@ def _protection(
 def _is_unchanged(uri: str, format: str | None, mark: str | None) -> bool:
     """Whether the files of a checkpoint are those that the ledger has recorded."""
     try:
-        with open_checkpoint(uri, format=format) as opened:
+        with open_source(SourceRequest(uri, format)) as opened:
             local = locate(uri).store.capabilities.local
             return mark is not None and present_fingerprint(opened, marks=local or format is None) == mark
     except WherryError:

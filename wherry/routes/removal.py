@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from wherry.core.request import SourceRequest
 from wherry.core.steps import step_number
 from wherry.errors import NotFoundError, TargetInUseError, UnsupportedError, storage_error, storage_errors
-from wherry.formats.checkpoint import open_checkpoint
+from wherry.formats.checkpoint import open_source
 from wherry.formats.registry import find_format
 from wherry.storage.folders import is_staging, is_there, remove, staging_stem, sync_folder
 from wherry.storage.renames import rename_without_replacing
@@ -77,7 +78,7 @@ def strangers(uri: str, checkpoint: str, format: str) -> list[str]:
 def _foreign(place: Location, format: str) -> list[str]:
     if place.entry is None or not place.entry.is_dir:
         return []
-    with open_checkpoint(place.uri, format=format) as opened:
+    with open_source(SourceRequest(place.uri, format)) as opened:
         own = {member.name for member in opened.reader.members()} | OWN_NAMES
     return [
         one.name for one in place.walk() if one.name not in own and not is_staging(one.name.split("/")[-1])

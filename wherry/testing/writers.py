@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 from wherry.core.algorithms import BLAKE3
 from wherry.core.digest import checkpoint_digest
+from wherry.core.request import SourceRequest
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.companions import MemoryFiles
-from wherry.formats.detect import detect, examine
+from wherry.formats.detect import detect_source, examine
 from wherry.formats.format import Glimpse
 from wherry.mover.hashing import hash_checkpoint
 from wherry.mover.map_writer import writer_of
@@ -177,7 +178,7 @@ def check_unfinished(sample: Sample, place: Location) -> None:
     The staging name alone must make `detect` refuse it. If a format's checkpoint is below that name, in a step
     folder, the name does not protect it, so the format itself must not report it as complete.
     """
-    found = detect(place.uri)
+    found = detect_source(SourceRequest(place.uri))
     assert found.verdict != "ok", f"{place.name} is detected as {found.format} before it is finished"
     if sample.row.step_folder is not None and "/" in sample.row.step_folder(1):
         claim = sample.row.detect(Glimpse(locate(place.uri)))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from wherry.core.manifest import Companion
 from wherry.families.companions import asset_files, model_folder
 from wherry.formats.checkpoint import Checkpoint
-from wherry.formats.companions_reader import CompanionsReader
+from wherry.formats.companions import CompanionsReader
 from wherry.formats.format import Opened
 from wherry.view.model import CONFIG, config_of
 from wherry.view.stated_config import replaced_attributes, require_model

@@ -7,7 +7,7 @@ from a container that holds one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from wherry.core.keypath import render
 from wherry.core.request import NONE
@@ -15,11 +15,8 @@ from wherry.errors import UnrepresentableError
 from wherry.formats.registry import system_of
 from wherry.storage.sidecar import read_sidecar
 from wherry.tree.spelling import NAMES
-from wherry.tree.tree_reading import WRAPPERS, framework_words
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from wherry.core.manifest import Manifest
     from wherry.core.request import LayoutRequest
     from wherry.formats.checkpoint import Checkpoint
@@ -41,48 +38,6 @@ def in_form(checkpoint: Checkpoint, row: Format) -> bool:
     return depth is None or all(len(path) <= depth for path in checkpoint.manifest.tensors)
 
 
-def require_own(
-    checkpoint: Checkpoint, row: Format, options: Mapping[str, Any], layout: LayoutRequest
-) -> None:
-    """Refuse another system's checkpoint whose tree does not change, unless rules rename it.
-
-    A format that makes the names itself (Lingua's) says which are missing, unless a config names the model.
-
-    Raises:
-        UnrepresentableError: the target is of another system than the source.
-    """
-    source = system_of(checkpoint.detection.format)
-    if not source or not row.system or source == row.system or options.get(RENAME):
-        return
-    from wherry.view.model import model_words
-
-    if row.adapt is None or model_words(checkpoint, layout.config):
-        raise no_layout(checkpoint, row, layout)
-
-
-def require_unwrapped(
-    checkpoint: Checkpoint, row: Format, options: Mapping[str, Any], layout: LayoutRequest
-) -> None:
-    """Refuse a Hugging Face folder whose names have words of frameworks, if they are kept and not renamed.
-
-    Raises:
-        UnrepresentableError: transformers would load none of these tensors.
-    """
-    if not row.names_needed or layout.family == NONE or options.get(RENAME):
-        return
-    words = framework_words(checkpoint.manifest.tensors)
-    if not words or system_of(checkpoint.detection.format) != row.system:
-        return
-    word = min(words)
-    path = next(path for path in checkpoint.manifest.tensors if framework_words([path]))
-    raise UnrepresentableError(
-        f"names have `{word}`, which {WRAPPERS[word]} puts there and no model has: {render(path)}, …",
-        uri=checkpoint.uri,
-        path=render(path),
-        cure=f"pass the model's --config to have it removed, or keep the names with --family {NONE}",
-    )
-
-
 def is_copy_of(checkpoint: Checkpoint, row: Format) -> bool:
     """Whether wherry made a checkpoint of one of the target's system and kept its names and its config."""
     from wherry.view.model import CONFIG
@@ -94,25 +49,6 @@ def is_copy_of(checkpoint: Checkpoint, row: Format) -> bool:
         return False
     origin = sidecar.manifest.origin
     return system_of(sidecar.receipt.source.format) == row.system and not {"layout", NAMES} & origin.keys()
-
-
-def require_form(checkpoint: Checkpoint, tree: Manifest, row: Format, layout: LayoutRequest) -> None:
-    """Refuse a tree that is not in the form of the target's system.
-
-    Args:
-        checkpoint: the source; views in a system's layout, and checkpoints of the system itself, are in its form.
-        tree: the source's tree with the key paths of the target.
-        row: the target format.
-        layout: the options of the layout, for the message.
-
-    Raises:
-        UnrepresentableError: the system could not restore it.
-    """
-    if checkpoint.laid_out or system_of(checkpoint.detection.format) == row.system:
-        return
-    named = not row.names_needed or layout.family == NONE or is_copy_of(checkpoint, row)
-    if not named or (row.form is not None and not row.form.holds(tree)):
-        raise no_layout(checkpoint, row, layout, tree)
 
 
 def no_layout(
