@@ -623,7 +623,7 @@ def _sidecar(
         plan.memory,
         staged.staging.spill,
     )
-    merge = origin.get("merge", {})
+    merge: Mapping[str, Any] = origin.get("merge", {})
     losses = {
         path: staged.output.losses[source]
         for path, source in plan.pairs.items()
