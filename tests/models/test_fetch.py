@@ -208,7 +208,7 @@ def test_from_and_to_an_object_store(source, tmp_path):
 @pytest.fixture
 def parts(monkeypatch):
     """Parts of 64 KiB, so that a small checkpoint has many."""
-    monkeypatch.setattr("wherry.target.file_copies._PROVED_BYTES", 8 << 10)
+    monkeypatch.setattr("wherry.target.object_staging._PROVED_BYTES", 8 << 10)
     with small_parts(64 << 10):
         yield
 

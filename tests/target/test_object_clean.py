@@ -22,7 +22,7 @@ from tests.support.object_stores import (
 from wherry.storage.stores import locate
 from wherry.store.memory import MemoryStore
 from wherry.store.store import AnonymousUpload
-from wherry.target import object_leftovers
+from wherry.target import clean as clean_module
 from wherry.target.clean import clean, tidy
 from wherry.target.journal import JournalPast
 from wherry.target.lease import LeaseObject, lease_of
@@ -81,9 +81,7 @@ def test_a_dry_run_only_names_what_is_left(killed):
 
 
 def test_the_age_of_what_a_dead_run_left_does_not_matter(killed, monkeypatch):
-    monkeypatch.setattr(
-        "wherry.target.object_leftovers.modified_time", lambda *_: pytest.fail("it was looked at")
-    )
+    monkeypatch.setattr("wherry.target.clean.modified_time", lambda *_: pytest.fail("it was looked at"))
     (young,) = clean(root(killed), min_age=1e12)
     assert (young.removed, young.reason) == (True, "stale")
 
@@ -91,7 +89,7 @@ def test_the_age_of_what_a_dead_run_left_does_not_matter(killed, monkeypatch):
 def test_the_uploads_are_listed_before_the_leases(target, monkeypatch):
     """Else a run that begins in between has an upload, and seems to have no lease."""
     place = locate(target)
-    store, real = place.store, object_leftovers._staging_entries
+    store, real = place.store, clean_module._staging_entries
     with ExitStack() as stack:
 
         def listed(folder):
@@ -101,7 +99,7 @@ def test_the_uploads_are_listed_before_the_leases(target, monkeypatch):
             store.begin(place.path, lease.token)
             return found
 
-        monkeypatch.setattr(object_leftovers, "_staging_entries", listed)
+        monkeypatch.setattr(clean_module, "_staging_entries", listed)
         place.parent.join("other").put(b"")
         assert clean(root(target)) == []
         assert uploads_below(target)

@@ -12,10 +12,10 @@ import pytest
 
 from tests.support.jobs import put_row
 from wherry.storage.stores import locate
-from wherry.target import lease_watch, owners
+from wherry.target import lease_watch, leftovers
 from wherry.target.clean import clean
 from wherry.target.lease_watch import judge_all, this_process
-from wherry.target.owners import owners_of_export, owners_of_job
+from wherry.target.leftovers import owners_of_export, owners_of_job
 from wherry.workers.claims import Claim
 from wherry.workers.record import ClaimRecord
 from wherry.workers.records import job_records
@@ -25,7 +25,7 @@ FOREVER = 1e12  # seconds; everything is younger
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr(owners, "CLAIM_SECONDS", 0.2)
+    monkeypatch.setattr(leftovers, "CLAIM_SECONDS", 0.2)
     monkeypatch.setattr(lease_watch, "EXPIRY_SECONDS", 0.2)
 
 
@@ -95,8 +95,8 @@ def test_a_claim_that_is_renewed_elsewhere_is_alive_and_one_on_a_unit_that_is_ma
     found = owners_of_job(records.folder)
     assert [watch.path[-1:] for watch in found.processes] == ["0"]
     assert "claim-receipt-00001" in found.processes[0].path
-    beats, real = iter(range(100)), owners._claim
-    monkeypatch.setattr(owners, "_claim", lambda place: {**real(place), "beat": str(next(beats))})
+    beats, real = iter(range(100)), leftovers._claim
+    monkeypatch.setattr(leftovers, "_claim", lambda place: {**real(place), "beat": str(next(beats))})
     judged = judge_all(list(found.watches))
     assert found.live(judged)
     assert not found.ended(judged)
@@ -171,7 +171,7 @@ def test_a_temporary_folder_has_no_owner_that_can_be_checked(tmp_path):
 
 
 def test_no_owner_is_neither_at_work_nor_unknown():
-    nobody = owners.Owners()
+    nobody = leftovers.Owners()
     assert nobody.ended({})
     assert not nobody.live({})
-    assert not owners.Owners(unnamed=True).ended({})
+    assert not leftovers.Owners(unnamed=True).ended({})

@@ -43,7 +43,7 @@ from wherry.errors import (
     UnsupportedError,
 )
 from wherry.storage.stores import locate
-from wherry.target.owners import JOB
+from wherry.target.leftovers import JOB
 from wherry.workers import job as job_module
 from wherry.workers import make
 from wherry.workers import work as working

@@ -9,7 +9,7 @@ import pytest
 from tests.support.jobs import changed, made_and_proved, made_job, proofs, receipts, row_of
 from wherry.errors import CorruptError
 from wherry.storage.stores import locate
-from wherry.target.owners import JOB
+from wherry.target.leftovers import JOB
 from wherry.workers.commit import commit
 from wherry.workers.record import SharedFile, decode
 from wherry.workers.records import job_records

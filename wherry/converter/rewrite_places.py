@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from wherry.errors import UnsupportedError
 from wherry.storage.copy import list_files
-from wherry.target.file_copies import bucket_of
+from wherry.target.object_staging import bucket_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from wherry.storage.location import Location
     from wherry.target.file_map import Chunks, File
-    from wherry.target.slice import Slice
+    from wherry.target.files import Slice
     from wherry.target.uploaded_file import GrowingFile
 
 _LOG = f"chunks{LOG_SUFFIX}"

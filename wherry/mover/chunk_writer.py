@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from wherry.formats.contents import Block
     from wherry.storage.location import Location
     from wherry.target.file_map import Chunks
+    from wherry.target.files import Slice
     from wherry.target.grids import ChunkPlace
-    from wherry.target.slice import Slice
 
 
 class ChunkWriter:

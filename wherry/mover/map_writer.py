@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from wherry.storage.location import Location
     from wherry.target.durable_move import Checks
     from wherry.target.file_map import FileMap
-    from wherry.target.slice import Slice
+    from wherry.target.files import Slice
 
 _Rows = list[tuple[str, int, "bytes | bytearray | memoryview"]]
 

@@ -1,12 +1,11 @@
 """Target: what its files are, how their bytes come to storage, and how it becomes visible in one step or not at all.
 
 - File map: what each byte of each file is (`file_map`, `grids`).
-- Files: written at offsets on a local disk, with direct I/O, and made durable in groups (`files`, `blocks`); one that
-  several processes write (`shared_file`); what one of several processes writes of them (`slice`).
+- Files: written at offsets and made durable in groups, on a disk with direct I/O, or in a store; what one of several
+  processes writes of them is a slice (`files`, `blocks`).
 - Upload: the same files in a store, where each becomes an object, which is sent in parts, or by one put if it is small
   (`uploaded_file`); bytes of parts wait in memory, or in the store, until they are sent (`parts`). A run has all
-  objects of a target (`upload_run`), which are seen under their final names before the commit (`staged_objects`); other
-  files are copied as they are (`file_copies`).
+  objects of a target (`upload_run`), which are seen under their final names before the commit (`staged_objects`).
 - Lease: the right to write one target, held by one process and renewed by its heartbeat (`lease`, `lease_watch`).
 - Staging: what a conversion writes until the commit (`staging`). Each kind of sink has its own: an area on a disk
   (`file_staging`, `area`), objects of a store (`object_staging`), files that are copied (`copied_staging`).

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
     from wherry.core.progress import OnProgress
-    from wherry.target.file_copies import CopiedFile
     from wherry.target.journal import Header, Journal
+    from wherry.target.staging import CopiedFile
 
 
 class FileStaging(Staging):

@@ -1,18 +1,26 @@
-"""Flat files of known size, written by offset from several threads and made durable in groups.
+"""The files of a target, written at offsets from several threads and made durable in groups.
 
-Every file is created and its space allocated before the first byte, so that a full disk fails early. Whole blocks are
-written with direct I/O, where the file system supports it and the memory is aligned like the file (`place` of a writer
-names the offset); parts of blocks are collected in `Blocks`. Everything else goes through the page cache, and `sync`
-drops those pages, so that a later read comes from storage. `sync` makes every `write` durable that has returned. The
-number of open files is bounded (see `Descriptors`), whatever the number of shards. Once a sync has failed, every later
-`sync` fails too: the kernel drops the failed pages, and a second fsync would report success for lost data.
+`TargetFiles` is the one interface. What is behind it depends on the place, and on who else writes there:
+
+- `FlatFiles`, on a disk: every file is created and its space allocated before the first byte, so that a full disk fails
+  early. Whole blocks are written with direct I/O, where the file system supports it and the memory is aligned like the
+  file (`place` of a writer names the offset); parts of blocks are collected in `Blocks`. Everything else goes through
+  the page cache, and `sync` drops those pages, so that a later read comes from storage. The number of open files is
+  bounded (see `Descriptors`), whatever the number of shards. Once a sync has failed, every later `sync` fails too: the
+  kernel drops the failed pages, and a second fsync would report success for lost data.
+- `SharedFiles`, on a disk: files of which other processes write other regions.
+- `UploadedFiles`, in the staged objects of a run: they are sent in parts.
+- `SlicedFiles`: those of a `Slice`, of any of these kinds.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import threading
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,22 +31,88 @@ from wherry.storage.direct import BLOCK, DIRECT, NO_DIRECT, cut, is_aligned
 from wherry.storage.folders import sync_folder
 from wherry.storage.open_file import open_regular
 from wherry.target.blocks import Blocks
-from wherry.target.shared_file import require_size
-from wherry.target.staged_objects import UploadedFiles, is_staged
+from wherry.target.staged_objects import is_staged, run_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from wherry.core.tensorspec import Span
     from wherry.storage.location import Location
-    from wherry.target.slice import Slice
 
 # Concurrent large writes. Two keep a device busy; with more, all would end, and then hash, at the same time.
 _AT_ONCE = 2
 _STEP = 64 << 20  # bytes by which files grow
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 SMALL = 64 << 10  # smaller writes are collected in `Blocks`
 
 
-class FlatFiles:
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What one of several processes writes of a target: some of its files, or a region of one.
+
+    Attributes:
+        files: their names, relative to the target; `.` for a target that is one file.
+        region: the bytes of the only file that are written; None if files are written whole.
+        guard: called before bytes of a region are written; raises if somebody else has written them. Where a store
+            keeps equal parts apart by itself, it does nothing.
+    """
+
+    files: frozenset[str]
+    region: Span | None = None
+    guard: Callable[[], None] = lambda: None
+
+    def within(self, folder: str) -> Slice:
+        """The files in a folder of the target, with their names relative to it."""
+        prefix = f"{folder}/" if folder else ""
+        names = (name.removeprefix(prefix) for name in self.files if name.startswith(prefix))
+        return replace(self, files=frozenset(names))
+
+
+class TargetFiles(ABC):
+    """Files in one folder of a target, of known sizes; safe from several threads."""
+
+    @abstractmethod
+    def write(self, name: str, offset: int, data: memoryview | bytes | bytearray) -> None:
+        """Write bytes at an offset of a file.
+
+        Raises:
+            WherryError: the storage failed, also while other bytes were sent; or somebody else has written them.
+        """
+
+    @abstractmethod
+    def read(self, name: str, start: int, stop: int) -> memoryview:
+        """Read bytes [start, stop) of a file, which were written; of an object, when it is complete.
+
+        Raises:
+            StorageError: the storage failed, now or in an earlier call.
+        """
+
+    def holds(self, path: str, start: int, stop: int) -> bool:  # noqa: ARG002  see UploadedFiles
+        """Whether bytes of the file at a path, which were written, are durable after a `sync`."""
+        return True
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Make every `write` durable that has returned; what an object waits for is durable when it was sent.
+
+        Raises:
+            WherryError: the storage failed, now or in an earlier call.
+        """
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Make the files and their names durable.
+
+        Raises:
+            WherryError: the storage failed, now or in an earlier call.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what is open."""
+
+
+class FlatFiles(TargetFiles):
     """A set of preallocated files in one local folder."""
 
     def __init__(self, folder: Path, sizes: Mapping[str, int]) -> None:
@@ -93,11 +167,7 @@ class FlatFiles:
             self._guard(name, lambda fd: self._enlarge(fd, name, size))
 
     def write(self, name: str, offset: int, data: memoryview | bytes | bytearray) -> None:
-        """Write bytes at an offset of a file.
-
-        Raises:
-            StorageError: the storage failed.
-        """
+        """See TargetFiles."""
         view = memoryview(data).cast("B")
         try:
             if offset + len(view) <= self._sizes[name]:
@@ -110,11 +180,7 @@ class FlatFiles:
             self._dirty.add(name)
 
     def read(self, name: str, start: int, stop: int) -> memoryview:
-        """Read bytes [start, stop) of a file, after the blocks that wait in memory are written.
-
-        Raises:
-            StorageError: the storage failed, now or in an earlier call.
-        """
+        """See TargetFiles."""
         self.sync()
         try:
             with os.fdopen(open_regular(str(self._folder / name)), "rb", buffering=0) as opened:
@@ -124,11 +190,7 @@ class FlatFiles:
             raise storage_error(error, str(self._folder / name)) from error
 
     def sync(self) -> None:
-        """Make every `write` durable that has returned.
-
-        Raises:
-            StorageError: the storage failed, now or in an earlier call.
-        """
+        """See TargetFiles."""
         with self._syncing:  # a second caller returns when the writes of the first are durable
             with self._lock:
                 dirty, self._dirty = self._dirty, set()
@@ -136,11 +198,7 @@ class FlatFiles:
             self._check(lambda: [self._guard(name, _settle) for name in sorted(dirty)])
 
     def finish(self) -> None:
-        """Make the files and their names durable.
-
-        Raises:
-            StorageError: the storage failed, now or in an earlier call.
-        """
+        """See TargetFiles."""
         self.sync()
         for name in self._room:
             self._guard(name, lambda fd, name=name: os.ftruncate(fd, self._sizes[name]))
@@ -148,7 +206,7 @@ class FlatFiles:
         self._check(lambda: sync_folder(self._folder))
 
     def close(self) -> None:
-        """Close every descriptor."""
+        """See TargetFiles."""
         self._open.close()
 
     def _check(self, act: Callable[[], object]) -> None:
@@ -180,15 +238,18 @@ class FlatFiles:
 
     def _write_blocks(self, name: str, offset: int, view: memoryview) -> None:
         if len(view) < SMALL:
-            self._blocks.put(name, offset, view)
+            self._write_small(name, offset, view)
             return
         parts = cut(offset, len(view))
         body = view[parts.body - offset : parts.tail - offset]
-        self._blocks.put(name, offset, view[: parts.body - offset])
+        self._write_small(name, offset, view[: parts.body - offset])
         self._blocks.forget(name, parts.body, parts.tail)
         with self._turn:
             self._write(name, parts.body, body, direct=is_aligned(body))
-        self._blocks.put(name, parts.tail, view[parts.tail - offset :])
+        self._write_small(name, parts.tail, view[parts.tail - offset :])
+
+    def _write_small(self, name: str, offset: int, view: memoryview) -> None:
+        self._blocks.put(name, offset, view)
 
     def _write_run(self, name: str, offset: int, run: memoryview) -> None:
         held = run[: self._sizes[name] - offset]  # nothing is written beyond the end
@@ -227,8 +288,9 @@ class FlatFiles:
 class SharedFiles(FlatFiles):
     """Files of which other processes write other regions: this one writes exactly its own bytes, and no others.
 
-    No block is read, changed and written again, as by `Blocks`: a process that was slow would put back what it had read
-    before somebody else wrote there.
+    A file has its full size before the first byte, and never another one, so nobody truncates what somebody else has
+    written. No block is read, changed and written again, as by `Blocks`: a process that was slow would put back what it
+    had read before somebody else wrote there.
     """
 
     def add(self, name: str, size: int) -> None:
@@ -238,28 +300,57 @@ class SharedFiles(FlatFiles):
             StorageError: the file has another size; or the storage is full or failed.
         """
         self._sizes[name] = size
-        self._guard(name, lambda descriptor: require_size(descriptor, self._folder / name, size))
+        self._guard(name, lambda descriptor: _require_size(descriptor, self._folder / name, size))
 
     def finish(self) -> None:
         """Make what was written durable."""
         self.sync()
 
-    def _write_blocks(self, name: str, offset: int, view: memoryview) -> None:
-        if len(view) < SMALL:
-            self._write(name, offset, view)
-            return
-        parts = cut(offset, len(view))
-        body = view[parts.body - offset : parts.tail - offset]
-        self._write(name, offset, view[: parts.body - offset])
-        with self._turn:
-            self._write(name, parts.body, body, direct=is_aligned(body))
-        self._write(name, parts.tail, view[parts.tail - offset :])
+    def _write_small(self, name: str, offset: int, view: memoryview) -> None:
+        self._write(name, offset, view)
 
 
-class SlicedFiles:
+class UploadedFiles(TargetFiles):
+    """Files in the staged objects of a run; see TargetFiles."""
+
+    def __init__(self, folder: Location, sizes: Mapping[str, int]) -> None:
+        """Begin or continue the files.
+
+        Args:
+            folder: a folder of a run's staged objects.
+            sizes: name → bytes.
+        """
+        self._folder, self._run = folder, run_of(folder)
+        self._files = {name: self._run.file(folder.join(name).path, size) for name, size in sizes.items()}
+
+    def write(self, name: str, offset: int, data: memoryview | bytes | bytearray) -> None:
+        """See TargetFiles."""
+        self._files[name].write(offset, memoryview(data).cast("B"))
+
+    def read(self, name: str, start: int, stop: int) -> memoryview:
+        """See TargetFiles."""
+        return memoryview(self._folder.join(name).read(start, stop))
+
+    def holds(self, path: str, start: int, stop: int) -> bool:
+        """See TargetFiles."""
+        return self._run.file_at(path).holds(start, stop)
+
+    def sync(self) -> None:
+        """See TargetFiles: nothing can hurry a part, but sending may have failed."""
+        self._run.using.sender.require_sound()
+
+    def finish(self) -> None:
+        """See TargetFiles."""
+        self._run.finish()
+
+    def close(self) -> None:
+        """See TargetFiles; the run ends the sending."""
+
+
+class SlicedFiles(TargetFiles):
     """The files of a slice; what is written to others, or outside its region, is left out."""
 
-    def __init__(self, files: FlatFiles | UploadedFiles | None, part: Slice) -> None:
+    def __init__(self, files: TargetFiles | None, part: Slice) -> None:
         """Begin.
 
         Args:
@@ -269,11 +360,7 @@ class SlicedFiles:
         self._files, self._part = files, part
 
     def write(self, name: str, offset: int, data: memoryview | bytes | bytearray) -> None:
-        """Write what the slice has of some bytes.
-
-        Raises:
-            WherryError: the storage failed, or somebody else has written them meanwhile.
-        """
+        """See TargetFiles."""
         if self._files is None or not self.keeps(name):
             return
         if self._part.region is not None:
@@ -286,11 +373,7 @@ class SlicedFiles:
         self._files.write(name, offset, data)
 
     def read(self, name: str, start: int, stop: int) -> memoryview:
-        """Read bytes [start, stop) of a file of the slice.
-
-        Raises:
-            StorageError: the storage failed.
-        """
+        """See TargetFiles."""
         assert self._files is not None, "no file is written"
         return self._files.read(name, start, stop)
 
@@ -298,37 +381,23 @@ class SlicedFiles:
         """Whether the slice has a file."""
         return name in self._part.files
 
-    def holds(self, path: str, start: int, stop: int) -> bool:  # noqa: ARG002  as UploadedFiles
-        """Whether bytes that were written need no other record: they do not, as a unit is made whole or again."""
-        return True
-
     def sync(self) -> None:
-        """Make every `write` durable that has returned.
-
-        Raises:
-            WherryError: the storage failed.
-        """
+        """See TargetFiles."""
         if self._files is not None:
             self._files.sync()
 
     def finish(self) -> None:
-        """Make the files and their names durable.
-
-        Raises:
-            WherryError: the storage failed.
-        """
+        """See TargetFiles."""
         if self._files is not None:
             self._files.finish()
 
     def close(self) -> None:
-        """Close every descriptor."""
+        """See TargetFiles."""
         if self._files is not None:
             self._files.close()
 
 
-def open_files(
-    folder: Location, sizes: Mapping[str, int], part: Slice | None = None
-) -> FlatFiles | UploadedFiles | SlicedFiles:
+def open_files(folder: Location, sizes: Mapping[str, int], part: Slice | None = None) -> TargetFiles:
     """The files of a folder, on a local disk or in the staged objects of a run.
 
     Args:
@@ -346,9 +415,7 @@ def open_files(
     return SlicedFiles(_open_all(folder, kept, region=part.region is not None) if kept else None, part)
 
 
-def _open_all(
-    folder: Location, sizes: Mapping[str, int], *, region: bool = False
-) -> FlatFiles | UploadedFiles:
+def _open_all(folder: Location, sizes: Mapping[str, int], *, region: bool = False) -> TargetFiles:
     if is_staged(folder):
         return UploadedFiles(folder, sizes)
     require_local(folder)
@@ -370,7 +437,7 @@ def require_local(folder: Location) -> None:
 
 
 def write_runs(
-    files: FlatFiles | UploadedFiles | SlicedFiles,
+    files: TargetFiles,
     rows: list[tuple[str, int, bytes | bytearray | memoryview]],
 ) -> None:
     """Write pieces of files; those that follow one another in a file are written at once.
@@ -410,3 +477,33 @@ def _allocate(descriptor: int, size: int) -> None:
 def _settle(descriptor: int) -> None:
     os.fdatasync(descriptor)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # pages used again cost less than fresh ones
+
+
+def _require_size(descriptor: int, path: Path, size: int) -> None:
+    """Give a file its size if it is new.
+
+    Args:
+        descriptor: of the file.
+        path: for errors.
+        size: bytes that it has in every process.
+
+    Raises:
+        StorageError: it has another size.
+        OSError: the storage is full or failed.
+    """
+    found = os.fstat(descriptor).st_size
+    if found not in (0, size):
+        raise StorageError(
+            f"the file that the units share has {found:,} bytes instead of {size:,}",
+            uri=str(path),
+            cure="remove it, and run `wherry work` again",
+        )
+    if not found:
+        os.ftruncate(descriptor, size)  # two processes that both do this leave the same file
+    # Space is allocated where the file system can do so: `posix_fallocate` may write zeros, which are not harmless.
+    libc = ctypes.CDLL(None, use_errno=True)
+    if size and hasattr(libc, "fallocate64"):
+        code = libc.fallocate64(descriptor, 0, ctypes.c_int64(0), ctypes.c_int64(size))
+        number = ctypes.get_errno() if code else 0
+        if number in _FULL:
+            raise OSError(number, os.strerror(number))

@@ -8,6 +8,7 @@ from wherry.errors import UsageError
 from wherry.store.fsspec_store import FsspecStore
 from wherry.store.hub import PROTOCOL, HubPath, parse_hub_path
 from wherry.store.hub_commit import BLANK, leftover_branches, no_repository, remove_branch
+from wherry.target.leftovers import YOUNG, CleanReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,18 +30,13 @@ Made by wherry, which read every byte back before it appeared; `wherry.json` has
 | --- | --- |"""
 
 
-def clean_repository(
-    root: Location, *, dry_run: bool, min_age: float
-) -> Iterator[tuple[str, int, bool, str]]:
+def clean_repository(root: Location, *, dry_run: bool, min_age: float) -> Iterator[CleanReport]:
     """Remove the branches that killed runs have left in a repository.
 
     Args:
         root: the repository, or a path in it.
         dry_run: remove nothing.
         min_age: seconds since the commit of a branch; younger ones are left, as they may be in use.
-
-    Returns:
-        URI, bytes, whether it was removed, and why or why not.
 
     Raises:
         NotFoundError: the repository does not exist.
@@ -55,14 +51,14 @@ def clean_repository(
     for name, age in found:
         uri = f"{PROTOCOL}://{HubPath(place.kind, place.repo, name, '').text}"
         if age is None:
-            yield uri, 0, False, "it has no commit yet; may be in use"
+            yield CleanReport(uri, 0, removed=False, reason="it has no commit yet; may be in use")
         elif age < min_age:
-            yield uri, 0, False, "changed within the hour; may be in use"
+            yield CleanReport(uri, 0, removed=False, reason=YOUNG)
         elif dry_run:
-            yield uri, 0, False, "dry run"
+            yield CleanReport(uri, 0, removed=False, reason="dry run")
         else:
             remove_branch(store, place, name)
-            yield uri, 0, True, "stale"
+            yield CleanReport(uri, 0, removed=True, reason="stale")
 
 
 def require_path(target: Location) -> HubPath:

@@ -1,32 +1,50 @@
-"""leftovers: what runs have left, on a disk and in stores of objects, and the rule by which it is removed.
+"""leftovers: what runs have left, who may still use it, and the rule by which it is removed.
 
-`wherry.target.owners` checks which owners are still at work, all of them at the same time; what belongs to none of
-these is removed, whatever its age. It is removed while holding the lease of its target, as a conversion would: a run
-that resumes or starts meanwhile finds that it does not hold the target. On a full disk, where no lease can be created,
-what is left is removed without it if the lease is as it was.
+What belongs to a target is used by whoever holds the lease of the target. A job has no lease while its workers make
+units: each renews a claim (`wherry.workers.claims`). The folder of an export is shared by processes that are named in
+it (`wherry.live.shares`). A lease that is not renewed has no owner any more. A claim or a name that shows no life
+proves nothing, unless its process was one of this machine and has ended: the worker may be one of many, and the next
+one not named yet. Only where no owner can be checked, the age of what is left decides.
+
+All owners are judged at the same time. What belongs to none that is still at work is removed, whatever its age, while
+holding the lease of its target, as a conversion would: a run that resumes or starts meanwhile finds that it does not
+hold the target. On a full disk, where no lease can be created, what is left is removed without it if the lease is as it
+was. `wherry.target.clean` finds what is left.
 """
 
 from __future__ import annotations
 
 import errno
+import re
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wherry.errors import StorageError, TargetInUseError
+from wherry.errors import NotFoundError, StorageError, TargetInUseError
+from wherry.storage.location import MOST_CONFIG
 from wherry.target.lease import Lease
-from wherry.target.lease_watch import judge_all
+from wherry.target.lease_watch import Sighting, Verdict, Watch, judge_all
+from wherry.text.json_values import json_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
+    from wherry.storage.location import Location
     from wherry.target.lease import Register
     from wherry.target.lease_watch import Judgement
-    from wherry.target.owners import Owners
 
 YOUNG = "changed within the hour; may be in use"
 _HELD = "a running job holds its lease"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+JOB, JOB_SUFFIX = (
+    "job.json",
+    ".job",
+)  # the record that names the conversion of a job; suffix of the job's folder
+CLAIM_SECONDS = 60.0  # after which a claim that is not renewed expires
+_CLAIM = re.compile(r"claim-((?:receipt|proof)-\d+)-\d+")  # with the task
+_DONE = re.compile(r"((?:receipt|proof)-\d+)-[0-9a-f]{8}")  # with the task
+_WRITER, _RANKS = "writer.lease", "here-*.json"  # in the folder of an export
 
 
 class CleanReport(NamedTuple):
@@ -36,6 +54,42 @@ class CleanReport(NamedTuple):
     nbytes: int
     removed: bool
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Owners:
+    """Who may use something.
+
+    Attributes:
+        leases: of which the holder uses it.
+        processes: that are named, and may use it without a lease.
+        unnamed: whether others may use it that are not named: a job waits for workers.
+    """
+
+    leases: tuple[Watch, ...] = ()
+    processes: tuple[Watch, ...] = ()
+    unnamed: bool = False
+
+    def joined(self, other: Owners) -> Owners:
+        """The owners of something that these and others may use."""
+        return Owners(
+            self.leases + other.leases, self.processes + other.processes, self.unnamed or other.unnamed
+        )
+
+    @property
+    def watches(self) -> tuple[Watch, ...]:
+        """What is to be judged; see `judge_all`."""
+        return self.leases + self.processes
+
+    def live(self, judged: Mapping[Path | str, Judgement]) -> bool:
+        """Whether one of them is known to be at work."""
+        return any(judged[watch.path].verdict is Verdict.ALIVE for watch in self.watches)
+
+    def ended(self, judged: Mapping[Path | str, Judgement]) -> bool:
+        """Whether all of them are known to have ended."""
+        verdicts = [judged[watch.path].verdict for watch in self.processes]
+        named = bool(verdicts) or not self.unnamed
+        return named and not self.live(judged) and all(verdict is Verdict.DEAD for verdict in verdicts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +157,55 @@ def _remove(left: Leftover, judged: Mapping[Path | str, Judgement], *, dry_run: 
         if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in _FULL:
             raise
         return left.remove(None) if register.look() == judgement.sighting else _HELD
+
+
+def owners_by_lease(register: Register) -> Owners:
+    """Who holds a lease."""
+    return Owners((Watch(register.uri, register.look, register.expiry),))
+
+
+def owners_of_job(folder: Location) -> Owners:
+    """The workers of a job, by their claims on tasks that are not done yet.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    names = [entry.name for entry in folder.entries()]
+    done = {found[1] for found in map(_DONE.fullmatch, names) if found}  # whose claims are over
+    claims = [name for name in names if (found := _CLAIM.fullmatch(name)) and found[1] not in done]
+    places = (folder.join(name) for name in claims)
+    open_claims = (place for place in places if _claim(place) is not None)
+    return Owners(processes=tuple(map(_watch, open_claims)), unnamed=True)
+
+
+def owners_of_export(folder: Path) -> Owners:
+    """The processes that share the folder of an export."""
+    ranks: Iterable[Path] = sorted(folder.glob(_RANKS))
+    # A name is not renewed: if the process table does not tell, nothing does.
+    processes = tuple(Watch(path, expiry=0.0) for path in ranks)
+    return Owners((Watch(folder / _WRITER),), processes, unnamed=True)
+
+
+def _watch(claim: Location) -> Watch:
+    def look() -> Sighting | None:
+        row = _claim(claim)
+        return None if row is None else Sighting(row["beat"], row["owner"].encode())
+
+    return Watch(claim.path, look, CLAIM_SECONDS)
+
+
+def _claim(place: Location) -> dict[str, str] | None:
+    """A claim as it is written; None if it is gone, or is none. Whether it is signed does not matter to keep it."""
+    with suppress(NotFoundError, ValueError, TypeError, KeyError):
+        row = unverified_row(place.read_whole(MOST_CONFIG))
+        return {"owner": str(row["owner"]), "beat": str(int(row["beat"]))}
+    return None
+
+
+def unverified_row(line: bytes) -> Mapping[str, Any]:
+    """The row of a line of a signed log, whoever has signed it; empty if it is none."""
+    try:
+        row = json_value(line.partition(b"\t")[0])
+    except ValueError:
+        return {}
+    return row if isinstance(row, dict) else {}

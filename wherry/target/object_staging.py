@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING
 
 from wherry.core.progress import Meter
 from wherry.errors import TargetExistsError, WherryError
+from wherry.runtime import threads
 from wherry.storage.folders import PREFIX
 from wherry.storage.listing_view import objects_below
-from wherry.storage.location import Location
+from wherry.storage.location import MOST_CONFIG, Location
+from wherry.storage.ranges import read_ranges
 from wherry.storage.sidecar import sidecar_name
 from wherry.store.object_store import heads
-from wherry.target.file_copies import copy_to_store
 from wherry.target.journal import JournalPast, begin_journal, read_past
 from wherry.target.lease import lease_of
 from wherry.target.parts import OVERFLOW, Sender, parts_share, reading_share
@@ -36,16 +37,18 @@ from wherry.target.signed_log import ObjectSink
 from wherry.target.staged_objects import StagedObjects
 from wherry.target.staging import Staging
 from wherry.target.upload_run import UploadRun, is_inner
-from wherry.target.uploaded_file import SentBefore, UploadContext
+from wherry.target.uploaded_file import PART_BYTES, SentBefore, UploadContext, part_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from wherry.core.progress import OnProgress
     from wherry.store.store import Part, Store, StoredObject, Upload
-    from wherry.target.file_copies import CopiedFile
     from wherry.target.journal import Header, Journal
+    from wherry.target.staging import CopiedFile
 
+_COPIES = 4  # files that are copied at the same time
+_PROVED_BYTES = 1 << 20  # a smaller file is read back by itself: a sidecar, a config, an index
 _AREA = re.compile(r"\.[0-9a-f]{8}")
 
 
@@ -105,9 +108,21 @@ class ObjectStaging(Staging):
         return self._journal
 
     def copy_files(self, files: Sequence[CopiedFile], memory: int, progress: OnProgress | None) -> int:
-        """See Staging."""
+        """See Staging. The caller proves the result by its digests."""
         meter = Meter("fetch", sum(entry.size for _source, _place, entry in files), progress)
-        return copy_to_store(self.run, files, reading_share(memory), meter.add)
+
+        def copy(file: CopiedFile) -> int:
+            return _copy_file(self.run, file, reading_share(memory) // _COPIES, meter.add)
+
+        with threads.executor(_COPIES, "wherry-fetch", numbers=False) as pool:
+            try:
+                resumed = sum(pool.map(copy, files))
+            except BaseException:
+                self.run.using.sender.stop()
+                pool.shutdown(cancel_futures=True)
+                raise
+        self.run.finish()
+        return resumed
 
     def prove_small(self) -> None:
         """See Staging."""
@@ -273,6 +288,38 @@ class ObjectStaging(Staging):
         if not self._store.names_uploads:
             self._abort_uploads({})
         self._log.remove(self.require_held)
+
+
+def _copy_file(run: UploadRun, file: CopiedFile, memory: int, report: Callable[[int, str], object]) -> int:
+    """Copy a file as it is: by the store, if it is in the bucket of the target, else in parts, from buffer to buffer.
+
+    Returns:
+        Bytes that the store had before: what an interrupted run has sent or copied.
+    """
+    source, place, entry = file
+    if place.store.capabilities.object_copy and bucket_of(source) == bucket_of(place):
+        found = run.using.store.head(source.path)
+        kept = run.copy(place.path, source.path, found.mark if found else "", kept=entry.size)
+        report(entry.size, entry.name)
+        return kept
+    if entry.size <= min(_PROVED_BYTES, PART_BYTES):
+        run.put(place.path, source.read_whole(MOST_CONFIG) if entry.size else b"")
+        report(entry.size, entry.name)
+        return 0
+    sending, step = run.file(place.path, entry.size), part_size(entry.size, run.using.store.part_limits)
+    ranges = [(start, min(start + step, entry.size)) for start in range(0, entry.size, step)]
+    missing = [one for one in ranges if not sending.holds(*one)]
+    resumed = entry.size - sum(stop - start for start, stop in missing)
+    report(resumed, entry.name)
+    for part in read_ranges(source, missing, memory):
+        sending.write(missing[part.number][0] + part.offset, part.data)
+        report(len(part.data), entry.name)
+    return resumed
+
+
+def bucket_of(place: Location) -> tuple[str, str]:
+    """Protocol and name of the bucket of a place."""
+    return place.store.protocol, place.path.partition("/")[0]
 
 
 def without_unproved(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 LONGEST_LINE = 64 << 20
 NAME = "journal-"
-_MOST_BYTES = 4 * MOST_CONFIG  # of an object; that of a job has all leaves and parts, about 34 MB a terabyte
+MOST_BYTES = 4 * MOST_CONFIG  # of an object; that of a job has all leaves and parts, about 34 MB a terabyte
 _FIRST_MAC = b"wherry journal 1"  # takes the place of the MAC before the first line
 _ALTERED = "the journal of the interrupted run was altered, or signed with another key"
 
@@ -170,7 +170,7 @@ class ObjectSink:
         """See LogSink."""
         names = self._names()
         self._number = len(names)
-        data = b"".join(self._folder.join(name).read_whole(_MOST_BYTES) for name in names)
+        data = b"".join(self._folder.join(name).read_whole(MOST_BYTES) for name in names)
         lines, reason = checked_lines(io.BytesIO(data), key)
         if names != [f"{NAME}{number:06d}" for number in range(len(names))]:
             return [], "a part of the journal of the interrupted run is missing"

@@ -14,12 +14,9 @@ from typing import TYPE_CHECKING
 from wherry.store.store import Entry, StoreOver
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from wherry.storage.location import Location
     from wherry.store.store import Store
     from wherry.target.upload_run import UploadRun
-    from wherry.target.uploaded_file import UploadedFile
 
 
 _BLOCK = 16 << 10  # bytes: the end of one item of a DCP file, and the beginning of the next
@@ -92,61 +89,6 @@ class StagedObjects(StoreOver):
             while len(self._blocks) > _MOST_BLOCKS:
                 self._blocks.popitem(last=False)
         return held
-
-
-class UploadedFiles:
-    """Files in one folder of a target that are written at offsets; the counterpart of flat files on a local disk."""
-
-    def __init__(self, folder: Location, sizes: Mapping[str, int]) -> None:
-        """Begin or continue the files.
-
-        Args:
-            folder: a folder of a run's staged objects.
-            sizes: name → bytes.
-        """
-        self._folder, self._run = folder, run_of(folder)
-        self._files: dict[str, UploadedFile] = {}
-        for name, size in sizes.items():
-            self.add(name, size)
-
-    def add(self, name: str, size: int) -> None:
-        """Begin or continue one more file."""
-        self._files[name] = self._run.file(self._folder.join(name).path, size)
-
-    def write(self, name: str, offset: int, data: memoryview | bytes | bytearray) -> None:
-        """Write bytes at an offset of a file.
-
-        Raises:
-            WherryError: sending a part has failed.
-        """
-        self._files[name].write(offset, memoryview(data).cast("B"))
-
-    def read(self, name: str, start: int, stop: int) -> memoryview:
-        """Read bytes [start, stop) of a file whose object is complete.
-
-        Raises:
-            StorageError: the storage failed.
-        """
-        return memoryview(self._folder.join(name).read(start, stop))
-
-    def holds(self, path: str, start: int, stop: int) -> bool:
-        """Whether the store has all bytes of a range of the file at a path."""
-        return self._run.file_at(path).holds(start, stop)
-
-    def sync(self) -> None:
-        """Raise if sending has failed; a part is durable when it was sent, which nothing can hurry."""
-        self._run.using.sender.require_sound()
-
-    def finish(self) -> None:
-        """Send what is left, and wait until the objects are complete.
-
-        Raises:
-            WherryError: sending failed.
-        """
-        self._run.finish()
-
-    def close(self) -> None:
-        """There is nothing to close: the run ends the sending."""
 
 
 def run_of(folder: Location) -> UploadRun:

@@ -18,7 +18,7 @@ there, and what fails then is only a warning.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 from wherry.core.progress import logger
 from wherry.errors import StorageError, TargetExistsError, TargetInUseError, WherryError, storage_errors
@@ -30,10 +30,13 @@ if TYPE_CHECKING:
 
     from wherry.core.progress import OnProgress
     from wherry.storage.location import Location
-    from wherry.target.file_copies import CopiedFile
+    from wherry.store.store import Entry
     from wherry.target.journal import Journal
     from wherry.target.lease import Lease
 
+CopiedFile: TypeAlias = (
+    "tuple[Location, Location, Entry]"  # source, place at the location of a staging, the source's entry
+)
 # Failures of a store that its user mends, and then goes on.
 _MENDED_OUTSIDE = ("expired", "no-credentials", "refused", "forbidden", "quota", "clock")
 _log = logger(__name__)

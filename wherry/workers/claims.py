@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from wherry.core.progress import logger
 from wherry.errors import WherryError
 from wherry.target.lease_watch import Sighting, Verdict, Watch, this_process
-from wherry.target.owners import CLAIM_SECONDS
+from wherry.target.leftovers import CLAIM_SECONDS
 from wherry.workers.record import ClaimRecord
 
 if TYPE_CHECKING:

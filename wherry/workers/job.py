@@ -44,14 +44,13 @@ from wherry.storage.location import MOST_CONFIG
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
 from wherry.target.area import set_aside
+from wherry.target.clean import leftover_objects
 from wherry.target.file_staging import FileStaging, require_file_commit
 from wherry.target.in_use import in_use
 from wherry.target.janitor import owner_text, text_has_ended
 from wherry.target.key import key_for_workers
 from wherry.target.lease_watch import judge_all
-from wherry.target.leftovers import clean_leftovers
-from wherry.target.object_leftovers import leftover_objects
-from wherry.target.owners import JOB, owners_of_job, unverified_row
+from wherry.target.leftovers import JOB, clean_leftovers, owners_of_job, unverified_row
 from wherry.version import __version__
 from wherry.workers.estimate import CLIENT_BYTES, units_of
 from wherry.workers.record import SCHEMA, JobRecord, Task, TaskKind

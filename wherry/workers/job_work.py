@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import MismatchError, NotFoundError, TargetExistsError, WherryError, wherry_error
-from wherry.target.owners import JOB
+from wherry.target.leftovers import JOB
 from wherry.version import __version__
 from wherry.workers.claims import Claims
 from wherry.workers.coordinator import Call, Workload, run_workload

@@ -23,9 +23,9 @@ from wherry.mover.spill import FOLDER_VARIABLE
 from wherry.storage.folders import PREFIX, make_folders, remove_leftover
 from wherry.storage.location import Location
 from wherry.storage.stores import make_folder
+from wherry.target.files import Slice
 from wherry.target.janitor import temporary_folder
 from wherry.target.parts import Sender, parts_share
-from wherry.target.slice import Slice
 from wherry.target.staged_objects import StagedObjects, is_staged, run_of
 from wherry.target.upload_run import UploadRun
 from wherry.target.uploaded_file import SentBefore, UploadContext

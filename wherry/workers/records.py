@@ -20,7 +20,7 @@ from wherry.storage.location import MOST_CONFIG, Location
 from wherry.storage.renames import rename_without_replacing
 from wherry.storage.stores import LocalStore
 from wherry.target.key import KEY_ENV, journal_key
-from wherry.target.owners import JOB, JOB_SUFFIX
+from wherry.target.leftovers import JOB, JOB_SUFFIX
 from wherry.target.signed_log import checked_lines, sign
 from wherry.workers.record import decode, encode
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.progress import logger
 from wherry.errors import IncompleteError, MismatchError, TargetExistsError, WherryError
 from wherry.remote.waits import waiting
-from wherry.target.owners import CLAIM_SECONDS, JOB
+from wherry.target.leftovers import CLAIM_SECONDS, JOB
 from wherry.workers.claims import Claims, claims_among
 from wherry.workers.job import opened_job, require_able
 from wherry.workers.make import make_unit, this_worker

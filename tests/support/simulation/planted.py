@@ -20,11 +20,11 @@ from wherry.storage import folders
 from wherry.store.amazon import AmazonStore
 from wherry.target import (
     area,
+    clean,
     file_staging,
     journal,
     lease_watch,
     leftovers,
-    object_leftovers,
     object_staging,
     signed_log,
     upload_run,
@@ -213,7 +213,7 @@ def clean_removes_a_live_upload(stack):
 @planted("s3")
 def clean_of_a_committed_target(stack):
     """`clean` does not look whether the target was committed."""
-    _replace(stack, object_leftovers, "is_committed", lambda *_: False)
+    _replace(stack, clean, "is_committed", lambda *_: False)
 
 
 @planted("s3")

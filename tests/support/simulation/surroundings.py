@@ -46,7 +46,7 @@ def simulated():
             ("monotonic", time.monotonic), ("time", time.time), ("time_ns", time.time_ns), ("sleep", time.sleep),
         ):  # fmt: skip
             replace(patch.object(time, name, _clock(name, real)))
-        replace(patch("wherry.target.object_leftovers.datetime", _Datetime))
+        replace(patch("wherry.target.clean.datetime", _Datetime))
         replace(patch.object(os, "getpid", _getpid(os.getpid)))
         replace(patch.object(os, "kill", _kill(os.kill)))
         replace(patch.object(socket, "gethostname", _gethostname(socket.gethostname)))

@@ -21,10 +21,11 @@ from wherry.storage.location import Location
 from wherry.storage.stores import LocalStore, make_folder
 from wherry.target import clean as clean_module
 from wherry.target.durable_move import DurableMove
+from wherry.target.files import UploadedFiles
 from wherry.target.journal import Journal
 from wherry.target.object_staging import is_unfinished
 from wherry.target.sinks import open_staging
-from wherry.target.staged_objects import UploadedFiles, run_of
+from wherry.target.staged_objects import run_of
 from wherry.target.upload_run import UploadRun
 
 if TYPE_CHECKING:
