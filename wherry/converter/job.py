@@ -610,7 +610,8 @@ def _sidecar(
     companions: tuple[Companion, ...],
 ) -> tuple[Sidecar, Receipt]:
     job, plan = staged.job, staged.job.plan
-    origin = {**plan.manifest.origin, **({"meta": redact_values(job.meta)} if job.meta else {})}
+    meta: dict[str, Any] = {"meta": redact_values(job.meta)} if job.meta else {}
+    origin: dict[str, Any] = {**plan.manifest.origin, **meta}
     manifest = replace(plan.manifest, origin=origin).with_digests(ours.digests, companions)
     target = reference(job.target.uri, plan.to, plan.format_version, manifest, mark, job.algorithm)
     sources = source_references(
@@ -623,7 +624,7 @@ def _sidecar(
         plan.memory,
         staged.staging.spill,
     )
-    merge: Mapping[str, Any] = origin.get("merge", {})
+    merge = origin.get("merge", {})
     losses = {
         path: staged.output.losses[source]
         for path, source in plan.pairs.items()
