@@ -33,7 +33,7 @@ from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import CorruptError, IncompleteError
 from wherry.integrations.containers.zarr import metadata, stream
 from wherry.mover.pool import Pool
-from wherry.mover.regions import band_at, place
+from wherry.mover.read import band_at, place
 from wherry.mover.source import Source
 from wherry.storage.stores import locate
 
@@ -57,7 +57,7 @@ def spilled_bytes(folder, budget=16 * MIB, step=3 * MIB + 1):
 
 
 def read(extents, span, spec):
-    from wherry.mover.regions import read_span
+    from wherry.mover.read import read_span
 
     buffer = bytearray(span.nbytes)
     read_span(extents, span, memoryview(buffer), spec)

@@ -257,9 +257,9 @@ def test_several_targets_are_made_in_one_pass(model, tmp_path, monkeypatch):
     from wherry.mover import batch, source
 
     read = []
-    real, fill = source.read_span, batch.fill
+    real, fill = source.read_span, batch.fill_range
     monkeypatch.setattr(source, "read_span", lambda *a, **k: (read.append(a[1].nbytes), real(*a, **k)))
-    monkeypatch.setattr(batch, "fill", lambda *a, **k: (read.append(len(a[2])), fill(*a, **k)))
+    monkeypatch.setattr(batch, "fill_range", lambda *a, **k: (read.append(len(a[2])), fill(*a, **k)))
     targets = [
         TargetRequest(str(tmp_path / "a"), "orbax"),
         TargetRequest(str(tmp_path / "b"), "hf", {"max_shard_size": "1MB"}),

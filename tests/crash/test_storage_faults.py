@@ -127,14 +127,14 @@ def test_the_kernel_refuses_larger_files(source, undisturbed, children, tmp_path
 )
 def test_a_chunk_store_fails(sources, tmp_path, monkeypatch, function, options, code):
     source = sources["orbax"]
-    from wherry.mover import chunk_files
+    from wherry.mover import chunk_writer
 
     def fails(*_arguments, **_options):
         raise OSError(code, os.strerror(code))
 
     target = tmp_path / "out" / "orbax"
     chosen = dict(option.split("=") for option in options)
-    monkeypatch.setattr(chunk_files, function, fails)
+    monkeypatch.setattr(chunk_writer, function, fails)
     with pytest.raises(StorageError) as caught:
         wherry.convert(source, target, to="orbax", options=chosen, lineage=False)
     assert (caught.value.exit_code, caught.value.retryable) == (10, code == errno.EIO)

@@ -29,13 +29,12 @@ from wherry.formats.contents import (
 )
 from wherry.formats.format import Opened
 from wherry.formats.model_files import ModelFiles
-from wherry.mover.decode import DecodedReader
+from wherry.mover.decode import DecodedReader, Spill
 from wherry.mover.hashing import hash_checkpoint
 from wherry.mover.move import Way
 from wherry.mover.pool import Pool
 from wherry.mover.read import memory_for, read_array, read_region
 from wherry.mover.source import Source
-from wherry.mover.spill import Spill
 from wherry.storage.stores import locate
 
 SHAPE = (1000, 2200)  # 8.8 MB: more than is decoded at once in the smallest budget

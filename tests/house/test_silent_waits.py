@@ -24,7 +24,7 @@ ALLOWED = {
     ("wherry/workers/engines.py", "_carry_with_processes"): "units are made meanwhile",
     ("wherry/workers/engines.py", "_call"): "a unit is read meanwhile",
     ("wherry/mover/pool.py", "reserved"): "other ranges are moved meanwhile",
-    ("wherry/mover/spill.py", "complete"): "ranges are written meanwhile",
+    ("wherry/mover/decode.py", "complete"): "ranges are written meanwhile",
     ("wherry/target/parts.py", "_reserve"): "parts are sent meanwhile",
     ("wherry/target/parts.py", "drain"): "parts are sent meanwhile",
     ("wherry/target/parts.py", "loaded"): "another part is completed and sent meanwhile",

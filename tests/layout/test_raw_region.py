@@ -17,7 +17,7 @@ from wherry.families import convert_layout, load_family
 from wherry.formats.contents import Extent
 from wherry.layout.copies import copies, gather, part_bytes
 from wherry.layout.cuts import bands
-from wherry.mover.regions import RawBytes, fill_region
+from wherry.mover.read import RawBytes, fill_region
 from wherry.storage.stores import locate
 
 

@@ -9,7 +9,7 @@ import tensorstore as ts
 from tests.support.object_stores import Killed, PartLog
 from wherry.core.tensorspec import TensorSpec
 from wherry.integrations.containers.zarr.layout import ArrayForm, lay_out
-from wherry.mover.chunk_files import open_chunks
+from wherry.mover.chunk_writer import open_chunks
 from wherry.storage.location import Location
 from wherry.storage.stores import LocalStore, locate
 from wherry.target.parts import Sender

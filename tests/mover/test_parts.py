@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import wherry
-from wherry.mover.parts import Parts
+from wherry.mover.decode import Parts
 from wherry.mover.pool import Pool
 from wherry.mover.source import Source
 

@@ -11,7 +11,7 @@ import pytest
 from wherry.core.progress import Meter
 from wherry.core.tensorspec import TensorSpec
 from wherry.formats.contents import Contents, Extent, Stored
-from wherry.mover import range_batch
+from wherry.mover import batch
 from wherry.mover.carrier import Carrier, digest_moves
 from wherry.mover.hashing import Hashes
 from wherry.mover.move import Way
@@ -137,7 +137,7 @@ def test_a_large_tensor_is_read_in_parts_within_the_budget(files):
 
 
 def test_as_many_workers_as_the_budget_allows():
-    assert [range_batch.worker_count(budget) for budget in (MIB, 64 * MIB, 128 * MIB, 1 << 40)] == [
+    assert [batch.worker_count(budget) for budget in (MIB, 64 * MIB, 128 * MIB, 1 << 40)] == [
         1, 8, 10, 10,
     ]  # fmt: skip
 
@@ -148,15 +148,15 @@ def test_local_files_are_read_as_before(tmp_path):
     reader = Scattered({spec.path: (Extent(locate(tmp_path / "a"), 0, 100),)})
     way = Way.of(reader.access(spec))
     (move,) = way.moves(spec, ())
-    assert range_batch.ranged_move(move, spec, way) is None
+    assert batch.ranged_move(move, spec, way) is None
 
 
 def test_one_buffer_larger_than_a_move_is_read_in_parts(files):
-    from wherry.mover.regions import fill
+    from wherry.mover.read import fill_range
 
     made, reads = files
     content = bytes_of(2 * LARGEST + 3)
     buffer = bytearray(len(content) - 2)
-    fill(made(a=content)["a"], 2, memoryview(buffer), TensorSpec(("w",), (1,), "uint8"), straight=True)
+    fill_range(made(a=content)["a"], 2, memoryview(buffer), TensorSpec(("w",), (1,), "uint8"), straight=True)
     assert buffer == content[2:]
     assert reads["a"] == 3

@@ -19,7 +19,7 @@ from wherry.core.tensorspec import Span
 from wherry.errors import MismatchError
 from wherry.formats.contents import Extent
 from wherry.integrations.containers.zarr.reader import ArrayReader
-from wherry.mover import chunk_files, readback
+from wherry.mover import chunk_writer, readback
 from wherry.mover.move import Move
 from wherry.mover.readback import FilesBeingWritten, ReadBack
 from wherry.target.files import FlatFiles
@@ -181,7 +181,7 @@ def test_what_storage_altered_is_found_at_once_and_named(source, tmp_path, monke
 )
 def test_a_chunk_that_storage_altered_is_found_at_once(source, tmp_path, monkeypatch, at, words):
     monkeypatch.setattr("wherry.mover.output._GROUP_BYTES", MIB)
-    real, finished, done = chunk_files._PackedFiles.sync, [], []
+    real, finished, done = chunk_writer._PackedFiles.sync, [], []
 
     def sync(self):
         real(self)
@@ -191,7 +191,7 @@ def test_a_chunk_that_storage_altered_is_found_at_once(source, tmp_path, monkeyp
             place = Path(self._folder.path) / done[0].file
             flip(place, done[0].offset + int(done[0].nbytes * at))
 
-    monkeypatch.setattr(chunk_files._PackedFiles, "sync", sync)
+    monkeypatch.setattr(chunk_writer._PackedFiles, "sync", sync)
     monkeypatch.setattr("wherry.converter.job.finish", finished.append)
     with pytest.raises(MismatchError, match=rf"differs from what was written \(.*{words}") as caught:
         wherry.convert(source, tmp_path / "out", to="orbax", options={"compression": "zstd"})

@@ -99,10 +99,10 @@ def test_verify_and_inspect_spill_too_and_leave_nothing(tmp_path, monkeypatch):
 
 def watched(monkeypatch):
     """Names of the spill files that are opened."""
-    from wherry.mover import spill
+    from wherry.mover import decode
 
-    used, real = [], spill.writing
-    monkeypatch.setattr(spill, "writing", lambda path: (used.append(str(path)), real(path))[1])
+    used, real = [], decode.writing
+    monkeypatch.setattr(decode, "writing", lambda path: (used.append(str(path)), real(path))[1])
     return used
 
 

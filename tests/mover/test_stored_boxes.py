@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from wherry.core import dtypes
 from wherry.core.tensorspec import TensorSpec
-from wherry.mover import boxes as stored_boxes
-from wherry.mover.boxes import StoredBox
+from wherry.mover import decode
+from wherry.mover.decode import StoredBox, fill_from_boxes, is_scattered
 from wherry.mover.move import cells
 
 DTYPES = ("uint8", "bfloat16", "float32", "complex128")
@@ -60,7 +60,7 @@ def test_any_region_comes_out_of_any_boxes(case):
         buffer[:] = file[at : at + len(buffer)]
 
     out = bytearray(values[region].nbytes)
-    stored_boxes.fill(spec, region, boxes, read, memoryview(out))
+    fill_from_boxes(spec, region, boxes, read, memoryview(out))
     assert bytes(out) == values[region].tobytes()
 
 
@@ -80,14 +80,14 @@ def test_any_region_comes_out_of_any_boxes(case):
     ],
 )
 def test_only_short_runs_are_kept_as_boxes(shape, chunks, dtype, expected):
-    assert stored_boxes.is_scattered(TensorSpec(("w",), shape, dtype, chunks)) is expected
+    assert is_scattered(TensorSpec(("w",), shape, dtype, chunks)) is expected
 
 
 def test_what_is_held_of_a_large_region_is_small(monkeypatch):
     spec = TensorSpec(("w",), (64, 256), "float32", (64, 128))
     values = np.arange(64 * 256, dtype=np.float32).reshape(spec.shape)
     boxes, file = stored(spec, values, whole=False)
-    monkeypatch.setattr(stored_boxes, "_TOGETHER", 4 << 10)
+    monkeypatch.setattr(decode, "_TOGETHER", 4 << 10)
     lengths = []
 
     def read(at, buffer):
@@ -95,6 +95,6 @@ def test_what_is_held_of_a_large_region_is_small(monkeypatch):
         buffer[:] = file[at : at + len(buffer)]
 
     out = bytearray(values.nbytes)
-    stored_boxes.fill(spec, spec.whole, boxes, read, memoryview(out))
+    fill_from_boxes(spec, spec.whole, boxes, read, memoryview(out))
     assert bytes(out) == values.tobytes()
     assert max(lengths) <= 4 << 10

@@ -159,7 +159,7 @@ def test_the_sidecar_and_what_users_name(model, tmp_path):
 # Modules that read no checkpoint by a path: their own parts, what the user names, /proc, staging, keys and the ledger.
 OWN = {
     "wherry/target/area.py", "wherry/runtime/child.py", "wherry/cli/errors.py", "wherry/target/key.py",
-    "wherry/runtime/memory.py", "wherry/target/lease_watch.py", "wherry/storage/folders.py",
+    "wherry/runtime/interpreter.py", "wherry/target/lease_watch.py", "wherry/storage/folders.py",
     "wherry/auditor/bundle.py", "wherry/auditor/check.py", "wherry/tree/axes.py", "wherry/cli/ledger.py",
     "wherry/text/config_text.py", "wherry/cli/routes.py", "wherry/quantized/schemes.py", "wherry/quantized/ggml.py",
     "wherry/routes/first.py", "integrations/formats/gguf/model_config.py", "integrations/formats/gguf/tokenizer.py",
@@ -170,7 +170,7 @@ OWN = {
     "wherry/target/file_staging.py", "wherry/config/digests.py",
     "wherry/families/config_files.py", "wherry/view/overview.py", "wherry/target/copied_staging.py",
     "wherry/live/checkpoint.py", "wherry/storage/open_file.py", "wherry/storage/copy.py",
-    "wherry/mover/chunk_files.py", "integrations/formats/orbax/rewrite.py",
+    "wherry/mover/chunk_writer.py", "integrations/formats/orbax/rewrite.py",
     "wherry/tree/memory_names.py", "integrations/openlineage/transport.py",
     "integrations/engines/dask_cluster.py",
     "integrations/prefect/automations.py", "integrations/prefect/deploy.py", "integrations/prefect/pools.py",

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 import wherry
-from wherry.mover import regions
+from wherry.mover import read as reading
 from wherry.storage import direct as straight
 from wherry.storage.direct import BLOCK, readinto
 
@@ -92,9 +92,9 @@ def test_an_error_of_the_storage_is_one(file, monkeypatch):
 def test_the_read_back_of_a_conversion_goes_straight(tmp_path, monkeypatch):
     source = tmp_path / "a.safetensors"
     save_file({"w": np.arange(1 << 18, dtype=np.float32)}, source)
-    read, real = [], regions.readinto
+    read, real = [], reading.readinto
     monkeypatch.setattr(
-        regions, "readinto", lambda path, *rest, **more: (read.append(path), real(path, *rest, **more))[1]
+        reading, "readinto", lambda path, *rest, **more: (read.append(path), real(path, *rest, **more))[1]
     )
     wherry.convert(source, tmp_path / "none", to="dcp", verify="none")
     assert read == []

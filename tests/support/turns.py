@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from wherry.runtime.turns import Turns
+from wherry.runtime.threads import Turns
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 import wherry
 from wherry.errors import MismatchError
-from wherry.mover.spill import Spill
+from wherry.mover.decode import Spill
 from wherry.runtime.threads import Crew
 from wherry.view import groups as view_pass
 from wherry.view.groups import groups

@@ -23,7 +23,7 @@ from wherry.core.request import TargetRequest, convert_request
 from wherry.errors import CorruptError, IncompleteError, MismatchError, WherryError
 from wherry.families import load_family
 from wherry.mover import read as reading
-from wherry.mover import readback, regions
+from wherry.mover import readback
 from wherry.mover.move import SMALL
 from wherry.storage.stores import locate
 from wherry.workers import commit as committing
@@ -97,13 +97,13 @@ def saved(folder, embed, ffn):
 def read(monkeypatch):
     """Bytes of tensors that are read from files, by the name of the file; small tensors are read in batches."""
     found = Counter()
-    real = regions.fill
+    real = reading.fill_range
 
     def counted(location, offset, buffer, spec, **more):
         found[location.path.rpartition("/")[2]] += len(buffer)
         real(location, offset, buffer, spec, **more)
 
-    monkeypatch.setattr(regions, "fill", counted)
+    monkeypatch.setattr(reading, "fill_range", counted)
     return found
 
 

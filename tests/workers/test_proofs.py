@@ -71,7 +71,7 @@ def traffic(monkeypatch):
 
     monkeypatch.setattr(FsspecStore, "readinto", fill)
     monkeypatch.setattr(FsspecStore, "read", read)
-    for module in ("wherry.mover.regions", "wherry.storage.stores"):
+    for module in ("wherry.mover.read", "wherry.storage.stores"):
         monkeypatch.setattr(f"{module}.readinto", local, raising=False)
     return found
 

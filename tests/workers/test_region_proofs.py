@@ -38,7 +38,7 @@ def read_bytes(monkeypatch):
         found[0] += len(buffer)
         return real(path, offset, buffer, **more)
 
-    monkeypatch.setattr("wherry.mover.regions.readinto", counted)
+    monkeypatch.setattr("wherry.mover.read.readinto", counted)
     return found
 
 

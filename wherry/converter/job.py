@@ -39,7 +39,7 @@ from wherry.mover.output import Output
 from wherry.mover.pool import Pool
 from wherry.mover.readback import FilesBeingWritten, ReadBack, ReadEvidence
 from wherry.mover.source import Source
-from wherry.runtime.memory import return_freed_memory
+from wherry.runtime.interpreter import return_freed_memory
 from wherry.runtime.threads import without_collection
 from wherry.storage.ranges import LARGEST
 from wherry.storage.sidecar import FOLDER_NAME, Sidecar, encode, put_sidecar

@@ -71,9 +71,9 @@ from wherry.formats.contents import Chunked, Stored
 from wherry.formats.detect import absence
 from wherry.formats.registry import checked_options, find_target_format
 from wherry.ledger.open import resolve_named
+from wherry.mover.batch import RangeWindow, ranged_move, request_sizes
 from wherry.mover.move import JointMoves, Move, Way, cells, chunk_count
 from wherry.mover.pool import Pool
-from wherry.mover.range_batch import RangeWindow, ranged_move, request_sizes
 from wherry.mover.source import Source, ways_of
 from wherry.runtime.threads import carrier_count, without_collection
 from wherry.storage.folders import staging_stem

@@ -11,7 +11,7 @@ from typing import Any
 from wherry.core.request import ConvertRequest, TargetRequest, convert_request
 from wherry.errors import UsageError
 from wherry.formats.registry import find_system_format
-from wherry.mover.spill import FOLDER_VARIABLE
+from wherry.mover.decode import FOLDER_VARIABLE
 from wherry.storage.folders import staging_stem
 from wherry.storage.stores import LiveStore, locate
 

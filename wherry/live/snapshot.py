@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from wherry.core import dtypes
 from wherry.errors import StorageError, storage_error
 from wherry.runtime import threads
-from wherry.runtime.memory import available_memory
+from wherry.runtime.interpreter import available_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

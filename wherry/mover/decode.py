@@ -1,46 +1,362 @@
-"""Decodes whole encoded source tensors, each once, for views that read arbitrary regions of them.
+"""Decoded tensors: what is decoded once and read as often as needed, in memory or in temporary files.
 
-A layout reads regions of a tensor that do not match its chunk grid; reading them from compressed chunks would decode
-every chunk many times. So a tensor is decoded on first use, chunk by chunk and in bounded memory, and hashed meanwhile
-if requested. Small tensors that are read once stay in memory, until every element was read or newer ones need the
-space; others are written to spill files. If the chunks hold only short runs, the file stores them as they were decoded
-(`boxes`). Files are removed when space is needed, least recently used first, and when the view is closed.
+**Spill** has temporary files of decoded canonical bytes. A file is created when it is first needed, by all workers
+that wait for it together: each takes a cell that no other has begun, and decodes it. It is removed once all of it was
+read, or when it is dropped, or when space is needed and no worker reads it. Files that remain after a pass that ends
+early are removed with the folder.
+
+**DecodedReader** decodes whole encoded tensors, each once, for views that read arbitrary regions of them. A layout
+reads regions of a tensor that do not match its chunk grid; reading them from compressed chunks would decode every chunk
+many times. So a tensor is decoded on first use, chunk by chunk and in bounded memory, and hashed meanwhile if needed.
+Small tensors that are read once stay in memory, until every element was read or newer ones need the space; others are
+written to spill files. Files are removed when space is needed, least recently used first, and when the view is closed.
+
+Chunks that are cut along inner axes hold short runs of the tensor's bytes. Writing each run to its place in the tensor
+takes a call for a few kilobytes (17 µs each, 3.6 s of processor time for 1 GB). So such a tensor is stored as the boxes
+in which it was decoded, one after another, and a region is read as parts of boxes, which are long if it has many rows.
+
+**Parts** reads regions as arrays, for readers that compute: they take a region, turn it into something else, and need
+it no more. Threads that are done give their memory back, so that there is as much of it as regions are made at a time,
+however many threads there are. At the end of a pass `drop_free_parts` returns it to the system. Large regions lie in
+memory of their own, outside of malloc's, where freed blocks of such sizes leave gaps.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import shutil
+import tempfile
 import threading
 from collections import Counter, OrderedDict
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from weakref import WeakSet
 
 from wherry import kernels
 from wherry.core import dtypes
 from wherry.core.digest import LeafHasher
-from wherry.core.tensorspec import Span, region_shape, row_bands
+from wherry.core.tensorspec import (
+    Region,
+    Span,
+    TensorSpec,
+    region_shape,
+    region_within,
+    row_bands,
+    shared_region,
+)
+from wherry.errors import storage_error
 from wherry.formats.contents import Computed, ContentsOver, Stored
-from wherry.mover import boxes as stored_boxes
-from wherry.mover.boxes import StoredBox
 from wherry.mover.move import Way, cells
 from wherry.mover.output import as_array
-from wherry.mover.read import blocks_of_cell, read_array
-from wherry.mover.regions import fill_region, place
-from wherry.mover.spill import SharedWork, Spill
-from wherry.storage.direct import reading
+from wherry.mover.pool import map_memory
+from wherry.mover.read import blocks_of_cell, fill, fill_region, place, read_array
+from wherry.runtime.threads import StoppedError
+from wherry.storage.direct import reading, writing
+from wherry.storage.folders import PREFIX
+from wherry.target.janitor import forget, note
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
+    import mmap
+    from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 
     import numpy as np
 
     from wherry.core.keypath import KeyPath
     from wherry.core.leaf_values import LeafValues
-    from wherry.core.tensorspec import Region, TensorSpec
     from wherry.formats.contents import Access, Contents
-    from wherry.mover.spill import SpillFile, Write
+
+    Key: TypeAlias = tuple[KeyPath, int]
+    # Takes bytes and their offset.
+    Write: TypeAlias = Callable[[memoryview, int], None]
+
+    # Fills memory from an offset in the file.
+    Read = Callable[[int, memoryview], None]
+
+
+FOLDER_VARIABLE = "WHERRY_SPILL"
+_LOOK_SECONDS = 0.2
+
+
+@dataclass(slots=True)
+class SharedWork:
+    """Work that several workers share.
+
+    Attributes:
+        cells: parts that no worker has begun.
+        running: number of parts in progress.
+        error: why it failed; None if it did not.
+    """
+
+    cells: Iterator[Region]
+    running: int = 0
+    error: BaseException | None = None
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def complete(self, make: Callable[[Region], None], stopped: threading.Event) -> None:
+        """Make parts that no other worker makes, and wait for the rest.
+
+        Raises:
+            StoppedError: `stopped` was set meanwhile.
+            BaseException: the error of a part, in this or another worker.
+        """
+        while (cell := self._take()) is not None:
+            try:
+                make(cell)
+            except BaseException as error:
+                self._finish_task(error)
+                raise
+            self._finish_task(None)
+        with self.changed:
+            while self.running and not self.error:
+                self.changed.wait(_LOOK_SECONDS)
+                if stopped.is_set():
+                    raise StoppedError
+        if self.error:
+            raise self.error
+
+    def _take(self) -> Region | None:
+        with self.changed:
+            cell = None if self.error else next(self.cells, None)
+            self.running += cell is not None
+            return cell
+
+    def _finish_task(self, error: BaseException | None) -> None:
+        with self.changed:
+            self.running -= 1
+            self.error = self.error or error
+            self.changed.notify_all()
+
+
+@dataclass(slots=True, kw_only=True)
+class SpillFile(SharedWork):
+    """One file.
+
+    Attributes:
+        path: its path.
+        span: canonical bytes of the tensor that it holds.
+        left: number of bytes that are not read yet.
+        users: number of workers that read it now.
+        boxes: the boxes that it stores as they were decoded; None if the bytes are ordered as in the tensor.
+    """
+
+    path: Path
+    span: Span
+    left: int
+    users: int = 0
+    boxes: tuple[StoredBox, ...] | None = None
+
+
+class Spill:
+    """The files of one source; used from several threads.
+
+    Attributes:
+        stopped: ends all writing once it is set.
+    """
+
+    def __init__(
+        self, folder: Path | None = None, stopped: threading.Event | None = None, most: int | None = None
+    ) -> None:
+        """Create an empty spill; the folder is created with the first file.
+
+        Args:
+            folder: for the files; a temporary folder (below `WHERRY_SPILL`, if that is set) by default.
+            stopped: ends all writing.
+            most: limit of their total size, beyond which unused files are removed, least recently used first.
+        """
+        self.stopped = stopped or threading.Event()
+        self._folder = folder
+        self._made = False
+        self._most = most
+        self._numbers = count()
+        self._files: OrderedDict[Key, SpillFile] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def using(
+        self,
+        key: Key,
+        span: Span,
+        cells: Callable[[], Iterator[Region]],
+        decode: Callable[[SpillFile, Region], None],
+    ) -> Generator[SpillFile]:
+        """A complete file, which is kept while the block runs.
+
+        Args:
+            key: the tensor, and the offset in it at which the file begins.
+            span: canonical bytes of the tensor that it holds.
+            cells: the parts of the file.
+            decode: writes one part.
+
+        Raises:
+            StoppedError: the spill was stopped.
+            WherryError: what `decode` raises.
+        """
+        with self._lock:
+            file = self._files.get(key)
+            if file is None:
+                self._make_room(span.nbytes)
+                path = self._place() / str(next(self._numbers))
+                file = self._files[key] = SpillFile(cells(), path=path, span=span, left=span.nbytes)
+            self._files.move_to_end(key)
+            file.users += 1
+        try:
+            self._complete(key, file, decode)
+            yield file
+        finally:
+            with self._lock:
+                file.users -= 1
+
+    @contextmanager
+    def writing(self, file: SpillFile) -> Generator[Write]:
+        """A function that writes bytes at an offset of a file, until the spill is stopped."""
+        with writing(file.path) as write:
+            yield self.until_stopped(write)
+
+    def until_stopped(self, write: Write) -> Write:
+        """Wrap a write function, so that it raises StoppedError once the spill is stopped."""
+
+        def act(data: memoryview, offset: int) -> None:
+            self.check()
+            write(data, offset)
+
+        return act
+
+    def check(self) -> None:
+        """Raise StoppedError if the spill was stopped."""
+        if self.stopped.is_set():
+            raise StoppedError
+
+    def read(self, key: Key, nbytes: int) -> None:
+        """Count bytes of a file that were read for the last time; a file that was read completely is removed."""
+        with self._lock:
+            self._files[key].left -= nbytes
+            if self._files[key].left == 0:
+                self._remove(key)
+
+    def drop(self, keys: Collection[Key]) -> None:
+        """Remove files that are not needed any more; their memory pages are reused."""
+        with self._lock:
+            for key in keys:
+                if key in self._files and not self._files[key].users:
+                    self._remove(key)
+
+    def close(self) -> None:
+        """Remove all files."""
+        with self._lock:
+            if self._made and self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
+                forget(self._folder)
+            self._made = False
+            self._files.clear()
+
+    def _complete(self, key: Key, file: SpillFile, decode: Callable[[SpillFile, Region], None]) -> None:
+        try:
+            file.complete(lambda cell: decode(file, cell), self.stopped)
+        except BaseException:
+            with self._lock:  # so that a later request tries again
+                if self._files.get(key) is file:
+                    del self._files[key]
+            raise
+
+    def _make_room(self, nbytes: int) -> None:
+        if self._most is None:
+            return
+        held = nbytes + sum(file.span.nbytes for file in self._files.values())
+        for key in [key for key, file in self._files.items() if not file.users]:
+            if held <= self._most:
+                return
+            held -= self._files[key].span.nbytes
+            self._remove(key)
+
+    def _remove(self, key: Key) -> None:
+        self._files.pop(key).path.unlink(missing_ok=True)
+
+    def _place(self) -> Path:
+        if not self._made:
+            try:
+                self._folder = self._folder or Path(
+                    tempfile.mkdtemp(prefix=f"{PREFIX}spill-", dir=os.environ.get(FOLDER_VARIABLE))
+                )
+                note(self._folder)
+                self._folder.mkdir(mode=0o700, exist_ok=True)
+            except OSError as error:
+                raise storage_error(error, str(self._folder or os.environ.get(FOLDER_VARIABLE))) from error
+            self._made = True
+        assert self._folder is not None
+        return self._folder
+
+
+_SHORT = 256 << 10  # bytes; shorter runs are not written to their place in the tensor
+_TOGETHER = 2 << 20  # bytes of a box that are in memory at a time
+
+
+class StoredBox(NamedTuple):
+    """A box of elements and its offset in the file; it may extend beyond the tensor's edge."""
+
+    region: Region
+    offset: int
+
+
+def is_scattered(spec: TensorSpec) -> bool:
+    """Whether the chunks of a tensor hold only short runs of its bytes."""
+    if spec.chunks is None:
+        return False
+    axis = len(spec.shape) - 1
+    while axis > 0 and spec.chunks[axis] >= spec.shape[axis]:
+        axis -= 1
+    run = dtypes.canonical_size(spec.dtype, math.prod(spec.chunks[axis:]))
+    return axis > 0 and run < _SHORT
+
+
+def fill_from_boxes(
+    spec: TensorSpec, region: Region, boxes: tuple[StoredBox, ...], read: Read, out: memoryview
+) -> None:
+    """Read a region out of boxes that cover it.
+
+    Args:
+        spec: the tensor.
+        region: step-1 slices with explicit bounds.
+        boxes: disjoint.
+        read: fills a buffer from an offset in the file.
+        out: receives the region in C order.
+    """
+    for box in boxes:
+        shared = shared_region(region, box.region)
+        if shared is None:
+            continue
+        inside = replace(spec, shape=region_shape(box.region), chunks=None)
+        bands = row_bands(replace(spec, shape=region_shape(shared), chunks=None), _TOGETHER)
+        for band, _span in bands:
+            part = tuple(
+                slice(bounds.start + start.start, bounds.stop + start.start)
+                for bounds, start in zip(band, shared, strict=True)
+            )
+            _fill_part(inside, region, box, part, read, out)
+
+
+def _fill_part(
+    inside: TensorSpec, region: Region, box: StoredBox, part: Region, read: Read, out: memoryview
+) -> None:
+    import numpy as np
+
+    def from_box(offset: int, buffer: memoryview) -> None:
+        read(box.offset + offset, buffer)
+
+    wanted = region_within(part, box.region)
+    if part == region:
+        fill_region(inside, wanted, from_box, out)
+        return
+    size = dtypes.canonical_size(inside.dtype, 1)
+    shape = (*region_shape(part), size)
+    held = memoryview(bytearray(math.prod(shape)))
+    fill_region(inside, wanted, from_box, held)
+    target = np.frombuffer(out, "u1").reshape(*region_shape(region), size)
+    target[region_within(part, region)] = np.frombuffer(held, "u1").reshape(shape)
 
 
 SMALL = 1 << 20  # bytes; decoding a smaller tensor again is cheaper than keeping it
@@ -136,7 +452,7 @@ class DecodedReader(ContentsOver):
             if file.boxes is None:
                 fill_region(spec, region, read, buffer)
             else:
-                stored_boxes.fill(spec, region, file.boxes, read, buffer)
+                fill_from_boxes(spec, region, file.boxes, read, buffer)
 
     def look(self, spec: TensorSpec, region: Region) -> np.ndarray:
         """A region of a tensor that is decoded into memory; not a copy, so it must not be changed.
@@ -242,7 +558,7 @@ class DecodedReader(ContentsOver):
 
         def decode(file: SpillFile, _whole: Region) -> None:
             with self._spill.writing(file) as write:
-                if stored_boxes.is_scattered(spec):
+                if is_scattered(spec):
                     file.boxes = tuple(_one_by_one(blocks_of(self.base, spec), write))
                 else:
                     self._in_place(spec, write)
@@ -277,7 +593,7 @@ class DecodedReader(ContentsOver):
         def write(data: memoryview, offset: int) -> None:
             memory[offset : offset + len(data)] = data
 
-        if stored_boxes.is_scattered(spec):
+        if is_scattered(spec):
             array = as_array(memory, spec.dtype, spec.shape)
             for cell in cells(spec.whole, spec.chunks or spec.shape):
                 array[cell] = read_array(self.base, spec, cell)
@@ -349,3 +665,71 @@ class DecodedHash:
         """The hasher with all leaves, or None if bytes came in another order than it takes."""
         found = self._hasher
         return found if found is not None and found.done() else None
+
+
+_MAPPED = 1 << 20  # bytes from which memory is mapped
+_EVERY: WeakSet[Parts] = WeakSet()
+
+
+def drop_free_parts() -> None:
+    """Return the memory that waits for reuse; for the end of a pass, whose successor reads other tensors."""
+    for parts in list(_EVERY):
+        parts.drop_free()
+
+
+class Parts:
+    """Reads regions of a reader's tensors; used from several threads."""
+
+    def __init__(self, reader: Contents, specs: Mapping[KeyPath, TensorSpec]) -> None:
+        """Read nothing yet.
+
+        Args:
+            reader: the reader; one that hashes what is taken of its tensors gets each region with its bytes.
+            specs: its tensors.
+        """
+        self._reader = reader
+        self._decoded = reader if isinstance(reader, DecodedReader) else None
+        self._specs = specs
+        self._own = threading.local()
+        self._free: list[bytearray | mmap.mmap] = []
+        self._lock = threading.Lock()
+        _EVERY.add(self)
+
+    def read(self, path: KeyPath, region: Region) -> np.ndarray:
+        """A region of a tensor, valid until this thread reads the next one or releases its memory."""
+        import numpy as np
+
+        spec = self._specs[path]
+        if self._decoded is not None and self._decoded.keeps(spec):
+            return self._decoded.look(spec, region)
+        access = self._reader.access(spec)
+        shape, dtype = region_shape(region), dtypes.numpy_dtype(spec.dtype)
+        nbytes = math.prod(shape) * dtype.itemsize
+        # Reused memory: fresh memory costs more than filling it.
+        held: Any = getattr(self._own, "buffer", None)
+        with self._lock:
+            if held is None and self._free:
+                held = self._free.pop()
+            if held is None or len(held) < nbytes:
+                self._free.clear()  # they are as small
+                held = None
+        self._own.buffer = held = held or (map_memory(nbytes) if nbytes >= _MAPPED else bytearray(nbytes))
+        out = memoryview(held)[:nbytes]
+        if out:
+            fill(access, spec, region, out)
+        if self._decoded is not None and access.decoder is None:
+            self._decoded.take_region(spec, region, out)
+        return np.frombuffer(out, dtype).reshape(shape)
+
+    def release(self) -> None:
+        """Give the memory of this thread's last region back: another thread may use it."""
+        held: Any = getattr(self._own, "buffer", None)
+        if held is not None:
+            self._own.buffer = None
+            with self._lock:
+                self._free.append(held)
+
+    def drop_free(self) -> None:
+        """Return the memory that no thread uses."""
+        with self._lock:
+            self._free.clear()

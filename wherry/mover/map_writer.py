@@ -25,8 +25,7 @@ from wherry.core.tensorspec import Span
 from wherry.errors import UsageError, WherryError
 from wherry.formats.contents import Extent
 from wherry.mover.checksums import PieceCrc
-from wherry.mover.chunk_files import put_in_order
-from wherry.mover.chunk_writer import ChunkWriter
+from wherry.mover.chunk_writer import ChunkWriter, put_in_order
 from wherry.storage.stores import make_folder
 from wherry.store.crc import combine
 from wherry.target.file_map import Late, Literal, Scene, Segments, names_in

@@ -14,7 +14,7 @@ import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from wherry.runtime.turns import Turns
+from wherry.runtime.threads import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Generator

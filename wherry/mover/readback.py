@@ -35,8 +35,7 @@ from wherry.errors import DamagedError, MismatchError
 from wherry.formats.contents import Chunked, EncodedChunk, Extent, Stored
 from wherry.mover.checksums import PieceCrc
 from wherry.mover.move import SMALL, begins_at, cells, region_span
-from wherry.mover.read import region_bytes
-from wherry.mover.regions import place, read_span
+from wherry.mover.read import place, read_span, region_bytes
 from wherry.storage.direct import BLOCK, cut
 from wherry.target.durable_move import DurableMove
 
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     from wherry.core.tensorspec import Region, TensorSpec
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.contents import Access
-    from wherry.mover.leaf_table import LeafTable
+    from wherry.mover.carrier import LeafTable
     from wherry.mover.move import Move
     from wherry.storage.location import Location
     from wherry.target.durable_move import Checks

@@ -22,12 +22,10 @@ from wherry.core.units import show_size
 from wherry.errors import UsageError
 from wherry.formats.contents import Block, Extent, Stored
 from wherry.mover.checksums import ContainerChecksums
+from wherry.mover.decode import Spill, drop_free_parts
 from wherry.mover.move import DECODE_FACTOR, SMALL, Way, Ways, cells, common_grid, on_grid
-from wherry.mover.parts import drop_free_parts
-from wherry.mover.read import blocks_of_cell, fill, memory_for
-from wherry.mover.regions import band_at, file_offset, place, read_span
-from wherry.mover.spill import Spill
-from wherry.runtime.memory import return_freed_memory
+from wherry.mover.read import band_at, blocks_of_cell, file_offset, fill, memory_for, place, read_span
+from wherry.runtime.interpreter import return_freed_memory
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
@@ -38,9 +36,9 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, Span, TensorSpec
     from wherry.formats.contents import Access, Chunked, Computed, Contents
+    from wherry.mover.decode import SpillFile
     from wherry.mover.move import Move
     from wherry.mover.pool import Pool
-    from wherry.mover.spill import SpillFile
 
 _SHARE = 4  # data decoded in memory is at most the budget divided by this,
 _LEAST = 8 << 20  # or this many bytes if the budget is very small; see AT_ONCE of the zarr container, too

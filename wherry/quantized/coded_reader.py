@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from wherry.core import dtypes
 from wherry.core.tensorspec import Region, TensorSpec, region_shape
 from wherry.errors import MismatchError
-from wherry.mover.parts import Parts
+from wherry.mover.decode import Parts
 from wherry.mover.read import memory_for, read_array
 from wherry.quantized.codes import code_table, scale_values
 from wherry.quantized.encode import block_scales, encode, largest_error, pack_codes

@@ -15,7 +15,7 @@ from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.format import Opened
 from wherry.layout.losses import note
 from wherry.layout.words import rounding
-from wherry.mover.regions import read_span
+from wherry.mover.read import read_span
 from wherry.quantized.computed_reader import ComputedReader
 from wherry.quantized.ggml import KINDS, exact, values_of
 

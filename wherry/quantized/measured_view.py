@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.format import Opened
-from wherry.mover.parts import Parts
+from wherry.mover.decode import Parts
 from wherry.quantized.computed_reader import ComputedReader
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from wherry.core.tensorspec import Region, TensorSpec, region_shape
 from wherry.errors import CorruptError
 from wherry.layout.losses import errors_of, note, note_error
 from wherry.layout.transpose import permute
-from wherry.mover.parts import Parts
+from wherry.mover.decode import Parts
 from wherry.quantized.codes import (
     code_bits,
     code_table,

@@ -1,4 +1,4 @@
-"""Settings of the interpreter for short commands whose threads move bytes."""
+"""Settings of the interpreter for short commands whose threads move bytes, and the memory that is available to it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import gc
 import io
 import os
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 _THRESHOLD = 10_000
 _SWITCH_SECONDS = 0.001
@@ -58,3 +60,33 @@ def keep_freed_memory() -> None:
         return
     mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
     mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BLOCK)
+
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def return_freed_memory() -> None:
+    """Return freed blocks that malloc keeps for reuse (see `keep_freed_memory`) to the system; only glibc can do so.
+
+    For the end of a pass: the next one needs blocks of other sizes, and those of both would be in memory.
+    """
+    import ctypes
+
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def available_memory() -> int | None:
+    """Bytes that can be allocated without swapping, within the container's limit; None where unknown."""
+    found: list[int] = []
+    try:
+        rows = Path("/proc/meminfo").read_text().splitlines()
+        found += [int(row.split()[1]) << 10 for row in rows if row.startswith("MemAvailable:")]
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        if limit != "max":
+            stat = dict(row.split() for row in (_CGROUP / "memory.stat").read_text().splitlines())
+            cached = int(stat["inactive_file"]) + int(stat["active_file"])
+            found.append(int(limit) - int((_CGROUP / "memory.current").read_text()) + cached)
+    except (OSError, ValueError, KeyError):
+        return min(found, default=None)  # this system reports less
+    return min(found, default=None)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from wherry.errors import StorageError
 from wherry.runtime import threads
-from wherry.runtime.turns import Turns
+from wherry.runtime.threads import Turns
 from wherry.store.body import Body
 from wherry.store.checksums import PartBytes
 

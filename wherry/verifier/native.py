@@ -28,7 +28,7 @@ from wherry.formats.checkpoint import open_source
 from wherry.mover.hashing import Failure, hash_checkpoint
 from wherry.runtime import child, sandbox
 from wherry.runtime.child import NoAnswerError
-from wherry.runtime.memory import available_memory
+from wherry.runtime.interpreter import available_memory
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
 from wherry.text.json_values import json_value

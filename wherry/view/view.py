@@ -25,9 +25,8 @@ from wherry.layout.copies import copies, part_bytes, taken_by
 from wherry.layout.copy_parts import cut_copy
 from wherry.layout.cuts import cut_multiples, dimension_to_cut, rows_of_long_runs, stacked_grid
 from wherry.layout.runs import cut, runs
-from wherry.mover.decode import DecodedReader
+from wherry.mover.decode import DecodedReader, Parts
 from wherry.mover.output import as_array
-from wherry.mover.parts import Parts
 from wherry.mover.read import memory_for, read_array
 from wherry.quantized.computed_reader import ComputedReader
 from wherry.storage.location import Location

@@ -38,7 +38,7 @@ from wherry.formats.checkpoint import open_source
 from wherry.formats.pin import settled_checkpoint
 from wherry.installation import package_command
 from wherry.ledger.open import resolve_named
-from wherry.runtime.memory import available_memory
+from wherry.runtime.interpreter import available_memory
 from wherry.storage.folders import remove_leftover
 from wherry.storage.location import MOST_CONFIG
 from wherry.storage.sidecar import read_sidecar

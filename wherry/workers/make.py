@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from wherry.converter.job import Pass, finish, inside, move, targets_of
 from wherry.converter.plan import joint_moves
 from wherry.errors import InternalError, StorageError, WherryError, storage_errors
+from wherry.mover.decode import FOLDER_VARIABLE
 from wherry.mover.map_writer import writer_of
 from wherry.mover.output import Output
-from wherry.mover.spill import FOLDER_VARIABLE
 from wherry.storage.folders import PREFIX, make_folders, remove_leftover
 from wherry.storage.location import Location
 from wherry.storage.stores import make_folder

@@ -28,8 +28,8 @@ from wherry.core.algorithms import HASH_BYTES
 from wherry.core.digest import LEAF
 from wherry.errors import IncompleteError
 from wherry.formats.contents import Extent
+from wherry.mover.batch import worker_count as ranged_workers
 from wherry.mover.pool import Pool
-from wherry.mover.range_batch import worker_count as ranged_workers
 from wherry.mover.readback import FilesBeingWritten, ReadBack, ReadEvidence, SharedBlock
 from wherry.runtime import threads
 from wherry.runtime.threads import Crew

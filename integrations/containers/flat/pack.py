@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from wherry.core.tensorspec import Span
 from wherry.errors import UnrepresentableError
 from wherry.formats.contents import Computed
-from wherry.mover.read import region_bytes
-from wherry.mover.regions import fill_region, read_span
+from wherry.mover.read import fill_region, read_span, region_bytes
 
 if TYPE_CHECKING:
     import numpy as np

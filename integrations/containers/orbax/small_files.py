@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.integrations.containers.orbax import layout
 from wherry.integrations.containers.orbax.tree import PRNG, stored_name
-from wherry.mover.chunk_files import put_in_order
+from wherry.mover.chunk_writer import put_in_order
 from wherry.target.file_map import File
 from wherry.version import __version__
 
