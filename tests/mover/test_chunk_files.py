@@ -31,10 +31,6 @@ def encoded(chunks, number):
     return chunks.codec.encode(memoryview(DATA[2 * number : 2 * number + 2]), chunk.region, chunk.spec)
 
 
-def index_of(chunks, store):
-    return chunks.index(store.place)
-
-
 def files_of(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -66,7 +62,7 @@ def test_what_a_killed_run_has_synced_is_known_and_not_appended_again(tmp_path, 
     for number in range(len(packed.grids)):
         second.put(number, encoded(packed, number))
         size += 0 if number in (4, 1) else second.place(number).nbytes
-    second.finish(index_of(packed, second))
+    second.finish()
     second.close()
     assert (tmp_path / packed.file(0)).stat().st_size == size
     require_read(tmp_path)
@@ -101,10 +97,10 @@ def test_a_database_whose_completion_was_killed_is_completed(tmp_path, packed, m
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(LocalStore, "put", put)
-        first.finish(index_of(packed, first))
+        first.finish()
     first.close()
     second = open_chunks(locate(tmp_path), packed)
-    second.finish(index_of(packed, second))
+    second.finish()
     second.close()
     require_read(tmp_path)
 
@@ -113,13 +109,13 @@ def test_a_database_that_was_completed_before_a_kill_is_left_as_it_is(tmp_path, 
     first = open_chunks(locate(tmp_path), packed)
     for number in range(len(packed.grids)):
         first.put(number, encoded(packed, number))
-    first.finish(index_of(packed, first))
+    first.finish()
     first.close()
     before = files_of(tmp_path)
     assert len(before) == 3, "data, tree and manifest, and no log"
     second = open_chunks(locate(tmp_path), packed)
     assert second.place(0) is None
-    second.finish(index_of(packed, second))
+    second.finish()
     second.close()
     assert files_of(tmp_path) == before
     require_read(tmp_path)
@@ -130,7 +126,7 @@ def test_chunks_fill_several_data_files(tmp_path):
     store = open_chunks(locate(tmp_path), packed)
     for number in range(len(packed.grids)):
         store.put(number, encoded(packed, number))
-    store.finish(index_of(packed, store))
+    store.finish()
     store.close()
     sizes = [len(data) for name, data in files_of(tmp_path).items() if packed.number_of(name) is not None]
     assert len(sizes) > 1
@@ -154,7 +150,7 @@ def test_gaps_between_chunks_are_filled_at_once(run):
     for number in range(3):
         store.put(number, memoryview(bytes(70_001)))
     run.using.sender.drain()
-    assert [store.stored(number) for number in range(3)] == [True] * 3
+    assert [store.holds(number) for number in range(3)] == [True] * 3
 
 
 @pytest.mark.parametrize("file_bytes", [None, 1 << 30])

@@ -15,7 +15,7 @@ import threading
 from abc import ABC, abstractmethod
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from wherry.core import dtypes
 from wherry.core.tensorspec import region_shape
@@ -33,7 +33,7 @@ from wherry.target.staged_objects import is_staged, run_of
 from wherry.target.uploaded_file import without_gaps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region
@@ -48,18 +48,85 @@ _LOG = f"chunks{LOG_SUFFIX}"
 _ROW = struct.Struct("<4q")  # of the log: number of a chunk, number of its file, offset, bytes
 
 
-class ChunkStore(ABC):
-    """Where the chunks of a target are put."""
+class ChunkWriter(ABC):
+    """Encodes chunks, and puts them where the map says; used from several threads."""
+
+    def __init__(self, folder: Location, chunks: Chunks, part: Slice | None = None) -> None:
+        """Begin; see `open_chunks`.
+
+        Args:
+            folder: of the chunks.
+            chunks: the chunks.
+            part: the files that are written, with names relative to the folder; all by default.
+        """
+        self._folder, self._chunks, self._part = folder, chunks, part
+        self._grids, self._codec = chunks.grids, chunks.codec
+        self._lock = threading.Lock()
+
+    def __contains__(self, path: KeyPath) -> bool:
+        """Whether a tensor is written in chunks."""
+        return path in self._grids
+
+    @property
+    def plain(self) -> bool:
+        """Whether chunks are stored as they are, with padding."""
+        return self._codec.plain
+
+    def grid(self, path: KeyPath) -> tuple[int, ...] | None:
+        """Extents of a tensor's chunk."""
+        return self._grids.spec(path).chunks
+
+    def extents(self, path: KeyPath, region: Region) -> tuple[Extent, ...] | None:
+        """The byte range of a chunk that is stored as it is; None for an encoded one, or one with padding inside."""
+        spec = self._grids.spec(path)
+        if not self._codec.unchanged(region, spec):
+            return None
+        place = self._require_place(self._grids.number(path, region))
+        nbytes = dtypes.canonical_size(spec.dtype, math.prod(region_shape(region)))
+        return (Extent(self._folder.join(place.file), place.offset, nbytes),)
+
+    def encoded(self, path: KeyPath, region: Region) -> EncodedChunk | None:
+        """An encoded chunk; None for one that is stored as it is, or of which no run knows the place any more."""
+        if self._codec.plain:
+            return None
+        spec, number = self._grids.spec(path), self._grids.number(path, region)
+        place = self.place(number)
+        if place is None:
+            return None
+        copies = 1 if self._folder.store.capabilities.local else 2  # a client holds the pieces and their sum
+        decode = partial(self._codec.decode, region=region, spec=spec, name=self._chunks.name(number))
+        return EncodedChunk(
+            Extent(self._folder.join(place.file), place.offset, place.nbytes),
+            self._codec.decoding(spec),
+            copies * place.nbytes + chunk_bytes(spec),
+            cast("Callable[[memoryview], Iterator[Block]]", decode),
+        )
+
+    def write(self, path: KeyPath, region: Region, data: memoryview) -> None:
+        """Write one chunk.
+
+        Raises:
+            UsageError: the region is not one whole chunk (shorter at the edge).
+            StorageError: the storage failed.
+        """
+        number, spec = self._grids.number(path, region), self._grids.spec(path)
+        if not (self._codec.plain and len(data) == chunk_bytes(spec)):  # else nothing is encoded or padded
+            data = self._codec.encode(data, region, spec)
+        self.put(number, data)
+
+    def stored(self, path: KeyPath, region: Region) -> bool:
+        """Whether a chunk that was written is durable after a `sync`."""
+        return self.holds(self._grids.number(path, region))
 
     @abstractmethod
     def put(self, number: int, data: memoryview) -> None:
         """Write the stored bytes of a chunk, of a plain one without zeros at its end; thread-safe and repeatable."""
 
-    @abstractmethod
     def place(self, number: int) -> ChunkPlace | None:
         """Where a chunk lies; None of an encoded one that this process and those before it have not put."""
+        return self._chunks.known_place(number)
 
-    def stored(self, number: int) -> bool:  # noqa: ARG002  overridden
+    def holds(self, number: int) -> bool:  # noqa: ARG002  overridden
         """Whether a chunk that was put is durable after a `sync`."""
         return True
 
@@ -67,38 +134,51 @@ class ChunkStore(ABC):
     def sync(self) -> None:
         """Make every chunk durable whose `put` has returned."""
 
-    @abstractmethod
-    def finish(self, index: Iterable[File]) -> None:
-        """Make all chunks durable, then write the files that describe them; idempotent."""
+    def finish(self) -> None:
+        """Make all chunks durable, then write the files that describe them; a slice has none of these; idempotent."""
+        self._finish(() if self._part else self._chunks.index(self._require_place))
 
     @abstractmethod
-    def close(self) -> None:
-        """Release the resources."""
+    def _finish(self, index: Iterable[File]) -> None:
+        """Make all chunks durable, then write these files."""
+
+    def close(self) -> None:  # noqa: B027  overridden
+        """Release the resources; the run of staged objects ends the sending itself."""
+
+    def _require_place(self, number: int) -> ChunkPlace:
+        place = self.place(number)
+        assert place is not None, f"chunk {self._chunks.name(number)} was not written"
+        return place
 
 
-def open_chunks(folder: Location, chunks: Chunks, part: Slice | None = None) -> ChunkStore:
-    """The store of the chunks of a target.
+def open_chunks(target: Location, chunks: Chunks, part: Slice | None = None) -> ChunkWriter:
+    """The writer of the chunks of a target.
 
     Args:
-        folder: of the chunks, on a local disk or in the staged objects of a run.
-        chunks: the chunks.
-        part: the files that are written, with names relative to the folder; all by default.
+        target: a folder in a staging area, on a local disk or in the staged objects of a run.
+        chunks: its chunks.
+        part: what is written of the target; all of it by default.
 
     Raises:
-        UnsupportedError: the folder is neither.
+        UnsupportedError: the target is neither on a local disk nor in the staged objects of a run.
         StorageError: the storage is full or failed.
     """
     assert part is None or chunks.codec.plain, "a slice has files of known sizes"
+    staged = is_staged(target)
+    if staged and not chunks.codec.plain:
+        most = max(map(chunk_bytes, chunks.grids.specs), default=0)
+        run_of(target).using.sender.set_aside(carrier_count() * most)
+    folder = target.join(chunks.folder) if chunks.folder else target
+    part = part.within(chunks.folder) if part else None
     make_folder(folder)
     if isinstance(chunks, PlacedChunks):
         return _PlacedChunks(folder, chunks, part)
-    if not is_staged(folder):
+    if not staged:
         require_local(folder)
     if isinstance(chunks, PackedChunks):
-        return _PackedObjects(folder, chunks) if is_staged(folder) else _PackedFiles(folder, chunks)
+        return _PackedObjects(folder, chunks) if staged else _PackedFiles(folder, chunks)
     assert isinstance(chunks, SeparateChunks)
-    store = _SeparateObjects if is_staged(folder) else _SeparateFiles
-    return store(folder, chunks, part)
+    return (_SeparateObjects if staged else _SeparateFiles)(folder, chunks, part)
 
 
 def put_in_order(folder: Location, files: Iterable[File]) -> None:
@@ -116,97 +196,82 @@ def put_in_order(folder: Location, files: Iterable[File]) -> None:
     sync_folders(homes[path] for path in sorted(homes, reverse=True))
 
 
-class _PlacedChunks(ChunkStore):
-    """Chunks at known places, like tensors in flat files; see ChunkStore."""
+class _PlacedChunks(ChunkWriter):
+    """Chunks at known places, like tensors in flat files."""
 
     def __init__(self, folder: Location, chunks: PlacedChunks, part: Slice | None) -> None:
-        self._folder, self._chunks = folder, chunks
-        for home in {
-            folder.join(name).parent.path: folder.join(name).parent for name in chunks.sizes
-        }.values():
+        super().__init__(folder, chunks, part)
+        homes = {home.path: home for home in (folder.join(name).parent for name in chunks.sizes)}
+        for home in homes.values():
             make_folder(home)
         self._files = open_files(folder, chunks.sizes, part)
 
     def put(self, number: int, data: memoryview) -> None:
-        """See ChunkStore; in a store zeros follow up to the next chunk, so that the parts become complete."""
-        file, offset, _nbytes, stop = self._chunks.place(number)
+        """In a store zeros follow up to the next chunk, so that the parts become complete."""
+        file, offset, _nbytes, stop = self._require_place(number)
         self._files.write(file, offset, data)
         end = offset + len(data)
         if end < stop and not isinstance(self._files, FlatFiles):  # new files on a disk are zeros
             self._files.write(file, end, bytes(stop - end))
 
-    def place(self, number: int) -> ChunkPlace:
-        """See ChunkStore."""
-        return self._chunks.place(number)
-
-    def stored(self, number: int) -> bool:
-        """See ChunkStore."""
+    def holds(self, number: int) -> bool:
         if isinstance(self._files, FlatFiles):
             return True
-        file, offset, nbytes, _stop = self._chunks.place(number)
+        file, offset, nbytes, _stop = self._require_place(number)
         return self._files.holds(self._folder.join(file).path, offset, offset + nbytes)
 
     def sync(self) -> None:
-        """See ChunkStore."""
         self._files.sync()
 
-    def finish(self, index: Iterable[File]) -> None:
-        """See ChunkStore."""
+    def _finish(self, index: Iterable[File]) -> None:
         self._files.finish()
         put_in_order(self._folder, index)
 
     def close(self) -> None:
-        """See ChunkStore."""
         self._files.close()
 
 
-class _SeparateFiles(ChunkStore):
-    """A file for each chunk, on a local disk; see ChunkStore."""
+class _SeparateFiles(ChunkWriter):
+    """A file for each chunk, on a local disk."""
 
     def __init__(self, folder: Location, chunks: SeparateChunks, part: Slice | None) -> None:
-        self._folder, self._chunks, self._part = Path(folder.path), chunks, part
+        super().__init__(folder, chunks, part)
+        self._root = Path(folder.path)
         self._fresh: set[str] = set()
-        self._lock = threading.Lock()
         self._syncing = threading.Lock()
 
     def put(self, number: int, data: memoryview) -> None:
-        """See ChunkStore."""
         name = self._chunks.name(number)
         if self._part is None or name in self._part.files:
             self._put(name, data, self._chunks.size(number))
 
     def place(self, number: int) -> ChunkPlace:
-        """See ChunkStore."""
-        if place := self._chunks.known_place(number):
+        if place := super().place(number):
             return place
         name = self._chunks.name(number)
-        with storage_errors(str(self._folder)):
-            size = (self._folder / name).stat().st_size
+        with storage_errors(str(self._root)):
+            size = (self._root / name).stat().st_size
         return ChunkPlace(name, 0, size, size)
 
     def sync(self) -> None:
-        """See ChunkStore; new folders become durable too."""
+        """New folders become durable too."""
         with self._syncing:  # a second caller returns when the chunks of the first are durable
             with self._lock:
                 fresh, self._fresh = self._fresh, set()
             try:
-                _sync_files(self._folder, fresh)
+                _sync_files(self._root, fresh)
             except OSError as error:
                 with self._lock:
                     self._fresh |= fresh
-                raise storage_error(error, str(self._folder)) from error
+                raise storage_error(error, str(self._root)) from error
 
-    def finish(self, index: Iterable[File]) -> None:
-        """See ChunkStore."""
+    def _finish(self, index: Iterable[File]) -> None:
         for file in index:
             self._put(file.name, memoryview(content_of(file)))
         self.sync()
 
-    def close(self) -> None:
-        """See ChunkStore; there is nothing to release."""
-
     def _put(self, name: str, data: memoryview, size: int | None = None) -> None:
-        path = self._folder / name
+        path = self._root / name
         try:
             make_folders(path.parent)
             _write_file(path, data, size or 0)
@@ -216,14 +281,29 @@ class _SeparateFiles(ChunkStore):
             self._fresh.add(name)
 
 
-class _NotedChunks(ChunkStore):
-    """What stores of objects have in common: they note which chunks the store has, and where; see ChunkStore."""
+class _NotedChunks(ChunkWriter):
+    """Chunks whose places are known when they are put, and noted for later runs when they are durable."""
 
-    def __init__(self, folder: Location) -> None:
-        self._folder, self._run = folder, run_of(folder)
+    def __init__(self, folder: Location, chunks: Chunks, part: Slice | None = None) -> None:
+        super().__init__(folder, chunks, part)
         self._places: dict[int, ChunkPlace] = {}
         self._fresh: set[int] = set()  # chunks that are not noted yet
-        self._lock = threading.Lock()
+
+    def place(self, number: int) -> ChunkPlace | None:
+        return super().place(number) or self._places.get(number)
+
+    def _know(self, number: int, file: str, offset: int, nbytes: int) -> None:
+        with self._lock:
+            self._places[number] = ChunkPlace(file, offset, nbytes, offset + nbytes)
+            self._fresh.add(number)
+
+
+class _ObjectChunks(_NotedChunks):
+    """Chunks in a store of objects, which are noted in the journal of the run."""
+
+    def __init__(self, folder: Location, chunks: Chunks, part: Slice | None = None) -> None:
+        super().__init__(folder, chunks, part)
+        self._run = run_of(folder)
 
     def _resume(self) -> None:
         """Take up the chunks that earlier runs have noted and that are still there; note those of this run."""
@@ -237,68 +317,43 @@ class _NotedChunks(ChunkStore):
     def _is_there(self, place: ChunkPlace) -> bool:
         """Whether the store has a chunk that an earlier run has noted."""
 
-    def place(self, number: int) -> ChunkPlace | None:
-        """See ChunkStore."""
-        return self._places.get(number)
-
-    def stored(self, number: int) -> bool:
-        """See ChunkStore."""
-        return self._is_sent(number)
-
-    def _is_sent(self, number: int) -> bool:
+    def holds(self, number: int) -> bool:
         place = self._places[number]
         file = self._run.file_at(self._folder.join(place.file).path)
         return file.holds(place.offset, place.offset + place.nbytes)
 
     def sync(self) -> None:
-        """See ChunkStore; what was sent is durable, and nothing can hurry it."""
+        """What was sent is durable, and nothing can hurry it."""
         self._run.using.sender.require_sound()
-
-    def close(self) -> None:
-        """See ChunkStore; the run ends the sending."""
-
-    def _note(self, number: int) -> None:
-        with self._lock:
-            self._fresh.add(number)
 
     def _new_notes(self) -> list[list[Any]]:
         with self._lock:
             fresh = list(self._fresh)
-        sent = [number for number in fresh if self._is_sent(number)]
+        sent = [number for number in fresh if _ObjectChunks.holds(self, number)]
         with self._lock:
             self._fresh -= set(sent)
         return [[number, *self._places[number][:3]] for number in sent]
 
 
-class _SeparateObjects(_NotedChunks):
-    """An object for each chunk, which is sent when the chunk is encoded; see ChunkStore."""
+class _SeparateObjects(_ObjectChunks):
+    """An object for each chunk, which is sent when the chunk is encoded."""
 
     def __init__(self, folder: Location, chunks: SeparateChunks, part: Slice | None) -> None:
-        super().__init__(folder)
-        self._chunks, self._part = chunks, part
+        super().__init__(folder, chunks, part)
         self._resume()
 
     def put(self, number: int, data: memoryview) -> None:
-        """See ChunkStore."""
         name, size = self._chunks.name(number), self._chunks.size(number)
-        if self._part is not None and name not in self._part.files:
-            return
-        pieces = [data] if size is None else [data, memoryview(bytes(size - len(data)))]
-        nbytes = self._run.whole(self._folder.join(name).path, pieces).size
-        with self._lock:
-            self._places[number] = ChunkPlace(name, 0, nbytes, nbytes)
-        self._note(number)
+        if self._part is None or name in self._part.files:
+            pieces = [data] if size is None else [data, memoryview(bytes(size - len(data)))]
+            self._know(number, name, 0, self._run.whole(self._folder.join(name).path, pieces).size)
 
-    def place(self, number: int) -> ChunkPlace | None:
-        """See ChunkStore."""
-        return self._chunks.known_place(number) or super().place(number)
+    def holds(self, number: int) -> bool:
+        """Chunks of a slice need no record, as a unit is made whole or again."""
+        return self._part is not None or super().holds(number)
 
-    def stored(self, number: int) -> bool:
-        """See ChunkStore; chunks of a slice need no record, as a unit is made whole or again."""
-        return self._part is not None or self._is_sent(number)
-
-    def finish(self, index: Iterable[File]) -> None:
-        """See ChunkStore; they are sent at the same time."""
+    def _finish(self, index: Iterable[File]) -> None:
+        """They are sent at the same time."""
         for file in index:
             self._run.whole(self._folder.join(file.name).path, [memoryview(content_of(file))])
         self._run.finish()
@@ -312,8 +367,8 @@ class _SeparateObjects(_NotedChunks):
         return complete
 
 
-class _PackedFiles(ChunkStore):
-    """Chunks that are appended to data files on a local disk; see ChunkStore.
+class _PackedFiles(_NotedChunks):
+    """Chunks that are appended to data files on a local disk.
 
     The log goes when everything else is there. A run that finds the files of the index without a log leaves them as
     they are.
@@ -321,22 +376,22 @@ class _PackedFiles(ChunkStore):
 
     def __init__(self, folder: Location, chunks: PackedChunks) -> None:
         """Create the data files, or continue those of the runs before this one."""
-        self._folder, self._chunks = folder, chunks
+        super().__init__(folder, chunks)
+        self._packed = chunks
         self._log = Path(folder.path) / _LOG
-        with storage_errors(folder.uri):
-            self._known = _read_log(self._log)
-        self._fresh: dict[int, _PackedPlace] = {}
-        self._lock = threading.Lock()
         self._syncing = threading.Lock()
         ends = {0: 0}
-        for file, offset, nbytes in self._known.values():
+        with storage_errors(folder.uri):
+            rows = _read_log(self._log)
+        for number, file, offset, nbytes in rows:
+            self._places[number] = ChunkPlace(chunks.file(file), offset, nbytes, offset + nbytes)
             ends[file] = max(ends.get(file, 0), offset + nbytes)
         self._number = self._named = max(ends)
         self._end = ends[self._number]
         make_folder(folder.join(chunks.file(0)).parent)
         # A run before this one may have completed the files, and have been killed later.
         self._complete = (
-            not self._known
+            not rows
             and folder.join(chunks.file(0)).exists()
             and all(folder.join(file.name).exists() for file in chunks.index(self._require_place))
         )
@@ -344,45 +399,37 @@ class _PackedFiles(ChunkStore):
         self._files = FlatFiles(Path(folder.path), sizes)
 
     def put(self, number: int, data: memoryview) -> None:
-        """See ChunkStore; a chunk that was already appended is not appended again."""
+        """A chunk that was already appended is not appended again."""
         assert not self._complete, "a run writes all chunks before it completes their files"
         with self._lock:
-            if number in self._known:
+            if number in self._places:
                 return
-            place = self._reserve(len(data))
-        self._files.write(self._chunks.file(place.file), place.offset, data)
-        with self._lock:
-            self._fresh[number] = place
-
-    def place(self, number: int) -> ChunkPlace | None:
-        """See ChunkStore."""
-        with self._lock:
-            found = self._known.get(number) or self._fresh.get(number)
-        if found is None:
-            return None
-        file, offset, nbytes = found
-        return ChunkPlace(self._chunks.file(file), offset, nbytes, offset + nbytes)
+            offset = self._reserve(len(data))
+            name = self._packed.file(self._number)
+        self._files.write(name, offset, data)
+        self._know(number, name, offset, len(data))
 
     def sync(self) -> None:
-        """See ChunkStore."""
         with self._syncing:
             with self._lock:
-                fresh, number = dict(self._fresh), self._number
+                fresh, number = list(self._fresh), self._number
             self._files.sync()
             with storage_errors(self._folder.uri):
                 if number > self._named:  # before the log refers to them
-                    sync_folder(Path(self._folder.join(self._chunks.file(number)).parent.path))
+                    sync_folder(Path(self._folder.join(self._packed.file(number)).parent.path))
                     self._named = number
-                new = {chunk: place for chunk, place in fresh.items() if chunk not in self._known}
-                if new:
-                    _append_to_log(self._log, new)
+                if fresh:
+                    _append_to_log(self._log, [self._row(chunk) for chunk in fresh])
             with self._lock:
-                self._known |= new
-                for chunk in fresh:
-                    self._fresh.pop(chunk, None)
+                self._fresh.difference_update(fresh)
 
-    def finish(self, index: Iterable[File]) -> None:
-        """See ChunkStore."""
+    def _row(self, number: int) -> tuple[int, int, int, int]:
+        file, offset, nbytes, _stop = self._places[number]
+        data_file = self._packed.number_of(file)
+        assert data_file is not None, "chunks lie in data files"
+        return number, data_file, offset, nbytes
+
+    def _finish(self, index: Iterable[File]) -> None:
         if self._complete:
             return
         self.sync()
@@ -394,31 +441,26 @@ class _PackedFiles(ChunkStore):
         self._complete = True
 
     def close(self) -> None:
-        """See ChunkStore."""
         self._files.close()
 
-    def _require_place(self, number: int) -> ChunkPlace:
-        place = self.place(number)
-        assert place is not None, "names of files do not depend on places"
-        return place
-
-    def _reserve(self, nbytes: int) -> _PackedPlace:
+    def _reserve(self, nbytes: int) -> int:
+        """The offset for a chunk in the present data file, which is a new one if the former is full."""
         start = start_after(self._end, nbytes)
-        if self._end and start + nbytes > self._chunks.file_bytes:
+        if self._end and start + nbytes > self._packed.file_bytes:
             self._number, start = self._number + 1, 0
-            self._files.add(self._chunks.file(self._number), 0)
+            self._files.add(self._packed.file(self._number), 0)
         self._end = start + nbytes
-        self._files.grow(self._chunks.file(self._number), self._end)
-        return _PackedPlace(self._number, start, nbytes)
+        self._files.grow(self._packed.file(self._number), self._end)
+        return start
 
 
-class _PackedObjects(_NotedChunks):
-    """Chunks that are appended to data files in a store of objects, each sent in parts; see ChunkStore."""
+class _PackedObjects(_ObjectChunks):
+    """Chunks that are appended to data files in a store of objects, each sent in parts."""
 
     def __init__(self, folder: Location, chunks: PackedChunks) -> None:
         """Take up the data files of earlier runs, as far as they go; new chunks come into new files."""
-        super().__init__(folder)
-        self._chunks = chunks
+        super().__init__(folder, chunks)
+        self._packed = chunks
         home, begun = f"{folder.path}/", dict[str, int]()
         for path in self._run.before:
             number = chunks.number_of(path[len(home) :]) if path.startswith(home) else None
@@ -431,18 +473,17 @@ class _PackedObjects(_NotedChunks):
         self._resume()
 
     def put(self, number: int, data: memoryview) -> None:
-        """See ChunkStore; a chunk that is there already is not appended again."""
+        """A chunk that is there already is not appended again."""
         with self._lock:
             if number in self._places:
                 return
             file, offset = self._reserve(len(data))
-            name = self._chunks.file(self._number)
-            self._places[number] = ChunkPlace(name, offset, len(data), offset + len(data))
+            name = self._packed.file(self._number)
         file.write(offset, data)
-        self._note(number)
+        self._know(number, name, offset, len(data))
 
-    def finish(self, index: Iterable[File]) -> None:
-        """See ChunkStore; data files of earlier runs of which no chunk is known are removed."""
+    def _finish(self, index: Iterable[File]) -> None:
+        """Data files of earlier runs of which no chunk is known are removed."""
         self._run.finish()
         put_in_order(self._folder, index)
         used = {self._folder.join(place.file).path for place in self._places.values()}
@@ -460,38 +501,30 @@ class _PackedObjects(_NotedChunks):
             if self._file is not None:
                 self._file.end()
             self._number += 1
-            room = max(self._chunks.file_bytes, nbytes)
-            self._file = self._run.growing(self._folder.join(self._chunks.file(self._number)).path, room)
+            room = max(self._packed.file_bytes, nbytes)
+            self._file = self._run.growing(self._folder.join(self._packed.file(self._number)).path, room)
             offset = self._file.reserve(nbytes)
         assert offset is not None, "an empty file has room"
         return self._file, offset
 
 
-class _PackedPlace(NamedTuple):
-    """Where a chunk lies: number of the data file, offset, bytes."""
-
-    file: int
-    offset: int
-    nbytes: int
-
-
-def _append_to_log(log: Path, fresh: Mapping[int, _PackedPlace]) -> None:
+def _append_to_log(log: Path, rows: Iterable[tuple[int, int, int, int]]) -> None:
     """Note where durable chunks lie, durably."""
     with log.open("ab") as file:
-        file.write(b"".join([_ROW.pack(number, *place) for number, place in fresh.items()]))
+        file.write(b"".join([_ROW.pack(*row) for row in rows]))
         file.flush()
         os.fsync(file.fileno())
     sync_folder(log.parent)
 
 
-def _read_log(log: Path) -> dict[int, _PackedPlace]:
-    """Where the chunks of an interrupted run lie, by their numbers; an incomplete last row is removed."""
+def _read_log(log: Path) -> list[tuple[int, int, int, int]]:
+    """Where the chunks of an interrupted run lie, as rows; an incomplete last row is removed."""
     if not log.exists():
-        return {}
+        return []
     data = log.read_bytes()
     whole = len(data) // _ROW.size * _ROW.size
     os.truncate(log, whole)
-    return {number: _PackedPlace(*place) for number, *place in _ROW.iter_unpack(data[:whole])}
+    return list(_ROW.iter_unpack(data[:whole]))
 
 
 def _write_file(path: Path, data: memoryview, size: int) -> None:
@@ -520,102 +553,3 @@ def _sync_files(folder: Path, names: Iterable[str]) -> None:
         parents |= set(path.parents) - set(folder.parents)
     for parent in sorted(parents, reverse=True):
         sync_folder(parent)
-
-
-class ChunkWriter:
-    """Encodes chunks, and puts them where the map says; used from several threads."""
-
-    def __init__(self, target: Location, chunks: Chunks, part: Slice | None = None) -> None:
-        """Open their files.
-
-        Args:
-            target: a folder in a staging area.
-            chunks: its chunks.
-            part: what is written of the target; all of it by default.
-
-        Raises:
-            UnsupportedError: the target is neither on a local disk nor in the staged objects of a run, or the chunks of
-                a unit have no known sizes.
-            StorageError: the storage is full or failed.
-        """
-        self._folder = target.join(chunks.folder) if chunks.folder else target
-        self._chunks, self._grids, self._codec = chunks, chunks.grids, chunks.codec
-        if is_staged(target) and not self._codec.plain:
-            most = max(map(chunk_bytes, self._grids.specs), default=0)
-            run_of(target).using.sender.set_aside(carrier_count() * most)
-        self._part = part
-        self._store = open_chunks(self._folder, chunks, part.within(chunks.folder) if part else None)
-
-    def __contains__(self, path: KeyPath) -> bool:
-        """Whether a tensor is written in chunks."""
-        return path in self._grids
-
-    @property
-    def plain(self) -> bool:
-        """Whether chunks are stored as they are, with padding."""
-        return self._codec.plain
-
-    def grid(self, path: KeyPath) -> tuple[int, ...] | None:
-        """Extents of a tensor's chunk."""
-        return self._grids.spec(path).chunks
-
-    def extents(self, path: KeyPath, region: Region) -> tuple[Extent, ...] | None:
-        """The byte range of a chunk that is stored as it is; None for an encoded one, or one with padding inside."""
-        spec = self._grids.spec(path)
-        if not self._codec.unchanged(region, spec):
-            return None
-        place = self._store.place(self._grids.number(path, region))
-        assert place is not None, "plain chunks have known places"
-        nbytes = dtypes.canonical_size(spec.dtype, math.prod(region_shape(region)))
-        return (Extent(self._folder.join(place.file), place.offset, nbytes),)
-
-    def encoded(self, path: KeyPath, region: Region) -> EncodedChunk | None:
-        """An encoded chunk; None for one that is stored as it is, or of which no run knows the place any more."""
-        if self._codec.plain:
-            return None
-        spec, number = self._grids.spec(path), self._grids.number(path, region)
-        place = self._store.place(number)
-        if place is None:
-            return None
-        copies = 1 if self._folder.store.capabilities.local else 2  # a client holds the pieces and their sum
-        decode = partial(self._codec.decode, region=region, spec=spec, name=self._chunks.name(number))
-        return EncodedChunk(
-            Extent(self._folder.join(place.file), place.offset, place.nbytes),
-            self._codec.decoding(spec),
-            copies * place.nbytes + chunk_bytes(spec),
-            cast("Callable[[memoryview], Iterator[Block]]", decode),
-        )
-
-    def write(self, path: KeyPath, region: Region, data: memoryview) -> None:
-        """Write one chunk.
-
-        Raises:
-            UsageError: the region is not one whole chunk (shorter at the edge).
-            StorageError: the storage failed.
-        """
-        number, spec = self._grids.number(path, region), self._grids.spec(path)
-        if not (self._codec.plain and len(data) == chunk_bytes(spec)):  # else nothing is encoded or padded
-            data = self._codec.encode(data, region, spec)
-        self._store.put(number, data)
-
-    def stored(self, path: KeyPath, region: Region) -> bool:
-        """Whether a chunk that was written is durable after a `sync`."""
-        return self._store.stored(self._grids.number(path, region))
-
-    def sync(self) -> None:
-        """Make every chunk durable whose `write` has returned."""
-        self._store.sync()
-
-    def finish(self) -> None:
-        """Make all chunks durable, then write the files that describe them; a slice has none of these."""
-
-        def place(number: int) -> ChunkPlace:
-            found = self._store.place(number)
-            assert found is not None, f"chunk {self._chunks.name(number)} was not written"
-            return found
-
-        self._store.finish(() if self._part else self._chunks.index(place))
-
-    def close(self) -> None:
-        """Close the files."""
-        self._store.close()

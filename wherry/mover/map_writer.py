@@ -25,7 +25,7 @@ from wherry.core.tensorspec import Span
 from wherry.errors import UsageError, WherryError
 from wherry.formats.contents import Extent
 from wherry.mover.checksums import PieceCrc
-from wherry.mover.chunk_writer import ChunkWriter, put_in_order
+from wherry.mover.chunk_writer import open_chunks, put_in_order
 from wherry.storage.stores import make_folder
 from wherry.store.crc import combine
 from wherry.target.file_map import Late, Literal, Scene, Segments, names_in
@@ -188,7 +188,7 @@ class MapWriter:
                 make_folder(folder)
         own = replace(part, files=frozenset([target.name])) if part and is_file else part
         self._files = open_files(self._folder, {state.name: state.body.nbytes for state in self._states}, own)
-        self._chunks = ChunkWriter(target, file_map.chunks, part) if file_map.chunks else None
+        self._chunks = open_chunks(target, file_map.chunks, part) if file_map.chunks else None
 
     def grid(self, path: KeyPath) -> tuple[int, ...] | None:
         """Extents of the chunk of a tensor that is written on a grid; None of one of which any span can be written."""
