@@ -40,7 +40,7 @@ class ContainerChecksums:
 
     def __init__(self) -> None:
         self._watched: dict[tuple[str, int], _WatchedRange] = {}
-        self._left: dict[tuple[str, int], int] = {}
+        self._compared: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
 
     def update(self, extents: tuple[Extent, ...], span: Span, data: memoryview, spec: TensorSpec) -> None:
@@ -72,7 +72,9 @@ class ContainerChecksums:
             CorruptError: a checksum differs from the recorded one, or a file is truncated.
             StorageError: the storage failed.
         """
-        for watched in list(self._watched.values()):
+        with self._lock:
+            missing, self._watched = list(self._watched.values()), {}
+        for watched in missing:
             self._compare(watched)
 
     def _take(
@@ -80,26 +82,23 @@ class ContainerChecksums:
     ) -> None:
         key = (extent.file, recorded.offset)
         with self._lock:
-            if self._left.get(key) == 0:
-                return  # compared already; tensors may share their bytes
+            if key in self._compared:
+                return  # tensors may share their bytes
             watched = self._watched.get(key)
             if watched is None:
                 crc = PieceCrc(recorded.length, recorded.kind)
                 watched = self._watched[key] = _WatchedRange(extent.location, spec, recorded, crc)
-                self._left[key] = recorded.length
         watched.crc.update(start, piece)
-        with self._lock:
-            self._left[key] = max(self._left[key] - len(piece), 0)
-            complete = self._left[key] == 0 and key in self._watched
-        if complete:
+        if not watched.crc.left:
             self._compare(watched)
+            with self._lock:
+                self._compared.add(key)
+                self._watched.pop(key, None)
 
     def _compare(self, watched: _WatchedRange) -> None:
         recorded, location = watched.recorded, watched.location
         found = watched.crc.value(lambda start, stop: _read(location, recorded.offset, start, stop))
         _require(recorded, found, location, watched.spec)
-        with self._lock:
-            self._watched.pop((location.uri, recorded.offset), None)
 
 
 _crc = KINDS["CRC-32"].of

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.core.leaf_values import LeafValues
-    from wherry.formats.contents import Access, Contents
+    from wherry.formats.contents import Access, Block, Contents
 
     Key: TypeAlias = tuple[KeyPath, int]
     # Takes bytes and their offset.
@@ -108,9 +108,12 @@ class SharedWork:
             try:
                 make(cell)
             except BaseException as error:
-                self._finish_task(error)
+                self.error = self.error or error
                 raise
-            self._finish_task(None)
+            finally:
+                with self.changed:
+                    self.running -= 1
+                    self.changed.notify_all()
         with self.changed:
             while self.running and not self.error:
                 self.changed.wait(_LOOK_SECONDS)
@@ -124,12 +127,6 @@ class SharedWork:
             cell = None if self.error else next(self.cells, None)
             self.running += cell is not None
             return cell
-
-    def _finish_task(self, error: BaseException | None) -> None:
-        with self.changed:
-            self.running -= 1
-            self.error = self.error or error
-            self.changed.notify_all()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -559,7 +556,7 @@ class DecodedReader(ContentsOver):
         def decode(file: SpillFile, _whole: Region) -> None:
             with self._spill.writing(file) as write:
                 if is_scattered(spec):
-                    file.boxes = tuple(_one_by_one(blocks_of(self.base, spec), write))
+                    file.boxes = tuple(_one_by_one(_blocks(self.base, spec), write))
                 else:
                     self._in_place(spec, write)
 
@@ -602,21 +599,31 @@ class DecodedReader(ContentsOver):
         held.left += spec.size * (1 if self.hashed is None or spec.path in self.hashed else 2)
 
     def _in_place(self, spec: TensorSpec, write: Write) -> None:
-        """Decode a tensor, write each run of bytes to its place in the tensor, and hash it meanwhile."""
-        decoded = DecodedHash(spec, self._algorithms)
+        """Decode a tensor, write each run of bytes to its place in the tensor, and hash it meanwhile.
+
+        It stays without hashes if its bytes come in another order than its hasher takes.
+        """
+        hasher = None if self.hashed is None else LeafHasher(spec, self._algorithms)
+        position = 0
 
         def take(data: memoryview, offset: int) -> None:
+            nonlocal hasher, position
             write(data, offset)
-            if self.hashed is not None:
-                decoded.take(data, offset)
+            if hasher is None:
+                return
+            if offset == position or hasher.takes_anywhere(len(data)):
+                hasher.update(offset, data)
+                position = offset + len(data)
+            else:
+                hasher = None
 
-        for region, pieces in blocks_of(self.base, spec):
+        for region, pieces in _blocks(self.base, spec):
             place(spec, region, pieces, take)
-        if self.hashed is not None and decoded.whole is not None:
-            self.hashed[spec.path] = decoded.whole
+        if self.hashed is not None and hasher is not None and hasher.done():
+            self.hashed[spec.path] = hasher
 
 
-def _one_by_one(blocks: Iterable[tuple[Region, Iterator[memoryview]]], write: Write) -> Iterator[StoredBox]:
+def _one_by_one(blocks: Iterable[Block], write: Write) -> Iterator[StoredBox]:
     """Write blocks one after another; yields the offset of each."""
     end = 0
     for region, pieces in blocks:
@@ -630,7 +637,7 @@ def _one_by_one(blocks: Iterable[tuple[Region, Iterator[memoryview]]], write: Wr
 _BAND = 8 << 20
 
 
-def blocks_of(reader: Contents, spec: TensorSpec) -> Iterator[tuple[Region, Iterator[memoryview]]]:
+def _blocks(reader: Contents, spec: TensorSpec) -> Iterator[Block]:
     """The boxes in which a tensor is decoded, each as pieces of canonical bytes that are valid until the next."""
     access = reader.access(spec)
     if spec.chunks is not None:
@@ -639,32 +646,7 @@ def blocks_of(reader: Contents, spec: TensorSpec) -> Iterator[tuple[Region, Iter
         bands = row_bands(spec, _BAND, (1,) * len(spec.shape))
         parts, in_pieces = (region for region, _span in bands), False
     for cell in parts:
-        blocks = blocks_of_cell(access, spec, cell, in_pieces=in_pieces)
-        yield from ((block.region, block.pieces) for block in blocks)
-
-
-class DecodedHash:
-    """Hashes a tensor's bytes while they come one after another, or in any order where that can be done."""
-
-    def __init__(self, spec: TensorSpec, algorithms: tuple[str, ...]) -> None:
-        self._hasher: LeafHasher | None = LeafHasher(spec, algorithms)
-        self._position = 0
-
-    def take(self, data: memoryview, offset: int) -> None:
-        """Add the bytes at an offset."""
-        if self._hasher is None:
-            return
-        if offset == self._position or self._hasher.takes_anywhere(len(data)):
-            self._hasher.update(offset, data)
-            self._position = offset + len(data)
-        else:
-            self._hasher = None
-
-    @property
-    def whole(self) -> LeafHasher | None:
-        """The hasher with all leaves, or None if bytes came in another order than it takes."""
-        found = self._hasher
-        return found if found is not None and found.done() else None
+        yield from blocks_of_cell(access, spec, cell, in_pieces=in_pieces)
 
 
 _MAPPED = 1 << 20  # bytes from which memory is mapped

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.checkpoint import Checkpoint
     from wherry.mover.carrier import LeafTable
-    from wherry.mover.move import Move
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,15 +298,16 @@ def hash_leaves(
     with Source(checkpoint.reader, Pool(memory), straight=True) as source:
         carrier = Carrier(source=source, specs=specs, meter=meter, algorithms=(algorithm,))
         moves = digest_moves(specs.values(), source)
-        carrier.carry(move for move in moves if _has_leaf(move, parts[move.source]))
+        carrier.carry(
+            move
+            for move in moves
+            if move.span.start < parts[move.source].stop * LEAF
+            and move.span.stop > parts[move.source].start * LEAF
+        )
     return {
         path: tuple(leaf or b"" for leaf in carrier.leaves.hasher(path).leaves[rows.start : rows.stop])
         for path, rows in parts.items()
     }
-
-
-def _has_leaf(move: Move, leaves: range) -> bool:
-    return move.span.start < leaves.stop * LEAF and move.span.stop > leaves.start * LEAF
 
 
 def _choose_specs(checkpoint: Checkpoint, paths: Collection[KeyPath] | None) -> dict[KeyPath, TensorSpec]:

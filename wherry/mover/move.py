@@ -109,14 +109,14 @@ class Way:
 
     def count(self, spec: TensorSpec, targets: Sequence[TensorSpec]) -> int:
         """Number of these moves."""
-        return self._sizes(spec, targets).count
+        return self._sizes(spec, targets)[0]
 
     def largest(self, spec: TensorSpec, targets: Sequence[TensorSpec]) -> int:
         """Memory for the largest of these moves, in bytes; decoded data counts twice, as the codec holds it too."""
-        nbytes = self._sizes(spec, targets).largest
+        nbytes = self._sizes(spec, targets)[1]
         return nbytes if self.spans else DECODE_FACTOR * nbytes
 
-    def _sizes(self, spec: TensorSpec, targets: Sequence[TensorSpec]) -> MoveSizes:
+    def _sizes(self, spec: TensorSpec, targets: Sequence[TensorSpec]) -> tuple[int, int]:
         return _sizes_of(*self._form(spec, targets), raw=self.spans, regions=self.regions)
 
     def _form(self, spec: TensorSpec, targets: Sequence[TensorSpec]) -> _Form:
@@ -130,22 +130,14 @@ def whole_span(nbytes: int) -> Span:
     return Span(0, nbytes)
 
 
-@dataclass(frozen=True, slots=True)
-class MoveSizes:
-    """The number of moves of a tensor, and the bytes of the largest."""
-
-    count: int
-    largest: int
-
-
 @lru_cache(1 << 12)
 def _sizes_of(
     shape: tuple[int, ...], dtype: str, chunks: _Grid, grids: tuple[_Grid, ...], *, raw: bool, regions: bool
-) -> MoveSizes:
-    """The moves of all tensors with this form, of which a large model has thousands."""
+) -> tuple[int, int]:
+    """The number of moves of all tensors with this form, of which a large model has thousands; bytes of the largest."""
     moves = _moves_of_form(shape, dtype, chunks, grids, raw=raw, regions=regions)
     sizes = [move.span.nbytes for move in moves]
-    return MoveSizes(len(sizes), sizes[0] if sizes else 0)
+    return len(sizes), sizes[0] if sizes else 0
 
 
 @lru_cache(1 << 12)

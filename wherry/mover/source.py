@@ -339,41 +339,27 @@ def spans_of(pieces: Iterator[memoryview], spans: Iterable[Span], buffer: memory
     Raises:
         ValueError: the pieces end before the last span does.
     """
-    flow = _Flow(pieces)
+    rest, position = memoryview(b""), 0
+
+    def take(most: int) -> memoryview:
+        nonlocal rest, position
+        while not rest:
+            following = next(pieces, None)
+            if following is None:
+                raise ValueError(f"the decoded data is truncated: it ends at byte {position}")
+            rest = following
+        piece, rest = rest[:most], rest[most:]
+        position += len(piece)
+        return piece
+
     for span in spans:
-        flow.skip(span.start)
-        part = buffer[: span.nbytes]
-        flow.fill(part)
+        while position < span.start:
+            take(span.start - position)
+        part, done = buffer[: span.nbytes], 0
+        while done < len(part):
+            piece = take(len(part) - done)
+            part[done : done + len(piece)] = piece
+            done += len(piece)
         yield part
     for _rest in pieces:
         pass
-
-
-class _Flow:
-    """A position in a stream of pieces."""
-
-    def __init__(self, pieces: Iterator[memoryview]) -> None:
-        self._pieces = pieces
-        self._rest = memoryview(b"")
-        self._position = 0
-
-    def skip(self, position: int) -> None:
-        while self._position < position:
-            self._take(position - self._position)
-
-    def fill(self, part: memoryview) -> None:
-        done = 0
-        while done < len(part):
-            piece = self._take(len(part) - done)
-            part[done : done + len(piece)] = piece
-            done += len(piece)
-
-    def _take(self, most: int) -> memoryview:
-        while not self._rest:
-            piece = next(self._pieces, None)
-            if piece is None:
-                raise ValueError(f"the decoded data is truncated: it ends at byte {self._position}")
-            self._rest = piece
-        piece, self._rest = self._rest[:most], self._rest[most:]
-        self._position += len(piece)
-        return piece
