@@ -29,7 +29,7 @@ import shutil
 import tempfile
 import threading
 from collections import Counter, OrderedDict
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -131,19 +131,21 @@ class SharedWork:
 
 @dataclass(slots=True, kw_only=True)
 class SpillFile(SharedWork):
-    """One file.
+    """One file, or an array in memory in its place.
 
     Attributes:
-        path: its path.
         span: canonical bytes of the tensor that it holds.
         left: number of bytes that are not read yet.
+        path: its path; None in memory.
+        array: the decoded tensor in memory.
         users: number of workers that read it now.
         boxes: the boxes that it stores as they were decoded; None if the bytes are ordered as in the tensor.
     """
 
-    path: Path
     span: Span
     left: int
+    path: Path | None
+    array: np.ndarray | None = None
     users: int = 0
     boxes: tuple[StoredBox, ...] | None = None
 
@@ -156,7 +158,12 @@ class Spill:
     """
 
     def __init__(
-        self, folder: Path | None = None, stopped: threading.Event | None = None, most: int | None = None
+        self,
+        folder: Path | None = None,
+        stopped: threading.Event | None = None,
+        most: int | None = None,
+        *,
+        in_memory: bool = False,
     ) -> None:
         """Create an empty spill; the folder is created with the first file.
 
@@ -164,7 +171,9 @@ class Spill:
             folder: for the files; a temporary folder (below `WHERRY_SPILL`, if that is set) by default.
             stopped: ends all writing.
             most: limit of their total size, beyond which unused files are removed, least recently used first.
+            in_memory: whether there are arrays instead of files.
         """
+        self._in_memory = in_memory
         self.stopped = stopped or threading.Event()
         self._folder = folder
         self._made = False
@@ -197,7 +206,7 @@ class Spill:
             file = self._files.get(key)
             if file is None:
                 self._make_room(span.nbytes)
-                path = self._place() / str(next(self._numbers))
+                path = None if self._in_memory else self._place() / str(next(self._numbers))
                 file = self._files[key] = SpillFile(cells(), path=path, span=span, left=span.nbytes)
             self._files.move_to_end(key)
             file.users += 1
@@ -211,6 +220,7 @@ class Spill:
     @contextmanager
     def writing(self, file: SpillFile) -> Generator[Write]:
         """A function that writes bytes at an offset of a file, until the spill is stopped."""
+        assert file.path is not None
         with writing(file.path) as write:
             yield self.until_stopped(write)
 
@@ -231,9 +241,11 @@ class Spill:
     def read(self, key: Key, nbytes: int) -> None:
         """Count bytes of a file that were read for the last time; a file that was read completely is removed."""
         with self._lock:
-            self._files[key].left -= nbytes
-            if self._files[key].left == 0:
-                self._remove(key)
+            file = self._files.get(key)
+            if file is not None:
+                file.left -= nbytes
+                if file.left <= 0:
+                    self._remove(key)
 
     def drop(self, keys: Collection[Key]) -> None:
         """Remove files that are not needed any more; their memory pages are reused."""
@@ -271,7 +283,9 @@ class Spill:
             self._remove(key)
 
     def _remove(self, key: Key) -> None:
-        self._files.pop(key).path.unlink(missing_ok=True)
+        path = self._files.pop(key).path
+        if path is not None:
+            path.unlink(missing_ok=True)
 
     def _place(self) -> Path:
         if not self._made:
@@ -364,14 +378,6 @@ _MOST_OPEN = (
 _MOST_IN_MEMORY = 64 << 20  # bytes of tensors that are not read yet
 
 
-@dataclass(slots=True, kw_only=True)
-class _HeldTensor(SharedWork):
-    """A tensor in memory, and the number of its elements that are not read yet."""
-
-    array: np.ndarray
-    left: int = 0
-
-
 class DecodedReader(ContentsOver):
     """A source of which any region of every large tensor can be read; used from several threads.
 
@@ -403,7 +409,7 @@ class DecodedReader(ContentsOver):
         self._decoded: set[KeyPath] = set()
         self._spill = Spill(stopped=stopped, most=_MOST)
         self.stopped = self._spill.stopped
-        self._memory: OrderedDict[KeyPath, _HeldTensor] = OrderedDict()
+        self._memory = Spill(stopped=self.stopped, most=_MOST_IN_MEMORY, in_memory=True)
         self._lock = threading.Lock()
         self.hashed: dict[KeyPath, LeafHasher] | None = {} if algorithms else None
         self._gathered: dict[KeyPath, LeafHasher] = {}
@@ -445,23 +451,24 @@ class DecodedReader(ContentsOver):
         if self.keeps(spec):
             as_array(buffer, spec.dtype, region_shape(region))[...] = self.look(spec, region)
             return
-        with self._file(spec) as file, reading(file.path) as read:
-            if file.boxes is None:
-                fill_region(spec, region, read, buffer)
-            else:
-                fill_from_boxes(spec, region, file.boxes, read, buffer)
+        with self._file(spec) as file:
+            assert file.path is not None
+            with reading(file.path) as read:
+                if file.boxes is None:
+                    fill_region(spec, region, read, buffer)
+                else:
+                    fill_from_boxes(spec, region, file.boxes, read, buffer)
 
     def look(self, spec: TensorSpec, region: Region) -> np.ndarray:
         """A region of a tensor that is decoded into memory; not a copy, so it must not be changed.
 
         Raises: what reading it does.
         """
-        held = self._in_memory(spec)
-        with self._lock:
-            held.left -= math.prod(region_shape(region))
-            if held.left <= 0:
-                self._memory.pop(spec.path, None)
-        return held.array[region]
+        with self._file(spec) as held:
+            assert held.array is not None, "it is decoded"
+            array = held.array
+            self._memory.read((spec.path, 0), region_bytes(spec, region))
+        return array[region]
 
     def gather(self, paths: Collection[KeyPath]) -> None:
         """Hash tensors of which a view takes regions while it does, where that can be done."""
@@ -529,62 +536,45 @@ class DecodedReader(ContentsOver):
         """
         if self.hashed is not None and spec.path in self.hashed:
             return
-        if self.keeps(spec):
-            self._in_memory(spec)
-            return
         with self._file(spec):
             pass
 
     def drop(self, paths: Collection[KeyPath]) -> None:
         """Remove tensors that are not needed any more; their memory pages are reused."""
-        with self._lock:
-            for path in paths:
-                self._memory.pop(path, None)
-        self._spill.drop([(path, 0) for path in paths])
+        for one in (self._memory, self._spill):
+            one.drop([(path, 0) for path in paths])
 
     def close(self) -> None:
         """Remove all files; the owner of the source closes it."""
+        self._memory.close()
         self._spill.close()
 
-    @contextmanager
-    def _file(self, spec: TensorSpec) -> Generator[SpillFile]:
-        """The file of a tensor, which stays while the block runs."""
+    def _file(self, spec: TensorSpec) -> AbstractContextManager[SpillFile]:
+        """A tensor in its file or in memory, where it stays while the block runs."""
+        kept = self.keeps(spec)
 
         def whole() -> Iterator[Region]:  # decoded by one thread, so that its bytes come in order
             return iter([spec.whole])
 
         def decode(file: SpillFile, _whole: Region) -> None:
+            if kept:
+                self._decode_into(spec, file)
+                return
             with self._spill.writing(file) as write:
                 if is_scattered(spec):
                     file.boxes = tuple(_one_by_one(_blocks(self.base, spec), write))
                 else:
                     self._in_place(spec, write)
 
-        with self._spill.using((spec.path, 0), Span(0, spec.nbytes), whole, decode) as file:
-            yield file
+        return (self._memory if kept else self._spill).using(
+            (spec.path, 0), Span(0, spec.nbytes), whole, decode
+        )
 
-    def _in_memory(self, spec: TensorSpec) -> _HeldTensor:
+    def _decode_into(self, spec: TensorSpec, held: SpillFile) -> None:
+        """Decode into memory, and hash the tensor afterwards if its bytes did not come in order."""
         import numpy as np
 
-        with self._lock:
-            held = self._memory.get(spec.path)
-            if held is None:
-                array = np.empty(spec.shape, dtypes.numpy_dtype(spec.dtype))
-                held = self._memory[spec.path] = _HeldTensor(iter([spec.whole]), array=array)
-        try:
-            held.complete(lambda _whole: self._decode_into(spec, held), self.stopped)
-        except BaseException:
-            with self._lock:
-                self._memory.pop(spec.path, None)
-            raise
-        with self._lock:
-            nbytes = sum(one.array.nbytes for one in self._memory.values())
-            while nbytes > _MOST_IN_MEMORY and len(self._memory) > 1:
-                nbytes -= self._memory.popitem(last=False)[1].array.nbytes
-        return held
-
-    def _decode_into(self, spec: TensorSpec, held: _HeldTensor) -> None:
-        """Decode into memory, and hash the tensor afterwards if its bytes did not come in order."""
+        held.array = np.empty(spec.shape, dtypes.numpy_dtype(spec.dtype))
         memory = held.array.reshape(-1).view("u1").data
 
         def write(data: memoryview, offset: int) -> None:
@@ -596,7 +586,8 @@ class DecodedReader(ContentsOver):
                 array[cell] = read_array(self.base, spec, cell)
         else:
             self._in_place(spec, self._spill.until_stopped(write))
-        held.left += spec.size * (1 if self.hashed is None or spec.path in self.hashed else 2)
+        if self.hashed is not None and spec.path not in self.hashed:
+            held.left *= 2
 
     def _in_place(self, spec: TensorSpec, write: Write) -> None:
         """Decode a tensor, write each run of bytes to its place in the tensor, and hash it meanwhile.
