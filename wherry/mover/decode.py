@@ -54,7 +54,7 @@ from wherry.formats.contents import Computed, ContentsOver, Stored
 from wherry.mover.move import Way, cells
 from wherry.mover.output import as_array
 from wherry.mover.pool import map_memory
-from wherry.mover.read import blocks_of_cell, fill, fill_region, place, read_array
+from wherry.mover.read import blocks_of_cell, fill, fill_region, place, read_array, region_bytes
 from wherry.runtime.threads import StoppedError
 from wherry.storage.direct import reading, writing
 from wherry.storage.folders import PREFIX

@@ -178,6 +178,23 @@ class ReadEvidence:
 
 
 @dataclass(slots=True)
+class _ReadTensor:
+    """What was read back of one tensor, here and by other processes.
+
+    Attributes:
+        hasher: its leaves.
+        crc: the checksum of what was read, if it must be known.
+        blocks: those that its parts share with others.
+        parts: those that were read.
+    """
+
+    hasher: LeafHasher
+    crc: PieceCrc | None
+    blocks: list[SharedBlock]
+    parts: list[StoredPart] = field(default_factory=list[StoredPart])
+
+
+@dataclass(slots=True)
 class ReadBack:
     """The parts of one target that were read back, or wait for it; used from several threads.
 
@@ -203,17 +220,11 @@ class ReadBack:
     _held: dict[Location, list[StoredPart]] = field(
         default_factory=lambda: defaultdict["Location", "list[StoredPart]"](list)
     )  # parts of files that cannot be read yet
-    _read: dict[KeyPath, list[StoredPart]] = field(default_factory=dict["KeyPath", "list[StoredPart]"])
-    _hashers: dict[KeyPath, LeafHasher] = field(default_factory=dict["KeyPath", LeafHasher])
-    _crcs: dict[KeyPath, PieceCrc] = field(default_factory=dict["KeyPath", PieceCrc])
-    _shared: dict[KeyPath, list[SharedBlock]] = field(default_factory=dict["KeyPath", "list[SharedBlock]"])
+    _tensors: dict[KeyPath, _ReadTensor] = field(default_factory=dict["KeyPath", _ReadTensor])
     _left: set[KeyPath] = field(
         default_factory=set["KeyPath"]
     )  # tensors in boxes that are left to the reader
     _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def __post_init__(self) -> None:
-        self._shared = {source: list(rows) for source, rows in self.evidence.blocks.items()}
 
     def add(self, moves: Iterable[Move]) -> None:
         """Note parts that are durable.
@@ -242,10 +253,10 @@ class ReadBack:
             self._queue(part)
             return
         with self._lock:
-            self._hasher(move.source)
-            if crc := self._crc(part):
-                crc.take(self.evidence.moves[move.source, move.span])
-            self._read.setdefault(move.source, []).append(part)
+            tensor = self._tensor(part)
+            if tensor.crc is not None:
+                tensor.crc.take(self.evidence.moves[move.source, move.span])
+            tensor.parts.append(part)
 
     def parts(self) -> Iterator[StoredPart]:
         """Take the parts that wait to be read, and can be."""
@@ -326,19 +337,17 @@ class ReadBack:
                     shared.append(SharedBlock(Extent(extent.location, start, stop - start), digest))
             position += extent.length
         with self._lock:
-            self._shared.setdefault(part.move.source, []).extend(shared)
+            self._tensor(part).blocks.extend(shared)
 
     def hash(self, part: StoredPart, data: memoryview) -> LeafHasher:
         """Hash a part that was read; gives what was hashed of its tensor."""
-        source = part.move.source
         with self._lock:
-            own = self._hasher(source)
-            crc = self._crc(part)
-            self._read.setdefault(source, []).append(part)
-        part.hash_into(own, data)
-        if crc is not None:
-            crc.update(part.move.span.start, data)
-        return own
+            tensor = self._tensor(part)
+            tensor.parts.append(part)
+        part.hash_into(tensor.hasher, data)
+        if tensor.crc is not None:
+            tensor.crc.update(part.move.span.start, data)
+        return tensor.hasher
 
     def compare(self, part: StoredPart, data: memoryview, expected: LeafHasher) -> None:
         """Hash a part that was read, and compare its leaves with those of the source.
@@ -373,55 +382,48 @@ class ReadBack:
         changed = self.evidence.changed()
         return {
             self.targets[source].path
-            for source, hasher in self._hashers.items()
-            if hasher.done()
+            for source, tensor in self._tensors.items()
+            if tensor.hasher.done()
             and source not in self._left
-            and not self._lies_in(source, changed)
-            and self._same_blocks(source)
-            and self._same_bytes(source, written)
+            and not (
+                changed and any(one.location.path in changed for part in tensor.parts for one in part.extents)
+            )
+            and self._same_blocks(source, tensor)
+            and self._same_bytes(source, tensor, written)
         }
-
-    def _lies_in(self, source: KeyPath, paths: frozenset[str]) -> bool:
-        """Whether bytes of a tensor were read from one of some files."""
-        return bool(paths) and any(
-            one.location.path in paths for part in self._read[source] for one in part.extents
-        )
 
     def moves_read(self) -> Iterator[tuple[DurableMove, LeafValues | None]]:
         """The moves that were hashed with all of their leaves; of boxes, with what was hashed of the tensor."""
-        for source, parts in self._read.items():
-            hasher, crc = self._hashers[source], self._crcs.get(source)
-            values = hasher.values() if any(part.boxes for part in parts) else None
-            for part in parts:
+        for source, tensor in self._tensors.items():
+            hasher, crc = tensor.hasher, tensor.crc
+            values = hasher.values() if any(part.boxes for part in tensor.parts) else None
+            for part in tensor.parts:
                 span = part.move.span
                 if part.boxes:
                     yield DurableMove(source, span, {}), values
                 elif (leaves := hasher.known(*span)) is not None:
                     yield DurableMove(source, span, leaves, tuple(crc.known(*span) if crc else ())), None
 
-    def _hasher(self, source: KeyPath) -> LeafHasher:
-        """The hasher of a tensor, with the leaves that were read before; the caller has the lock."""
-        known = self._hashers.get(source)
+    def _tensor(self, part: StoredPart) -> _ReadTensor:
+        """What was read of the tensor of a part, with the evidence of other processes; the caller has the lock."""
+        source = part.move.source
+        known = self._tensors.get(source)
         if known is None:
-            known = self._hashers[source] = LeafHasher(self.targets[source], self.algorithms[:1])
+            hasher, crc = LeafHasher(part.target, self.algorithms[:1]), None
             for leaf, digest in self.evidence.leaves.get(source, {}).items():
-                known.preset(leaf, digest)
+                hasher.preset(leaf, digest)
             for leaf, values in self.evidence.values.get(source, ()):
-                known.take_values(leaf, values)
+                hasher.take_values(leaf, values)
+            if source in self.with_checksums:
+                crc = PieceCrc(part.target.nbytes, ends=accumulate(self.written.lengths(part.target)))
+            known = _ReadTensor(hasher, crc, list(self.evidence.blocks.get(source, ())))
+            self._tensors[source] = known
         return known
 
-    def _crc(self, part: StoredPart) -> PieceCrc | None:
-        """The checksum of what was read of a tensor, if it must be known; the caller has the lock."""
-        source = part.move.source
-        if source in self.with_checksums and source not in self._crcs:
-            ends = accumulate(self.written.lengths(part.target))
-            self._crcs[source] = PieceCrc(part.target.nbytes, ends=ends)
-        return self._crcs.get(source)
-
-    def _same_blocks(self, source: KeyPath) -> bool:
+    def _same_blocks(self, source: KeyPath, tensor: _ReadTensor) -> bool:
         """Whether the blocks that were written again still hold what was compared."""
         block, algorithm = memoryview(bytearray(BLOCK)), self.algorithms[0]
-        for extent, digest in self._shared.get(source, ()):
+        for extent, digest in tensor.blocks:
             held = block[: extent.length]
             read_span((extent,), Span(0, extent.length), held, self.targets[source])
             if new_hash(algorithm, held).digest() != digest:
@@ -430,8 +432,8 @@ class ReadBack:
 
     def shared(self) -> Iterator[tuple[KeyPath, SharedBlock]]:
         """The blocks that parts which were read share with others, with the source key path of the part."""
-        for source, rows in self._shared.items():
-            for row in rows:
+        for source, tensor in self._tensors.items():
+            for row in tensor.blocks:
                 yield source, row
 
     def _readable_part(self, move: Move) -> StoredPart | None:
@@ -471,9 +473,9 @@ class ReadBack:
             return None
         return StoredPart(move, target, tuple(chunk.extent for chunk in chunks), chunks)
 
-    def _same_bytes(self, source: KeyPath, written: Checkpoint) -> bool:
+    def _same_bytes(self, source: KeyPath, tensor: _ReadTensor, written: Checkpoint) -> bool:
         spec = written.manifest.tensors[self.targets[source].path]
-        parts = sorted(self._read[source], key=lambda part: part.move.span.start)
+        parts = sorted(tensor.parts, key=lambda part: part.move.span.start)
         access = written.reader.access(spec)
         if any(part.boxes for part in parts) and not isinstance(access, Stored):
             return all(_same_boxes(part, spec, access) for part in parts)
@@ -486,14 +488,14 @@ class ReadBack:
                 begins_at(spec, box, region_span(spec, box).start) for part in parts for box in part.boxes
             )
             and _ranges(access.extents) == _ranges(ours)
-            and self._same_checksums(source, access.extents)
+            and self._same_checksums(source, tensor, access.extents)
         )
 
-    def _same_checksums(self, source: KeyPath, raw: tuple[Extent, ...]) -> bool:
+    def _same_checksums(self, source: KeyPath, tensor: _ReadTensor, raw: tuple[Extent, ...]) -> bool:
         """Whether the CRCs that the container records are those of the written bytes."""
         recorded = [extent.crc32 for extent in raw if extent.crc32 is not None]
         target = self.targets[source]
-        if recorded and (crc := self._crcs.get(source)):
+        if recorded and (crc := tensor.crc):
             start = 0
             for extent in raw:
                 part = Span(start, start + extent.length)
