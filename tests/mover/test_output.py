@@ -10,7 +10,7 @@ from wherry.core.algorithms import SHA256
 from wherry.core.digest import LEAF
 from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import StorageError
-from wherry.mover.carrier import LeafTable
+from wherry.mover.checksums import LeafTable
 from wherry.mover.move import Move
 from wherry.mover.output import Output
 from wherry.target.journal import open_journal

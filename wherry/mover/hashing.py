@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.checkpoint import Checkpoint
-    from wherry.mover.carrier import LeafTable
+    from wherry.mover.checksums import LeafTable
 
 
 @dataclass(frozen=True, slots=True)

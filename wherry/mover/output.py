@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from wherry.core.digest import LeafHasher
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, TensorSpec
-    from wherry.mover.carrier import LeafTable
+    from wherry.mover.checksums import LeafTable
     from wherry.mover.map_writer import MapWriter
     from wherry.mover.readback import ReadBack, StoredPart
 

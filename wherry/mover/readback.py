@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from wherry.core.tensorspec import Region, TensorSpec
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.contents import Access
-    from wherry.mover.carrier import LeafTable
+    from wherry.mover.checksums import LeafTable
     from wherry.mover.move import Move
     from wherry.storage.location import Location
     from wherry.target.durable_move import Checks

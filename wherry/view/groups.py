@@ -18,7 +18,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from wherry.core.progress import Meter
-from wherry.mover.carrier import Carrier, LeafTable, digest_moves
+from wherry.mover.carrier import Carrier, digest_moves
+from wherry.mover.checksums import LeafTable
 from wherry.mover.decode import DecodedReader
 from wherry.mover.hashing import Hashes
 from wherry.mover.source import Source
