@@ -37,7 +37,7 @@ from wherry.formats.registry import FormatFacts, formats, modules, rows_of
 from wherry.integrations.native import LOADERS
 from wherry.ledger.replay import READ_ONLY
 from wherry.quantized.schemes import schemes
-from wherry.store.protocols import PROTOCOLS
+from wherry.store.store import PROTOCOLS
 from wherry.verifier.verify import LEVELS
 from wherry.view.overview import (
     WAYS,
@@ -57,8 +57,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
     from wherry.families.schema import Family
-    from wherry.store.protocols import StorageProtocol
-    from wherry.store.store import Capabilities
+    from wherry.store.store import Capabilities, StorageProtocol
 
 ROOT = Path(__file__).resolve().parents[1]
 HOOKS = ("orbax", "maxtext", "t5x", "lingua", "torch")

@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 
 from wherry.integrations.mlflow_probe import require_answer
 from wherry.integrations.mlflow_version import RegisteredVersion
-from wherry.remote.checked_clients import open_checked
+from wherry.remote.addresses import open_checked
 from wherry.text.json_values import json_value
 
 _TIMEOUT_SECONDS = 10

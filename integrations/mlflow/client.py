@@ -31,8 +31,7 @@ from mlflow.utils import request_utils
 from wherry.errors import StorageError, UsageError, WherryError
 from wherry.integrations.mlflow_probe import START_MLFLOW, require_answer
 from wherry.integrations.mlflow_version import not_registered
-from wherry.remote.addresses import refusal_in
-from wherry.remote.checked_clients import configured_servers, guard_requests, require_configured_address
+from wherry.remote.addresses import configured_servers, guard_requests, refusal_in, require_configured_address
 from wherry.remote.waits import waiting
 from wherry.storage.home import sqlite_file, without_secrets
 

@@ -40,7 +40,7 @@ from wherry.integrations.signing.bundle import (
     seal_statement,
 )
 from wherry.runtime import threads
-from wherry.storage.durable import put
+from wherry.storage.folders import put_file
 from wherry.storage.sidecar import SIGNATURE_NAME, read_sidecar, signature_location
 from wherry.storage.stores import locate
 
@@ -150,7 +150,7 @@ def sign(
         "ignore_paths": [*_IGNORED],
     }
     place = signature_location(location) if out is None else locate(out)
-    put(place, seal_statement(private, location.name, digests, how, identity))
+    put_file(place, seal_statement(private, location.name, digests, how, identity))
     return place.uri
 
 

@@ -147,7 +147,7 @@ def test_a_bucket_that_is_gone_is_a_finding(bucket, made, monkeypatch):
     for name in ("a.safetensors", "made/.metadata", "made/__0_0.distcp", "made/wherry.json"):
         store.remove(f"{bucket.name}/{name}")
     store.call(bucket.name, "rmdir", bucket.name)
-    monkeypatch.setattr("wherry.store.fsspec_store._answered", set())
+    monkeypatch.setattr("wherry.store.remote_store._answered", set())
     report = audit("all")
     assert not report.ok
     (gone,) = [one for one in report.findings if one.uri == made]

@@ -13,10 +13,9 @@ from safetensors.numpy import save_file
 from wherry.converter.convert import convert
 from wherry.errors import NotFoundError
 from wherry.formats.discover import discover, walk
-from wherry.storage.listing_view import ListingView, view_for_walk
 from wherry.storage.location import Location
-from wherry.store.protocols import S3
-from wherry.store.store import Entry
+from wherry.storage.object_view import ListingView, view_for_walk
+from wherry.store.store import S3, Entry
 
 
 @pytest.fixture(scope="module")

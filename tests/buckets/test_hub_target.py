@@ -11,7 +11,7 @@ from tests.support.hub_server import LFS_FROM, PART
 from tests.support.object_stores import model
 from wherry.errors import MismatchError, NotFoundError, StorageError, TargetExistsError, TargetInUseError
 from wherry.storage.stores import locate
-from wherry.store.hub_commit import is_occupied
+from wherry.store.hub import is_occupied
 from wherry.target.clean import clean
 
 REPO = "owner/model"
@@ -192,7 +192,7 @@ def killed(source, server):
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KilledError):
         patch.setattr("wherry.target.copied_staging.require_same", kill)
-        patch.setattr("wherry.store.hub_commit.HubCommit.__exit__", lambda *_: None)
+        patch.setattr("wherry.store.hub.HubCommit.__exit__", lambda *_: None)
         convert(source, f"hf://{REPO}")
     (left,) = (one for one in server.branches[REPO] if one != "main")
     assert sorted(files(server)) == [".gitattributes"]

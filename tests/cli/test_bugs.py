@@ -16,9 +16,9 @@ from tests.support.command import command, small
 from wherry.cli.errors import to_wherry_error
 from wherry.errors import StorageError, UnsupportedError, UsageError
 from wherry.ledger.record import open_ledger
-from wherry.remote.errors import translate_error
+from wherry.remote.failures import translate_error
 from wherry.storage.stores import locate
-from wherry.store.fsspec_store import FsspecStore
+from wherry.store.remote_store import FsspecStore
 
 # A module that Python imports at its start; it breaks one verb as a bug would.
 BUG = """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support import buckets, store_rules
-from wherry.remote.retries import RetryPolicy
+from wherry.remote.waits import RetryPolicy
 from wherry.store.amazon import AmazonStore
 from wherry.store.azure import AzureStore
 from wherry.store.google import GoogleStore

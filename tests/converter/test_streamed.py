@@ -30,8 +30,8 @@ from wherry.errors import (
 from wherry.formats.registry import formats
 from wherry.mover.output import Output
 from wherry.storage.stores import locate
-from wherry.store.fsspec_store import FsspecStore
 from wherry.store.memory import MemoryStore
+from wherry.store.remote_store import FsspecStore
 from wherry.target.journal import Journal
 from wherry.target.lease import LeaseObject, lease_of
 from wherry.target.staged_objects import run_of

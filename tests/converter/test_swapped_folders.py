@@ -19,7 +19,7 @@ from wherry.converter.convert import convert_all
 from wherry.core.request import TargetRequest, convert_request
 from wherry.errors import MismatchError, WherryError
 from wherry.formats import pin
-from wherry.storage import beneath, open_file
+from wherry.storage import open_file
 
 SECRET = "what only this user may read"
 TENSORS = {"a": np.arange(12, dtype="f4").reshape(3, 4), "b": np.ones(5, "i8")}
@@ -37,8 +37,8 @@ def settled(monkeypatch):
 def way(request, monkeypatch):
     """With the call of the kernel, and without."""
     if request.param != "openat2":
-        monkeypatch.setattr(beneath, "_calls", [None])
-    elif beneath._load_call() is None or beneath._load_call()(0, "", 0)[0] in beneath._NO_CALL:
+        monkeypatch.setattr(open_file, "_calls", [None])
+    elif open_file._load_call() is None or open_file._load_call()(0, "", 0)[0] in open_file._NO_CALL:
         pytest.skip("this kernel has no openat2")
     return request.param
 

@@ -18,7 +18,7 @@ from wherry.converter.convert import convert
 from wherry.converter.plan import Plan, StoreTraffic, plan
 from wherry.converter.prices import load_prices
 from wherry.errors import NotFoundError, StorageError, UsageError
-from wherry.storage.links import root_at
+from wherry.storage.open_file import root_at
 from wherry.storage.stores import locate
 
 TENSORS = {f"layers.{number}.w": np.full((300, 250), number, np.float32) for number in range(40)}

@@ -31,7 +31,7 @@ ALLOWED = {
     ("wherry/live/restore.py", "room"): "other tensors are read meanwhile",
     ("flows/nightly.py", "result"): "the task is shown by Prefect, with its progress",
     # the caller tells
-    ("wherry/remote/filesystems.py", "in_thread"): "a call of a store, which retries and probes watch",
+    ("wherry/store/remote_store.py", "in_thread"): "a call of a store, which retries and probes watch",
     ("wherry/ledger/database.py", "_begin_wal"): "called where a connection is waited for",
     (
         "wherry/live/shares.py",

@@ -28,7 +28,7 @@ from wherry.errors import MismatchError, NotFoundError, NotRecordedError, Storag
 from wherry.lineage.lineage import show
 from wherry.storage import copy
 from wherry.storage.stores import locate
-from wherry.store.fsspec_store import FsspecStore
+from wherry.store.remote_store import FsspecStore
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from wherry.mover import batch
 from wherry.mover.hashing import hash_checkpoint
 from wherry.mover.output import Output
 from wherry.mover.pool import Pool
-from wherry.storage.pinned_store import PinnedStore
+from wherry.storage.stores import PinnedStore
 
 MEMORY = 64 << 20
 TENSORS = {

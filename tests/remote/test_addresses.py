@@ -21,10 +21,10 @@ from wherry.remote.addresses import (
     AddressError,
     host_of,
     kind_of_host,
+    open_checked,
     require_host,
     require_named_address,
 )
-from wherry.remote.checked_clients import open_checked
 from wherry.remote.transfers import BodyRequest, exchange
 from wherry.storage.stores import locate, locate_recorded
 from wherry.store.remote_store import remote_store

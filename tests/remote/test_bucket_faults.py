@@ -13,13 +13,13 @@ import pytest
 from tests.support import buckets
 from tests.support.faults import ALWAYS, cut, hang, lose_answer, slow, status
 from wherry.errors import NotFoundError, StorageError, UsageError, WherryError
-from wherry.remote import retries
-from wherry.remote.buffer_fill import BufferFill
-from wherry.remote.retries import RetryPolicy
+from wherry.remote import waits
+from wherry.remote.transfers import BufferFill
+from wherry.remote.waits import RetryPolicy
 from wherry.storage.location import Location
 from wherry.storage.ranges import read_ranges
 from wherry.storage.stores import locate
-from wherry.store.ranged_store import RangedStore
+from wherry.store.remote_store import RangedStore
 
 DATA = bytes(range(256)) * 4
 QUICK = RetryPolicy(timeout=10.0, pause=0.01, longest_pause=0.05)
@@ -41,7 +41,7 @@ def alone(monkeypatch, tmp_path):
     variables = {"HOME": tmp_path, "CLOUDSDK_CONFIG": tmp_path, "AWS_CONFIG_FILE": tmp_path / "none"}
     for name, value in {**buckets.KEYS, **variables, "AWS_EC2_METADATA_DISABLED": "true"}.items():
         monkeypatch.setenv(name, str(value))
-    monkeypatch.setattr("wherry.store.fsspec_store._answered", set())
+    monkeypatch.setattr("wherry.store.remote_store._answered", set())
     buckets.forget_filesystems()
     yield buckets.forget_filesystems
     buckets.forget_filesystems()
@@ -338,5 +338,5 @@ def test_gs_without_credentials_asks_anonymously_at_once(answers, alone, monkeyp
 
 
 def test_the_setting_is_the_deadline(store, monkeypatch):
-    monkeypatch.setenv(retries.TIMEOUT_VARIABLE, "3m")
+    monkeypatch.setenv(waits.TIMEOUT_VARIABLE, "3m")
     assert locate(f"{store.protocol}://bucket/x").store.policy.timeout == 180

@@ -24,7 +24,7 @@ from wherry.integrations.mlflow_probe import require_answer
 from wherry.integrations.prefect.server import answering_server
 from wherry.ledger.record import open_ledger
 from wherry.remote import probe, waits
-from wherry.remote.retries import RetryPolicy
+from wherry.remote.waits import RetryPolicy
 
 
 @pytest.fixture(autouse=True)

@@ -16,13 +16,12 @@ from fsspec.registry import _registry as loaded_classes
 from tests.support import buckets
 from wherry.cli import cli
 from wherry.errors import MissingExtraError, StorageError, UsageError
-from wherry.remote import retries
-from wherry.remote.errors import library_errors
-from wherry.remote.failures import retry_after_of
-from wherry.remote.filesystems import call_with_deadline
-from wherry.remote.retries import RetryPolicy, call_with_retries, storage_timeout
+from wherry.remote import waits
+from wherry.remote.failures import library_errors, retry_after_of
+from wherry.remote.waits import RetryPolicy, call_with_retries, storage_timeout
 from wherry.storage.stores import locate
-from wherry.store import azure_session
+from wherry.store import azure
+from wherry.store.remote_store import call_with_deadline
 
 
 class BusyError(Exception):
@@ -101,18 +100,18 @@ def test_a_call_without_a_deadline_of_its_own_is_left_behind():
 
 @pytest.mark.parametrize("value", ["0", "soon"])
 def test_an_invalid_timeout_is_refused(value, monkeypatch):
-    monkeypatch.setenv(retries.TIMEOUT_VARIABLE, value)
+    monkeypatch.setenv(waits.TIMEOUT_VARIABLE, value)
     with pytest.raises(UsageError):
         storage_timeout()
 
 
 def test_flag_before_variable_before_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv(retries.TIMEOUT_VARIABLE, raising=False)
+    monkeypatch.delenv(waits.TIMEOUT_VARIABLE, raising=False)
     assert storage_timeout() == 60
     (tmp_path / "wherry.toml").write_text('storage_timeout = "2m"\n')
     assert storage_timeout() == 120
-    monkeypatch.setenv(retries.TIMEOUT_VARIABLE, "90s")
+    monkeypatch.setenv(waits.TIMEOUT_VARIABLE, "90s")
     assert storage_timeout() == 90
     seen = []
     monkeypatch.setattr("wherry.formats.detect.detect_source", lambda _source: seen.append(storage_timeout()))
@@ -188,7 +187,7 @@ def test_a_protocol_without_an_extra_names_what_fsspec_needs(protocol, package):
 )
 def test_a_protocol_of_an_extra_names_it(protocol, extra, module, monkeypatch):
     monkeypatch.delitem(loaded_classes, protocol, raising=False)  # another test may have loaded it
-    azure_session._kind.cache_clear()
+    azure._kind.cache_clear()
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtraError) as caught:
         locate(f"{protocol}://bucket/x")

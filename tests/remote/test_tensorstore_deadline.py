@@ -9,7 +9,7 @@ import tensorstore
 
 from wherry.errors import StorageError
 from wherry.integrations.containers.zarr.kvstore import await_result
-from wherry.remote.retries import TIMEOUT_VARIABLE
+from wherry.remote.waits import TIMEOUT_VARIABLE
 
 
 def test_a_call_that_hangs_on_a_bucket_ends(monkeypatch):

@@ -10,10 +10,9 @@ from urllib3.exceptions import HTTPError
 
 from tests.support.faults import cut_sent
 from wherry.errors import StorageError
-from wherry.remote.buffer_fill import BufferFill
 from wherry.remote.failures import kind_of
-from wherry.remote.transfers import BodyRequest, HttpAnswer, exchange, is_plain
-from wherry.store.amazon_calls import presign, refusal
+from wherry.remote.transfers import BodyRequest, BufferFill, HttpAnswer, exchange, is_plain
+from wherry.store.amazon import presign, refusal
 
 MIB = 1 << 20
 BODY = bytes(range(256)) * (3 * MIB // 256)

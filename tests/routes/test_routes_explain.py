@@ -88,7 +88,7 @@ def test_since_leaves_what_is_older(tmp_path):
         ("latest", "wherry.formats.discover", "walk", StorageError("it does not answer", retryable=True)),
         (
             "since 2026-03-02",
-            "wherry.storage.ages",
+            "wherry.storage.location",
             "modified_time",
             UnsupportedError("the storage does not report modification times"),
         ),

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from wherry.storage import descriptors
-from wherry.storage.descriptors import Descriptors
+from wherry.storage import open_file
+from wherry.storage.open_file import Descriptors
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_what_is_opened_after_the_end_does_not_stay(files):
 
 
 def test_the_one_that_was_used_longest_ago_makes_room(files, monkeypatch):
-    monkeypatch.setattr(descriptors, "MOST_OPEN", 2)
+    monkeypatch.setattr(open_file, "MOST_OPEN", 2)
     with files.using(0) as busy:
         for number in (1, 2):
             with files.using(number):

@@ -24,8 +24,8 @@ from wherry.core.digest import canonical_json
 from wherry.errors import HostileError
 from wherry.ledger.record import check_chain, open_ledger
 from wherry.lineage.lineage import show
-from wherry.storage.local_paths import native_path
 from wherry.storage.location import path_uri
+from wherry.storage.open_file import native_path
 from wherry.storage.stores import locate
 
 pytest_plugins = ("tests.support.warm_command",)

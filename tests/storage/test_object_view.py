@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from wherry.storage.listing_view import view_for_walk
 from wherry.storage.location import Location
-from wherry.storage.object_view import BLOCK, ObjectView, view_of_store
+from wherry.storage.object_view import BLOCK, ObjectView, view_for_walk, view_of_store
 from wherry.storage.stores import locate
-from wherry.store.protocols import GCS, MEMORY
-from wherry.store.store import Entry
+from wherry.store.store import GCS, MEMORY, Entry
 
 
 class Objects:

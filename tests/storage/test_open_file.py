@@ -14,8 +14,7 @@ from safetensors.numpy import save_file
 import wherry
 from wherry.errors import HostileError, NotFoundError, WherryError
 from wherry.families.companions import config_file
-from wherry.storage.links import root_at
-from wherry.storage.open_file import open_regular, opened_folder, read_regular
+from wherry.storage.open_file import open_regular, opened_folder, read_regular, root_at
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
 
@@ -178,7 +177,6 @@ OWN = {
     "wherry/families/facts.py", "wherry/installation.py", "wherry/target/janitor.py",
     "wherry/formats/registry.py",  # files of wherry itself
     "wherry/runtime/sandbox.py",  # with O_PATH, which reads nothing
-    "wherry/storage/beneath.py",  # of the one place: a part of a path below an open folder
 }  # fmt: skip
 OPENING = {"read_text", "read_bytes", "memmap", "fromfile", "ZipFile"}
 

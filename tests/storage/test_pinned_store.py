@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from wherry.errors import MismatchError
-from wherry.storage import descriptors
-from wherry.storage.pinned_store import PinnedStore
+from wherry.storage import open_file
+from wherry.storage.stores import PinnedStore
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def test_an_open_file_is_read_on_whatever_takes_its_name(files, tmp_path):
 
 def test_a_file_that_was_replaced_before_it_is_opened_again_is_refused(files, tmp_path, monkeypatch):
     """Of many files only some stay open; one that was closed in between may be another one by then."""
-    monkeypatch.setattr(descriptors, "MOST_OPEN", 1)
+    monkeypatch.setattr(open_file, "MOST_OPEN", 1)
     store = PinnedStore(None)
     assert store.read(files[0], 0, 9) == b"first a"
     assert store.read(files[1], 0, 9) == b"first b"

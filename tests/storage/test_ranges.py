@@ -13,7 +13,7 @@ from wherry.errors import IncompleteError, UsageError
 from wherry.storage import ranges
 from wherry.storage.location import Location
 from wherry.storage.ranges import GAP, LARGEST, read_ranges, requests_for
-from wherry.store.protocols import LOCAL, OBJECTS
+from wherry.store.store import LOCAL, OBJECTS
 
 MIB = 1 << 20
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from wherry.storage.read_ahead import STEP, ReadAhead
+from wherry.storage.ranges import STEP, ReadAhead
 
 
 class Place:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from wherry.credentials import redact, redact_values
 from wherry.errors import UsageError, internal_error, storage_error
 from wherry.ledger.deliver import _describe_error
-from wherry.remote.errors import translate_error
+from wherry.remote.failures import translate_error
 from wherry.storage.stores import locate
 
 PRESIGNED = (

@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from tests.support import buckets, store_rules
-from wherry.remote.retries import RetryPolicy
+from wherry.remote.waits import RetryPolicy
 from wherry.storage.stores import locate
 from wherry.store.memory import MemoryStore
 from wherry.store.store import PartLimits, Store

@@ -9,11 +9,11 @@ import pytest
 import wherry
 from tests.support.object_stores import model
 from wherry.errors import StorageError, UsageError
-from wherry.remote.retries import RetryPolicy
+from wherry.remote.waits import RetryPolicy
 from wherry.storage.stores import locate
 from wherry.store import azure
-from wherry.store.azure_blocks import first_block, parse_block_name, part_block, parts_of
-from wherry.store.checksums import checksum_of
+from wherry.store.azure import first_block, parse_block_name, part_block, parts_of
+from wherry.store.content import checksum_of
 
 MD5 = "d41d8cd98f00b204e9800998ecf8427e"
 

@@ -7,7 +7,7 @@ import io
 
 import pytest
 
-from wherry.store.body import Body, views_of
+from wherry.store.content import Body, views_of
 
 KIB = 1 << 10
 SIZES = [

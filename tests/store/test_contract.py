@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from wherry.store.checksums import checksum_of, joined_checksum
+from wherry.store.content import checksum_of, joined_checksum
 from wherry.store.store import AnonymousUpload
 
 OTHER = "1"  # a mark that no object has

@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 
 from tests.support.faults import proxied
 from tests.support.node import node_file
-from wherry.store import azure_session
+from wherry.store import azure
 
 _START_SECONDS = 30
 KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
@@ -158,7 +158,7 @@ def forget_filesystems():
 
     for kind in (GCSFileSystem, S3FileSystem):
         kind.clear_instance_cache()
-    azure_session._kind.cache_clear()
+    azure._kind.cache_clear()
 
 
 def free_port():

@@ -23,7 +23,7 @@ from wherry.errors import (
     UsageError,
     WherryError,
 )
-from wherry.storage import renames
+from wherry.storage import folders
 from wherry.storage.folders import is_staging
 from wherry.storage.stores import locate
 from wherry.target import file_staging
@@ -104,7 +104,7 @@ def link_nothing(*_names, **_options):
 def file_system(request, monkeypatch):
     """What the file system has to rename without replacing."""
     if request.param != "renameat2":
-        monkeypatch.setattr(renames.ctypes, "CDLL", lambda *_args, **_options: object())
+        monkeypatch.setattr(folders.ctypes, "CDLL", lambda *_args, **_options: object())
     if request.param == "neither":
         monkeypatch.setattr(os, "link", link_nothing)
     return request.param
@@ -123,7 +123,7 @@ def test_a_file_system_without_links_has_commits_too(tmp_path, kind, file_system
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
 def test_a_file_is_refused_where_a_commit_that_is_killed_leaves_it_empty(tmp_path, kind, file_system):
-    """It is refused before its first byte, and nothing is left; see `renames._rename_file`."""
+    """It is refused before its first byte, and nothing is left; see `folders._rename_file`."""
     refused = kind == "file" and file_system == "neither"
     area = FileStaging(locate(tmp_path / "deep" / "out"), ID, is_file=kind == "file")
     with pytest.raises(UnsupportedError, match="neither hard links") if refused else nullcontext(), area:
@@ -135,7 +135,7 @@ def test_the_area_of_a_run_that_was_killed_before_its_check_is_refused_too(tmp_p
     with pytest.raises(Cancelled), FileStaging(locate(tmp_path / "out"), ID) as area:
         Path(area.location.path).write_text("data")
         raise Cancelled
-    monkeypatch.setattr(renames.ctypes, "CDLL", lambda *_args, **_options: object())
+    monkeypatch.setattr(folders.ctypes, "CDLL", lambda *_args, **_options: object())
     monkeypatch.setattr(os, "link", link_nothing)
     with pytest.raises(UnsupportedError), FileStaging(locate(tmp_path / "out"), ID, is_file=True):
         pytest.fail("it was opened")
@@ -155,7 +155,7 @@ def test_every_verb_that_makes_a_file_refuses_it_there(tmp_path, monkeypatch, ve
         "split": lambda: split(request, 1 << 20),
     }[verb]
     with monkeypatch.context() as patch:
-        patch.setattr(renames.ctypes, "CDLL", lambda *_args, **_options: object())
+        patch.setattr(folders.ctypes, "CDLL", lambda *_args, **_options: object())
         patch.setattr(os, "link", link_nothing)
         with pytest.raises(UnsupportedError, match="neither hard links"):
             act()
@@ -165,12 +165,12 @@ def test_every_verb_that_makes_a_file_refuses_it_there(tmp_path, monkeypatch, ve
 
 def test_whether_files_are_named_at_once_leaves_nothing(tmp_path, file_system, monkeypatch):
     probes = tmp_path / "first", tmp_path / "second"
-    assert renames.names_files_at_once(*probes) == (file_system != "neither")
+    assert folders.names_files_at_once(*probes) == (file_system != "neither")
     assert os.listdir(tmp_path) == []
     if file_system != "renameat2":
         monkeypatch.setattr(os, "link", fail)
         with pytest.raises(OSError, match="the disk fails"):
-            renames.names_files_at_once(*probes)
+            folders.names_files_at_once(*probes)
         assert os.listdir(tmp_path) == []
 
 
@@ -179,7 +179,7 @@ def fail(*_names, **_options):
 
 
 def test_a_link_that_fails_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(renames.ctypes, "CDLL", lambda *_args, **_options: object())
+    monkeypatch.setattr(folders.ctypes, "CDLL", lambda *_args, **_options: object())
     monkeypatch.setattr(os, "link", fail)
     with (
         pytest.raises(StorageError, match="the disk fails"),
@@ -297,7 +297,7 @@ def test_a_sidecar_that_cannot_be_put_leaves_the_former_one(tmp_path, monkeypatc
 @pytest.mark.parametrize("libc", [True, False], ids=["renameat2", "fallback"])
 def test_a_stop_just_after_the_commit_leaves_the_sidecar(tmp_path, monkeypatch, libc):
     if not libc:
-        monkeypatch.setattr(renames.ctypes, "CDLL", lambda *_args, **_options: object())
+        monkeypatch.setattr(folders.ctypes, "CDLL", lambda *_args, **_options: object())
     target, real = tmp_path / "m.bin", file_staging.rename_without_replacing
     unlink = os.unlink
 

@@ -15,7 +15,7 @@ from wherry.converter.convert import convert_all
 from wherry.converter.plan import plan_targets
 from wherry.core.request import TargetRequest, convert_request
 from wherry.families import load_family
-from wherry.store.fsspec_store import FsspecStore
+from wherry.store.remote_store import FsspecStore
 from wherry.workers.commit import commit
 from wherry.workers.estimate import plan_for_workers
 from wherry.workers.job import split

@@ -32,7 +32,7 @@ from wherry.core.request import TargetRequest, convert_request
 from wherry.errors import HostileError, IncompleteError, MismatchError
 from wherry.storage import direct
 from wherry.storage.stores import locate
-from wherry.store.fsspec_store import FsspecStore
+from wherry.store.remote_store import FsspecStore
 from wherry.workers import commit as committing
 from wherry.workers import make, read_back
 from wherry.workers.commit import commit

@@ -23,9 +23,8 @@ from wherry.auditor.members import ANCHOR, INDEX, LEDGER, MANIFESTS, PAGE, PROGR
 from wherry.auditor.report_json import render_page
 from wherry.core.receipt import utc_now
 from wherry.errors import NotFoundError, TargetExistsError, UsageError, storage_error
-from wherry.storage.folders import make_durable_folders, sync_folder
+from wherry.storage.folders import make_durable_folders, rename_without_replacing, sync_folder
 from wherry.storage.location import MOST_CONFIG
-from wherry.storage.renames import rename_without_replacing
 from wherry.storage.stores import locate
 from wherry.text.json_document import parse_json
 from wherry.text.json_values import json_value

@@ -16,8 +16,8 @@ from wherry.errors import CrowdedFolderError, NotFoundError, WherryError
 from wherry.formats.checkpoint import open_source, present_fingerprint
 from wherry.formats.discover import DEEPEST, SkippedPath, discover, is_folder_link
 from wherry.ledger.resolve import checkpoint_uri
-from wherry.storage.ages import age_of
 from wherry.storage.folders import is_staging
+from wherry.storage.location import age_of
 from wherry.storage.sidecar import read_sidecar, sidecar_name, signature_name
 from wherry.storage.stores import locate
 

@@ -150,7 +150,7 @@ def emit(uri: str, event: str, step: int | None, api: str | None, json_: bool) -
 
     from wherry.core.emit import event_body, post_event, whole_uri
     from wherry.ledger.resolve import checkpoint_uri
-    from wherry.remote.retries import answer_policy, call_with_retries
+    from wherry.remote.waits import answer_policy, call_with_retries
     from wherry.storage.home import without_secrets
 
     place = whole_uri(os.fspath(checkpoint_uri(uri)))

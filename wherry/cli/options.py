@@ -89,7 +89,7 @@ def limit_storage(context: click.Context, _option: click.Parameter, value: str |
     """
     if value is None:
         return
-    from wherry.remote.retries import TIMEOUT_VARIABLE, parse_timeout
+    from wherry.remote.waits import TIMEOUT_VARIABLE, parse_timeout
 
     parse_timeout(value)
     before = os.environ.get(TIMEOUT_VARIABLE)

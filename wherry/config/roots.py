@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from wherry.config.config import load_config
 from wherry.errors import HostileError
-from wherry.storage.links import allowed_roots
+from wherry.storage.open_file import allowed_roots
 from wherry.storage.stores import is_at_or_below, is_live, locate, locate_below, locate_recorded
 
 if TYPE_CHECKING:

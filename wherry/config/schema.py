@@ -16,7 +16,7 @@ from wherry.config.options import given_by, option_field, target_of, with_option
 from wherry.config.values import Select, require_template, required_origin, select
 from wherry.core.request import ConvertRequest, SourceRequest, TargetRequest
 from wherry.core.units import DEFAULT_UNIT, duration, parse_size
-from wherry.storage.local_paths import local_path
+from wherry.storage.open_file import local_path
 from wherry.storage.stores import locate_below
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from wherry.errors import TargetExistsError, storage_errors
 from wherry.storage.copy import add_name
-from wherry.storage.durable import replace
-from wherry.storage.folders import is_there, remove, sync_folder
+from wherry.storage.folders import is_there, remove, replace_file, sync_folder
 from wherry.storage.sidecar import FOLDER_NAME, MOST_SIDECAR
 from wherry.target.lease import lease_of
 
@@ -58,7 +57,7 @@ def change_in_place(
                 for name, data in change.files.items():
                     if keep(home / name):
                         kept.append(name)
-                    replace(home / name, data)
+                    replace_file(home / name, data)
                 change.finish(folder)
                 sync_folder(home)
             yield held
@@ -77,10 +76,10 @@ def replace_sidecar(folder: Location, data: bytes) -> None:
     place = Path(folder.join(FOLDER_NAME).path)
     with storage_errors(folder.uri):
         if place.exists():
-            replace(
+            replace_file(
                 place.with_name(f".{FOLDER_NAME}{BEFORE}"), folder.join(FOLDER_NAME).read_whole(MOST_SIDECAR)
             )
-        replace(place, data)
+        replace_file(place, data)
 
 
 def keep(place: Path) -> bool:

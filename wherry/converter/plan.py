@@ -77,9 +77,8 @@ from wherry.mover.pool import Pool
 from wherry.mover.source import Source, ways_of
 from wherry.runtime.threads import carrier_count, without_collection
 from wherry.storage.folders import staging_stem
-from wherry.storage.local_paths import local_path
-from wherry.storage.ranges import LARGEST
-from wherry.storage.read_ahead import STEP
+from wherry.storage.open_file import local_path
+from wherry.storage.ranges import LARGEST, STEP
 from wherry.storage.stores import is_live, locate
 from wherry.target.uploaded_file import PART_BYTES
 from wherry.text.html import html_table

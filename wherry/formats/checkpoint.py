@@ -24,9 +24,8 @@ from wherry.errors import CorruptError, NotFoundError, UsageError
 from wherry.formats.lazy_tensor import LazyTensor
 from wherry.formats.shortage import Shortage, shortage
 from wherry.storage.object_view import ObjectView
-from wherry.storage.pinned_store import PinnedStore
 from wherry.storage.sidecar import OWN_NAMES
-from wherry.storage.stores import LocalStore, locate
+from wherry.storage.stores import LocalStore, PinnedStore, locate
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping

@@ -27,7 +27,7 @@ from wherry.formats.file_names import unsupported_form
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import formats
 from wherry.storage.folders import is_staging
-from wherry.storage.listing_view import view_for_walk
+from wherry.storage.object_view import view_for_walk
 from wherry.storage.sidecar import OWN_NAMES
 from wherry.storage.stores import locate, with_open_root
 

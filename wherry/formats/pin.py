@@ -22,9 +22,8 @@ from wherry.errors import MismatchError, UsageError, WherryError
 from wherry.formats.checkpoint import Checkpoint, open_again, present_fingerprint
 from wherry.remote.waits import waiting
 from wherry.storage.folders import is_staging
-from wherry.storage.pinned_store import CHANGED_CURE
 from wherry.storage.sidecar import OWN_NAMES
-from wherry.storage.stores import LocalStore, is_live
+from wherry.storage.stores import CHANGED_CURE, LocalStore, is_live
 from wherry.store.store import NAMED_STATES
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from wherry.core.steps import step_number
 from wherry.formats.registry import find_format
 from wherry.storage.folders import is_staging
 from wherry.storage.sidecar import FOLDER_NAME, OWN_NAMES, Sidecar
-from wherry.store.hub_commit import BLANK
+from wherry.store.hub import BLANK
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -28,7 +28,7 @@ from wherry.ledger import schema as tables
 from wherry.ledger.connection import SQLITE, LedgerConnection
 from wherry.ledger.schema import BUSY_SECONDS, READ, WRITE
 from wherry.remote.probe import ANSWER_SECONDS, kind_of_silence
-from wherry.remote.retries import answer_policy, call_with_retries
+from wherry.remote.waits import answer_policy, call_with_retries
 from wherry.storage.home import ensure_home, irregular_sqlite_file, sqlite_file, without_secrets
 from wherry.text.limits import scale_limit
 

@@ -31,7 +31,7 @@ from wherry.ledger.open import resolve_named
 from wherry.ledger.outcomes import RECORDED, REFUSED, not_recorded
 from wherry.ledger.resolve import proved_digest, proved_sidecar
 from wherry.mover.hashing import compare, hash_checkpoint
-from wherry.storage.durable import put
+from wherry.storage.folders import put_file
 from wherry.storage.sidecar import (
     MOST_SIDECAR,
     read_sidecar,
@@ -160,7 +160,7 @@ def fetch(
         # After the commit, unless the target has one; a rerun repeats this after a kill.
         signature, copied = signature_location(subject.location), signature_location(locate(place.uri))
         if signature.exists() and not copied.exists():
-            put(copied, signature.read_whole(MOST_SIDECAR))
+            put_file(copied, signature.read_whole(MOST_SIDECAR))
     nbytes = sum(entry.size for entry in subject.files)
     seconds = round(time.monotonic() - clock, 3)
     count = len(subject.files)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wherry.core.algorithms import HASH_BYTES, hash_function
 from wherry.core.digest import LEAF, LeafHasher
 from wherry.errors import CorruptError
-from wherry.store.crc import KINDS, combine
+from wherry.store.content import KINDS, combine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator

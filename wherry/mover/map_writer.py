@@ -27,7 +27,7 @@ from wherry.formats.contents import Extent
 from wherry.mover.checksums import PieceCrc
 from wherry.mover.chunk_writer import open_chunks, put_in_order
 from wherry.storage.stores import make_folder
-from wherry.store.crc import combine
+from wherry.store.content import combine
 from wherry.target.file_map import Late, Literal, Scene, Segments, names_in
 from wherry.target.file_names import require_separate_names
 from wherry.target.file_ranges import lengths_of

@@ -1,35 +1,32 @@
-"""failures: the kinds of failure of remote stores, as data: the words, the cure, and whether a retry can help.
+"""failures: the kinds of failure of remote stores, as data, and the errors of wherry that stand for them.
 
-A library reports a failure by the code of the service (S3, Azure), by an HTTP status, or by the class of an exception,
+A kind has the words, the cure, and whether a retry can help. A library (s3fs, gcsfs, huggingface_hub and their HTTP
+clients) reports a failure by the code of the service (S3, Azure), by an HTTP status, or by the class of an exception,
 often as the cause of another exception. Classes are known by name, so that no library needs to be installed. `kind_of`
-asks in that order: the codes are the most specific.
+asks in that order: the codes are the most specific. Unrecognised exceptions are left unchanged.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+from wherry.credentials import redact
+from wherry.errors import NotFoundError, StorageError, UnsupportedError, UsageError, WherryError
 
-ABSENT, NO_BUCKET, FORBIDDEN, UNREACHABLE, TIMEOUT = (
-    "absent",
-    "no-bucket",
-    "forbidden",
-    "unreachable",
-    "timeout",
-)
-NO_CREDENTIALS, EXPIRED, THROTTLED, SERVER, QUOTA = (
-    "no-credentials",
-    "expired",
-    "throttled",
-    "server",
-    "quota",
-)
-REFUSED, REGION, CLOCK, BROKEN, OFFLINE = "refused", "region", "clock", "broken", "offline"
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Mapping
+
+
+ABSENT, NO_BUCKET, FORBIDDEN, UNREACHABLE = "absent", "no-bucket", "forbidden", "unreachable"
+TIMEOUT, NO_CREDENTIALS, EXPIRED, THROTTLED = "timeout", "no-credentials", "expired", "throttled"
+SERVER, QUOTA, REFUSED, REGION, CLOCK = "server", "quota", "refused", "region", "clock"
+BROKEN, OFFLINE = "broken", "offline"
 EXISTS, INVALID, BEYOND = "exists", "invalid", "beyond"
 
 AZURE = ("az", "abfs", "abfss")  # protocols
@@ -54,6 +51,104 @@ _GRANT = {
     "hf": "request access to the repository on its page, or use another token: hf auth login",
 }
 _OTHER_LOGIN = "log in to {protocol}:// as its library requires"
+# Codes of errors of Azure.
+_AZURE_CODES = {
+    "AccountIsDisabled": FORBIDDEN, "AuthorizationFailure": FORBIDDEN, "AuthorizationPermissionMismatch": FORBIDDEN,
+    "AuthorizationProtocolMismatch": FORBIDDEN, "AuthorizationResourceTypeMismatch": FORBIDDEN,
+    "AuthorizationServiceMismatch": FORBIDDEN, "AuthorizationSourceIPMismatch": FORBIDDEN,
+    "BlobImmutableDueToPolicy": FORBIDDEN, "InsufficientAccountPermissions": FORBIDDEN,
+    "KeyBasedAuthenticationNotPermitted": FORBIDDEN,
+    "AuthenticationFailed": REFUSED, "InvalidAuthenticationInfo": REFUSED,
+    "BlobAlreadyExists": EXISTS, "ConditionNotMet": EXISTS, "SourceConditionNotMet": EXISTS,
+    "TargetConditionNotMet": EXISTS,
+    "BlobNotFound": ABSENT, "CannotVerifyCopySource": ABSENT, "InvalidBlockList": ABSENT,
+    "ContainerBeingDeleted": NO_BUCKET, "ContainerDisabled": NO_BUCKET, "ContainerNotFound": NO_BUCKET,
+    "Crc64Mismatch": BROKEN, "Md5Mismatch": BROKEN,
+    "InvalidBlobOrBlock": INVALID, "InvalidBlobType": INVALID, "InvalidHeaderValue": INVALID, "InvalidInput": INVALID,
+    "InvalidMd5": INVALID, "InvalidResourceName": INVALID, "RequestBodyTooLarge": INVALID,
+    "UnsupportedHeader": INVALID,
+    "NoAuthenticationInformation": NO_CREDENTIALS, "PublicAccessNotPermitted": NO_CREDENTIALS,
+    "OperationTimedOut": SERVER, "PendingCopyOperation": SERVER,
+    "ServerBusy": THROTTLED,
+}  # fmt: skip
+# Codes of errors of S3; those that are only a status are of answers without a body.
+_CODES = {
+    **_AZURE_CODES,
+    "AccessDenied": FORBIDDEN, "AllAccessDisabled": FORBIDDEN, "AccountProblem": FORBIDDEN,
+    "AuthorizationHeaderMalformed": REGION, "PermanentRedirect": REGION, "TemporaryRedirect": REGION,
+    "IllegalLocationConstraintException": REGION, "301": REGION, "307": REGION,
+    "BadDigest": BROKEN, "IncompleteBody": BROKEN, "XAmzContentSHA256Mismatch": BROKEN,
+    "XAmzContentChecksumMismatch": BROKEN,
+    "EntityTooLarge": INVALID, "EntityTooSmall": INVALID, "InvalidArgument": INVALID, "InvalidPart": INVALID,
+    "InvalidPartOrder": INVALID, "InvalidRange": BEYOND, "InvalidRequest": INVALID, "NotImplemented": INVALID,
+    "PreconditionFailed": EXISTS,
+    "ConditionalRequestConflict": SERVER, "InternalError": SERVER, "OperationAborted": SERVER,
+    "ServiceUnavailable": SERVER,
+    "ExpiredToken": EXPIRED, "TokenRefreshRequired": EXPIRED,
+    "InvalidAccessKeyId": REFUSED, "InvalidToken": REFUSED, "SignatureDoesNotMatch": REFUSED,
+    "NoSuchBucket": NO_BUCKET,
+    "QuotaExceeded": QUOTA,
+    "RequestLimitExceeded": THROTTLED, "SlowDown": THROTTLED, "Throttling": THROTTLED,
+    "ThrottlingException": THROTTLED, "TooManyRequests": THROTTLED,
+    "RequestTimeout": TIMEOUT,
+    "RequestTimeTooSkewed": CLOCK,
+}  # fmt: skip
+_STATUSES = {
+    301: REGION, 307: REGION, 401: NO_CREDENTIALS, 403: FORBIDDEN, 404: ABSENT, 408: TIMEOUT, 412: EXISTS,
+    416: BEYOND, 429: THROTTLED, 500: SERVER, 502: SERVER, 503: SERVER, 504: SERVER,
+}  # fmt: skip
+# The first of the classes of an exception that has a row decides.
+_CLASSES = {
+    **dict.fromkeys((
+        "NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "NoAuthTokenError",
+        "ProfileNotFound", "LocalTokenNotFoundError", "DefaultCredentialsError", "ClientAuthenticationError",
+    ), NO_CREDENTIALS),
+    **dict.fromkeys(("RefreshError", "TokenRetrievalError", "SSOError"), EXPIRED),
+    **dict.fromkeys(("PermissionError", "GatedRepoError"), FORBIDDEN),
+    **dict.fromkeys(("OfflineModeIsEnabled", "LocalEntryNotFoundError"), OFFLINE),
+    **dict.fromkeys((
+        "RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError", "RemoteEntryNotFoundError",
+    ), ABSENT),
+    "BucketNotFoundError": NO_BUCKET,
+    **dict.fromkeys((
+        "ClientConnectorError", "ClientProxyConnectionError", "ConnectError", "ConnectTimeout", "ConnectTimeoutError",
+        "ConnectionError", "ConnectionTimeoutError", "EndpointConnectionError", "NewConnectionError", "ProxyError",
+        "ProxyConnectionError", "TransportError", "gaierror",
+    ), UNREACHABLE),
+    **dict.fromkeys((
+        "BrokenPipeError", "ChecksumError", "ChunkedEncodingError", "ClientOSError", "ClientPayloadError",
+        "ConnectionClosedError", "ConnectionResetError", "HTTPClientError", "IncompleteRead", "IncompleteReadError",
+        "ReadError",
+        "RemoteProtocolError", "ResponseParserError", "ResponseStreamingError", "ServerDisconnectedError",
+        "WriteError",
+    ), BROKEN),
+    **dict.fromkeys((
+        "PoolTimeout", "ReadTimeout", "ReadTimeoutError", "ServerTimeoutError", "ServiceResponseTimeoutError",
+        "SocketTimeoutError", "Timeout",
+        "TimeoutError", "TimeoutException", "WriteTimeout",
+    ), TIMEOUT),
+}  # fmt: skip
+# What the text of an answer says beyond its status: (statuses, pattern, kind). gcsfs raises a plain OSError for 403.
+_TEXTS = (
+    ((401, 403), re.compile("Anonymous caller"), NO_CREDENTIALS),
+    ((401,), re.compile("(?i)invalid.credentials|expired|invalid_grant"), EXPIRED),
+    ((403,), re.compile("(?i)rate.?limit|per (?:minute|second)"), THROTTLED),
+    ((403,), re.compile("(?i)quota"), QUOTA),
+    ((400,), re.compile("doesn't match calculated"), BROKEN),  # the checksum of an object
+)
+_FORBIDDEN_BY_GCSFS = "Forbidden: "
+_DEEPEST = 8  # exceptions of a chain that are looked at
+_PACKAGES = frozenset({
+    "aiobotocore", "aiohttp", "adlfs", "azure", "botocore", "fsspec", "gcsfs", "google", "httpcore", "httpx", "httpx2",
+    "huggingface_hub", "requests", "s3fs", "urllib3",
+})  # fmt: skip
+# Kinds that callers decide about, as Python names them.
+_PLAIN: Mapping[str, type[Exception]] = {
+    ABSENT: FileNotFoundError,
+    EXISTS: FileExistsError,
+    BEYOND: EOFError,
+}
+_LONGEST_TEXT = 400  # characters of what a library says
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,98 +208,6 @@ FAILURES: dict[str, FailureKind] = {
     ),
     OFFLINE: FailureKind("{protocol}:// is offline", "unset HF_HUB_OFFLINE"),
 }
-
-# Codes of errors of Azure.
-_AZURE_CODES = {
-    "AccountIsDisabled": FORBIDDEN, "AuthorizationFailure": FORBIDDEN, "AuthorizationPermissionMismatch": FORBIDDEN,
-    "AuthorizationProtocolMismatch": FORBIDDEN, "AuthorizationResourceTypeMismatch": FORBIDDEN,
-    "AuthorizationServiceMismatch": FORBIDDEN, "AuthorizationSourceIPMismatch": FORBIDDEN,
-    "BlobImmutableDueToPolicy": FORBIDDEN, "InsufficientAccountPermissions": FORBIDDEN,
-    "KeyBasedAuthenticationNotPermitted": FORBIDDEN,
-    "AuthenticationFailed": REFUSED, "InvalidAuthenticationInfo": REFUSED,
-    "BlobAlreadyExists": EXISTS, "ConditionNotMet": EXISTS, "SourceConditionNotMet": EXISTS,
-    "TargetConditionNotMet": EXISTS,
-    "BlobNotFound": ABSENT, "CannotVerifyCopySource": ABSENT, "InvalidBlockList": ABSENT,
-    "ContainerBeingDeleted": NO_BUCKET, "ContainerDisabled": NO_BUCKET, "ContainerNotFound": NO_BUCKET,
-    "Crc64Mismatch": BROKEN, "Md5Mismatch": BROKEN,
-    "InvalidBlobOrBlock": INVALID, "InvalidBlobType": INVALID, "InvalidHeaderValue": INVALID, "InvalidInput": INVALID,
-    "InvalidMd5": INVALID, "InvalidResourceName": INVALID, "RequestBodyTooLarge": INVALID,
-    "UnsupportedHeader": INVALID,
-    "NoAuthenticationInformation": NO_CREDENTIALS, "PublicAccessNotPermitted": NO_CREDENTIALS,
-    "OperationTimedOut": SERVER, "PendingCopyOperation": SERVER,
-    "ServerBusy": THROTTLED,
-}  # fmt: skip
-
-# Codes of errors of S3; those that are only a status are of answers without a body.
-_CODES = {
-    **_AZURE_CODES,
-    "AccessDenied": FORBIDDEN, "AllAccessDisabled": FORBIDDEN, "AccountProblem": FORBIDDEN,
-    "AuthorizationHeaderMalformed": REGION, "PermanentRedirect": REGION, "TemporaryRedirect": REGION,
-    "IllegalLocationConstraintException": REGION, "301": REGION, "307": REGION,
-    "BadDigest": BROKEN, "IncompleteBody": BROKEN, "XAmzContentSHA256Mismatch": BROKEN,
-    "XAmzContentChecksumMismatch": BROKEN,
-    "EntityTooLarge": INVALID, "EntityTooSmall": INVALID, "InvalidArgument": INVALID, "InvalidPart": INVALID,
-    "InvalidPartOrder": INVALID, "InvalidRange": BEYOND, "InvalidRequest": INVALID, "NotImplemented": INVALID,
-    "PreconditionFailed": EXISTS,
-    "ConditionalRequestConflict": SERVER, "InternalError": SERVER, "OperationAborted": SERVER,
-    "ServiceUnavailable": SERVER,
-    "ExpiredToken": EXPIRED, "TokenRefreshRequired": EXPIRED,
-    "InvalidAccessKeyId": REFUSED, "InvalidToken": REFUSED, "SignatureDoesNotMatch": REFUSED,
-    "NoSuchBucket": NO_BUCKET,
-    "QuotaExceeded": QUOTA,
-    "RequestLimitExceeded": THROTTLED, "SlowDown": THROTTLED, "Throttling": THROTTLED,
-    "ThrottlingException": THROTTLED, "TooManyRequests": THROTTLED,
-    "RequestTimeout": TIMEOUT,
-    "RequestTimeTooSkewed": CLOCK,
-}  # fmt: skip
-
-_STATUSES = {
-    301: REGION, 307: REGION, 401: NO_CREDENTIALS, 403: FORBIDDEN, 404: ABSENT, 408: TIMEOUT, 412: EXISTS,
-    416: BEYOND, 429: THROTTLED, 500: SERVER, 502: SERVER, 503: SERVER, 504: SERVER,
-}  # fmt: skip
-
-# The first of the classes of an exception that has a row decides.
-_CLASSES = {
-    **dict.fromkeys((
-        "NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "NoAuthTokenError",
-        "ProfileNotFound", "LocalTokenNotFoundError", "DefaultCredentialsError", "ClientAuthenticationError",
-    ), NO_CREDENTIALS),
-    **dict.fromkeys(("RefreshError", "TokenRetrievalError", "SSOError"), EXPIRED),
-    **dict.fromkeys(("PermissionError", "GatedRepoError"), FORBIDDEN),
-    **dict.fromkeys(("OfflineModeIsEnabled", "LocalEntryNotFoundError"), OFFLINE),
-    **dict.fromkeys((
-        "RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError", "RemoteEntryNotFoundError",
-    ), ABSENT),
-    "BucketNotFoundError": NO_BUCKET,
-    **dict.fromkeys((
-        "ClientConnectorError", "ClientProxyConnectionError", "ConnectError", "ConnectTimeout", "ConnectTimeoutError",
-        "ConnectionError", "ConnectionTimeoutError", "EndpointConnectionError", "NewConnectionError", "ProxyError",
-        "ProxyConnectionError", "TransportError", "gaierror",
-    ), UNREACHABLE),
-    **dict.fromkeys((
-        "BrokenPipeError", "ChecksumError", "ChunkedEncodingError", "ClientOSError", "ClientPayloadError",
-        "ConnectionClosedError", "ConnectionResetError", "HTTPClientError", "IncompleteRead", "IncompleteReadError",
-        "ReadError",
-        "RemoteProtocolError", "ResponseParserError", "ResponseStreamingError", "ServerDisconnectedError",
-        "WriteError",
-    ), BROKEN),
-    **dict.fromkeys((
-        "PoolTimeout", "ReadTimeout", "ReadTimeoutError", "ServerTimeoutError", "ServiceResponseTimeoutError",
-        "SocketTimeoutError", "Timeout",
-        "TimeoutError", "TimeoutException", "WriteTimeout",
-    ), TIMEOUT),
-}  # fmt: skip
-
-# What the text of an answer says beyond its status: (statuses, pattern, kind). gcsfs raises a plain OSError for 403.
-_TEXTS = (
-    ((401, 403), re.compile("Anonymous caller"), NO_CREDENTIALS),
-    ((401,), re.compile("(?i)invalid.credentials|expired|invalid_grant"), EXPIRED),
-    ((403,), re.compile("(?i)rate.?limit|per (?:minute|second)"), THROTTLED),
-    ((403,), re.compile("(?i)quota"), QUOTA),
-    ((400,), re.compile("doesn't match calculated"), BROKEN),  # the checksum of an object
-)
-_FORBIDDEN_BY_GCSFS = "Forbidden: "
-_DEEPEST = 8  # exceptions of a chain that are looked at
 
 
 def kind_of(error: BaseException) -> str:
@@ -300,3 +303,112 @@ def _by_status(error: BaseException) -> str:
     text = str(error)
     said = (kind for statuses, words, kind in _TEXTS if status in statuses and words.search(text))
     return next(said, _STATUSES.get(status, ""))
+
+
+@contextmanager
+def library_errors(protocol: str, path: str) -> Generator[None]:
+    """Around a call of a storage library.
+
+    Raises:
+        FileNotFoundError: the library reported a missing file with an exception of its own.
+        FileExistsError: the same for an object that exists, or is not in the state that was required.
+        EOFError: a range begins at the end of an object, or after it.
+        WherryError: see `translate_error`.
+    """
+    handled = sys.exception()
+    try:
+        yield
+    except Exception as error:
+        from wherry.remote.addresses import refusal_in  # local runs do not pay for it
+
+        _separate(error, handled)
+        found = refusal_in(error) or translate_error(error, protocol, path)
+        if found is None or found is error:
+            raise
+        raise found from error
+
+
+def translate_error(error: Exception, protocol: str, path: str) -> Exception | None:
+    """The error that stands for an exception of a library; None for an ordinary OSError or an unknown exception."""
+    if isinstance(error, WherryError):
+        return None
+    kind = kind_of(error)
+    plain = _PLAIN.get(kind)
+    if plain is not None and not isinstance(error, plain):
+        return plain(f"{protocol}://{path}")
+    if kind == NO_BUCKET:
+        return bucket_not_found(protocol, path)
+    if kind in FAILURES:
+        return _failure(error, kind, protocol, path)
+    return _other(error, protocol, path)
+
+
+def timed_out(uri: str) -> StorageError:
+    """The error for a store that did not answer in time."""
+    protocol, _, path = uri.partition("://")
+    return _failure(TimeoutError(), TIMEOUT, protocol, path)
+
+
+def altered_error(uri: str, expected: str, got: str) -> StorageError:
+    """The error for bytes whose checksum, as the store computed it, differs from ours; sending them again can help."""
+    what = f"the store received altered bytes: expected {expected}, got {got}"
+    error = StorageError(
+        what,
+        uri=uri,
+        cure="run it again; if it happens often, check this machine's memory and network",
+        retryable=True,
+    )
+    error.kind = BROKEN
+    return error
+
+
+def bucket_not_found(protocol: str, path: str) -> NotFoundError:
+    """The error for a path in a bucket that does not exist."""
+    bucket = f"{protocol}://{path.partition('/')[0]}"
+    return NotFoundError(
+        "bucket not found", uri=bucket, cure="check the name of the bucket, or create it: wherry creates none"
+    )
+
+
+def _separate(error: BaseException, handled: BaseException | None) -> None:
+    """Take an exception that was handled before a call out of the chain of what the call raised: it is no cause."""
+    found: BaseException | None = error
+    while found is not None and handled is not None:
+        if found.__context__ is handled:
+            found.__context__ = None
+        found = found.__context__
+
+
+def _failure(error: Exception, kind: str, protocol: str, path: str) -> StorageError:
+    failure = FAILURES[kind]
+    text = one_line(error)
+    what = failure.words.format(protocol=protocol) + (f": {text}" if text else "")
+    cure = failure.cure_for(protocol, region_of(error))
+    found = StorageError(what, uri=f"{protocol}://{path}", cure=cure, retryable=failure.retryable)
+    found.kind, found.retry_after = kind, retry_after_of(error)
+    return found
+
+
+def _other(error: Exception, protocol: str, path: str) -> WherryError | None:
+    uri, text = f"{protocol}://{path}", one_line(error) or type(error).__name__
+    if isinstance(error, ValueError):
+        return UsageError(
+            f"invalid path for {protocol}://: {text}",
+            uri=uri,
+            cure="write the path as the storage library expects it",
+        )
+    if isinstance(error, NotImplementedError):
+        return UnsupportedError(
+            f"{protocol}:// does not support this operation", uri=uri, cure="use another store"
+        )
+    packages = {cls.__module__.partition(".")[0] for cls in type(error).__mro__}
+    if not isinstance(error, OSError) and packages & _PACKAGES:
+        cure = "check that the storage is reachable"
+        return StorageError(f"storage failed: {text}", uri=uri, cure=cure, retryable=True)
+    return None
+
+
+def one_line(error: Exception) -> str:
+    """The text of an exception in one line, without secrets; the beginning of a long one."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return shorten(redact(text), _LONGEST_TEXT, placeholder=" …")

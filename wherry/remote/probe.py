@@ -16,11 +16,9 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 
 from wherry.errors import StorageError
-from wherry.remote.addresses import AddressError
-from wherry.remote.checked_clients import open_checked
+from wherry.remote.addresses import AddressError, open_checked
 from wherry.remote.failures import UNREACHABLE
-from wherry.remote.retries import answer_policy, call_with_retries
-from wherry.remote.waits import waiting
+from wherry.remote.waits import answer_policy, call_with_retries, waiting
 
 if TYPE_CHECKING:
     from urllib.parse import SplitResult

@@ -8,6 +8,7 @@ the buffer. Where a plain connection may differ from that of the library, behind
 from __future__ import annotations
 
 import os
+import threading
 import time
 import urllib.request
 from dataclasses import dataclass
@@ -15,20 +16,58 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from wherry.remote.addresses import AddressError, require_address
-from wherry.remote.checked_clients import checked_pools
+from wherry.errors import StorageError
+from wherry.remote.addresses import AddressError, checked_pools, require_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from wherry.remote.buffer_fill import BufferFill
 
+# The cure of an answer that is no range.
+RANGE_CURE = "check the proxies between this machine and the store: they must pass on the header Range"
 _SENT = 1 << 20  # bytes at a time
 _RECEIVED = 256 << 10  # bytes at a time, in memory that malloc keeps for each thread
 _CONNECT_SECONDS = 10.0
 _CONNECTIONS = 32  # to one host
 _LONGEST_TEXT = 64 << 10  # bytes of an answer without a buffer
 _FIRST_FAILURE = 300  # the smallest status of HTTP that brings no body of an object
+
+
+class BufferFill:
+    """A buffer that one attempt of a read fills, from its beginning.
+
+    Attributes:
+        size: of the buffer, in bytes.
+        count: bytes that it has.
+    """
+
+    def __init__(self, buffer: memoryview) -> None:
+        self.size, self.count = len(buffer), 0
+        self._buffer: memoryview | None = buffer
+        self._lock = threading.Lock()
+
+    def add(self, data: bytes) -> None:
+        """Take the next bytes; those of an attempt that was given up are dropped.
+
+        Raises:
+            StorageError: they are more than the buffer holds.
+        """
+        with self._lock:
+            if self._buffer is None:
+                return
+            stop = self.count + len(data)
+            if stop > self.size:
+                raise StorageError(
+                    f"the store sent more than the {self.size} requested bytes",
+                    cure=RANGE_CURE,
+                )
+            self._buffer[self.count : stop] = data
+            self.count = stop
+
+    def close(self) -> None:
+        """The attempt is over: an answer that is late must not reach a buffer that now has another use."""
+        with self._lock:
+            self._buffer = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,14 @@ from wherry.core.steps import step_number
 from wherry.errors import NotFoundError, TargetInUseError, UnsupportedError, storage_error, storage_errors
 from wherry.formats.checkpoint import open_source
 from wherry.formats.registry import find_format
-from wherry.storage.folders import is_staging, is_there, remove, staging_stem, sync_folder
-from wherry.storage.renames import rename_without_replacing
+from wherry.storage.folders import (
+    is_staging,
+    is_there,
+    remove,
+    rename_without_replacing,
+    staging_stem,
+    sync_folder,
+)
 from wherry.storage.sidecar import OWN_NAMES, sidecar_name, signature_name
 from wherry.storage.stores import locate
 from wherry.target.in_use import is_in_use

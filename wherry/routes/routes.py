@@ -21,7 +21,7 @@ from wherry.core.request import ConvertRequest, SourceRequest
 from wherry.core.steps import step_number
 from wherry.errors import HostileError, NotFoundError, UsageError, WherryError, choose
 from wherry.formats.registry import find_format
-from wherry.storage.local_paths import local_path
+from wherry.storage.open_file import local_path
 from wherry.storage.stores import is_at_or_below, locate
 
 if TYPE_CHECKING:
@@ -305,7 +305,7 @@ def _overtaken(route: Route, found: Detection, where: Whereabouts) -> str | None
 def _too_old(route: Route, found: Detection) -> str | None:
     """Why `since` does not select a checkpoint: its newest file was written before."""
     from wherry.formats.checkpoint import open_source
-    from wherry.storage.ages import modified_time
+    from wherry.storage.location import modified_time
 
     since = route.selection.since
     with open_source(route.source(found)) as opened:

@@ -17,7 +17,7 @@ from wherry.formats.detect import examine
 from wherry.formats.discover import NEWER_STEP, SkippedPath, walk
 from wherry.routes.routes import Whereabouts, foreign_reason, refusal, whereabouts
 from wherry.routes.scores import score
-from wherry.storage.ages import modified_time
+from wherry.storage.location import modified_time
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import is_live
 

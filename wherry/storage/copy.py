@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, BinaryIO
 from wherry.core.progress import Meter
 from wherry.errors import CorruptError, IncompleteError, MismatchError, storage_error
 from wherry.runtime import threads
-from wherry.storage.folders import make_folders
+from wherry.storage.folders import NO_LINKS, make_folders
 from wherry.storage.open_file import open_regular
-from wherry.storage.renames import NO_LINKS
 from wherry.storage.stores import locate, open_local
 
 if TYPE_CHECKING:

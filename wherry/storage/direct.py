@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from pathlib import Path
 
-    from wherry.storage.links import Root
+    from wherry.storage.open_file import Root
 
 
 BLOCK = 4096  # accepted by every supported file system; devices require 512 or 4096

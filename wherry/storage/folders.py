@@ -1,28 +1,47 @@
-"""Creates, syncs and removes folders, and defines the names of staging areas.
+"""Creates, names, syncs and removes folders and files, and defines the names of staging areas.
 
 Only `wherry.target.area` creates the folder of a staging area. When a run's area was taken over, its path no
 longer exists, and that run must never create the folder again.
+
+A name that nothing has is given in one step by `renameat2(RENAME_NOREPLACE)`. Where the kernel or the file system lacks
+it, a folder is renamed, which can replace only an empty folder, and a file gets the name by a hard link. A file system
+without hard links gets an empty file of that name first, which is created exclusively and then replaced: a kill between
+the two leaves it. Who must not leave it asks `names_files_at_once` first.
+
+A small file is replaced in one step, too: a draft next to it is synced and renamed over it, then the folder is synced.
+A concurrent reader sees either the old or the new contents. A killed process leaves a draft with a staging name, which
+`wherry clean` removes.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
+import secrets
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry.core.digest import sha256_of
+from wherry.errors import storage_error
+from wherry.storage.open_file import write_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from wherry.storage.location import Location
+
+
 PREFIX = ".wherry-"
 DRAFT = ".draft"  # suffix of an incomplete file; a killed process can leave one
-
-
 _MOST_NAME = 255  # bytes of a name in a folder, on the file systems that wherry knows
 _ROOM = 48  # bytes that a name which wherry derives from another is longer, at most
+_AT_FDCWD = -100
+_RENAME_NOREPLACE = 1
+_UNKNOWN_TO_FILE_SYSTEM = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
+_OCCUPIED = (errno.ENOTEMPTY, errno.ENOTDIR, errno.EEXIST)
+NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)  # errors of a file system without hard links
 
 
 def short_name(name: str) -> str:
@@ -164,3 +183,119 @@ def remove_leftover(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
+
+
+def rename_without_replacing(source: Path, target: Path) -> None:
+    """Rename in one step that fails with FileExistsError where the target exists."""
+    if _rename_at_once(source, target):
+        return
+    if source.is_dir():
+        _rename_folder(source, target)
+    else:
+        _rename_file(source, target)
+
+
+def names_files_at_once(first: Path, second: Path) -> bool:
+    """Whether a file gets a name that nothing has in one step: by `renameat2`, or by a hard link.
+
+    Args:
+        first, second: files that do not exist, in one folder; they are made and removed again.
+
+    Raises:
+        OSError: the storage failed.
+    """
+    first.touch(mode=0o600, exist_ok=False)
+    try:
+        if _rename_at_once(first, second):
+            return True
+        os.link(first, second)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        return False
+    finally:
+        second.unlink(missing_ok=True)
+        first.unlink(missing_ok=True)
+    return True
+
+
+def _rename_at_once(source: Path, target: Path) -> bool:
+    """Rename by `renameat2`; False if the kernel or the file system lacks it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "renameat2"):
+        return False
+    result = libc.renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE)
+    if result == 0:
+        return True
+    code = ctypes.get_errno()
+    if code not in _UNKNOWN_TO_FILE_SYSTEM:
+        raise OSError(code, os.strerror(code), str(target))
+    return False
+
+
+def _rename_folder(source: Path, target: Path) -> None:
+    if is_there(target):
+        raise FileExistsError(target)
+    try:
+        source.rename(target)
+    except OSError as error:
+        if error.errno in _OCCUPIED:
+            raise FileExistsError(target) from error
+        raise
+
+
+def _rename_file(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        target.touch(exist_ok=False)
+        try:
+            source.replace(target)
+        except BaseException:
+            target.unlink()
+            raise
+    else:
+        source.unlink()
+
+
+def put_file(place: Location, data: bytes) -> None:
+    """Write a small file, replacing an older one; in a local folder atomically and durably.
+
+    Args:
+        place: the file; its folder must exist.
+        data: its contents.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    if not place.store.capabilities.local:
+        place.put(data)
+        return
+    try:
+        replace_file(Path(place.path), data)
+    except OSError as error:
+        raise storage_error(error, place.uri) from error
+
+
+def replace_file(place: Path, data: bytes, *, mode: int | None = None) -> None:
+    """Write a small local file atomically and durably, replacing an older one.
+
+    Args:
+        place: the file; its folder must exist.
+        data: its contents.
+        mode: permissions of the file, regardless of the umask.
+
+    Raises:
+        OSError: the storage failed.
+    """
+    draft = place.with_name(f"{staging_stem(place.name)}.{secrets.token_hex(4)}{DRAFT}")
+    try:
+        write_regular(str(draft), (data,))
+        if mode is not None:
+            draft.chmod(mode)
+        draft.replace(place)
+    finally:
+        draft.unlink(missing_ok=True)
+    sync_folder(place.parent)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
 
-from wherry.errors import HostileError, NotFoundError, StorageError, storage_error
-from wherry.storage.links import real_path
+from wherry.errors import HostileError, NotFoundError, StorageError, UnsupportedError, storage_error
+from wherry.storage.open_file import real_path
 from wherry.text.json_scan import file_pieces
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from wherry.store.store import Entry, Store
+
 
 _T = TypeVar("_T")
 
@@ -24,6 +27,7 @@ MOST_COMPANION = 32 << 30  # size limit of a companion file, in bytes; a sparse 
 _PIECE = 8 << 20
 _DEEPEST = 64  # limit of nested folders in a walk
 _MOST_VISITS = 16  # limit of visits of one folder through different links, in one walk
+_NANOSECONDS = 1e9
 
 
 def path_uri(path: str) -> str:
@@ -279,3 +283,36 @@ class Location:
                 yield from self.join(entry.name)._below(f"{prefix}{entry.name}/", visits)  # noqa: SLF001  its own
             else:
                 yield replace(entry, name=f"{prefix}{entry.name}")
+
+
+def age_of(location: Location) -> float | None:
+    """Seconds since the newest file was written; for a folder, only its direct children count."""
+    if not location.store.capabilities.local:
+        return None
+    entries = [one for one in location.entries() if not one.is_dir] or [location.entry]
+    marks = [int(one.mark) for one in entries if one is not None and one.mark]
+    return max(time.time() - max(marks) / _NANOSECONDS, 0.0) if marks else None
+
+
+def modified_time(place: Location, members: Iterable[Entry]) -> datetime:
+    """When the newest file of a checkpoint was written; UTC.
+
+    Raises:
+        NotFoundError: one of the files no longer exists.
+        StorageError: the storage failed.
+        UnsupportedError: it does not report modification times.
+    """
+    if place.store.capabilities.local:
+        newest = max((int(member.mark) for member in members if member.mark), default=0)
+        return datetime.fromtimestamp(newest / _NANOSECONDS, UTC)
+    paths = [place.path if member.name == place.name else f"{place.path}/{member.name}" for member in members]
+    try:
+        return max(map(place.store.modified, paths)).astimezone(UTC)
+    except FileNotFoundError as error:
+        raise NotFoundError("file not found", uri=place.uri, cure="check the path") from error
+    except OSError as error:
+        raise storage_error(error, place.uri) from error
+    except UnsupportedError as error:
+        raise UnsupportedError(
+            "the storage does not report modification times", uri=place.uri, cure="select by step instead"
+        ) from error

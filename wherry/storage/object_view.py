@@ -1,9 +1,13 @@
-"""ObjectView: a remote store as one command sees it. Nothing is requested twice; no object changes between two reads.
+"""Views of remote stores, for one command each: nothing is requested twice; no object changes between two reads.
 
 Detecting and opening a checkpoint looks at the same few names and headers again and again. On local files that costs
-nothing; on a store each look is a request. Here each folder is listed once, each object is looked up once, and small
-reads are served from blocks that were read before. A read names the state of the object in which it was first seen, its
-generation or its ETag, so that a replaced object is an error and never a mixture of two states.
+nothing; on a store each look is a request. In an `ObjectView` each folder is listed once, each object is looked up
+once, and small reads are served from blocks that were read before. A read names the state of the object in which it was
+first seen, its generation or its ETag, so that a replaced object is an error and never a mixture of two states.
+
+A `ListingView` is for a walk over many folders, with few requests and in bounded memory. It lists the objects of many
+folders at once, in the order of their keys, and so knows the folders that come next; a folder of very many objects is
+listed by itself. Folders are forgotten once the walk has left them.
 
 A view lives as long as one command needs its source. What must be current is requested from the store itself.
 """
@@ -12,18 +16,23 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wherry.storage.location import Location
 from wherry.storage.stores import crowd_refusal
-from wherry.store.store import NAMED_STATES, StoreOver
+from wherry.store.store import NAMED_STATES, Entry, StoreOver
 
 if TYPE_CHECKING:
-    from wherry.store.store import Entry, Store
+    from collections.abc import Iterable, Iterator
+
+    from wherry.store.store import Store
+
 
 BLOCK = 64 << 10  # a smaller read reads so much, and keeps it
 _WHOLE = 4 * BLOCK  # a smaller object is read at once
 _MOST_BLOCKS = 64
+_MOST_SKIPPED = 64
 
 
 class ObjectView(StoreOver):
@@ -162,3 +171,92 @@ def view_of_store(location: Location) -> Location:
     if isinstance(store, ObjectView) or not has_view(store):
         return location
     return Location(ObjectView(store), location.path, location.opaque)
+
+
+class ListingView(ObjectView):
+    """A remote store whose folders are visited in the order of their names; for one thread."""
+
+    def __init__(self, inner: Store) -> None:
+        """A view of a store; nothing is requested yet."""
+        super().__init__(inner)
+        self._ahead: dict[str, dict[str, Entry]] = {}
+        self._misses = self._skipped = 0
+
+    def entries(self, path: str) -> list[Entry]:
+        """See Store; the folders that the walk has left are forgotten."""
+        key = path.rstrip("/")
+        for known in (self._folders, self._entries):
+            for left in [one for one in known if not f"{key}/".startswith(f"{one}/")]:
+                del known[left]
+        if key not in self._folders and key not in self._ahead:
+            self._look_ahead(key)
+        if key in self._ahead:
+            self._folders[key] = self._ahead.pop(key)
+        return super().entries(path)
+
+    def _folder(self, path: str) -> dict[str, Entry] | None:
+        return self._ahead.get(path, self._folders.get(path))
+
+    def _look_ahead(self, key: str) -> None:
+        """List the objects from a folder on, in the folder above it, and keep the folders that are complete."""
+        parent = key.rpartition("/")[0]
+        if not self.inner.capabilities.pages or parent not in self._folders:
+            return
+        if self._skipped > 0:
+            self._skipped -= 1
+            return
+        rows, more = self.inner.page(parent, f"{key}/")
+        self._ahead = _folders(rows, parent)
+        last = rows[-1][0] if more and rows else ""
+        for folder in [one for one in self._ahead if last.startswith(f"{one}/")]:
+            del self._ahead[folder]  # there is more of it
+        covered = key in self._ahead
+        self._misses = 0 if covered else self._misses + 1
+        self._skipped = 0 if covered else min(2**self._misses, _MOST_SKIPPED)
+
+
+def _folders(rows: Iterable[tuple[str, Entry]], parent: str) -> dict[str, dict[str, Entry]]:
+    """The folders of objects: path → its children by name; without the folder above all of them."""
+    found: dict[str, dict[str, Entry]] = {}
+    for path, entry in rows:
+        folder, _, name = path.rpartition("/")
+        if name:  # else it only marks a folder
+            found.setdefault(folder, {})[name] = entry
+        while folder != parent:
+            above, _, name = folder.rpartition("/")
+            found.setdefault(folder, {})
+            found.setdefault(above, {}).setdefault(name, Entry(name, 0, is_dir=True))
+            folder = above
+    found.pop(parent, None)
+    return {folder: dict(sorted(children.items())) for folder, children in found.items()}
+
+
+def view_for_walk(location: Location) -> Location:
+    """A location through a view for a walk; as it is, if no view can be had."""
+    store = location.store
+    if not has_view(store):
+        return location
+    inner = store.inner if isinstance(store, ObjectView) else store
+    return Location(ListingView(inner), location.path, location.opaque)
+
+
+def objects_below(folder: Location) -> Iterator[Entry]:
+    """Every object below a folder, with its path relative to it; a page of keys is listed when it is needed.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    store = folder.store
+    if not store.capabilities.pages:
+        yield from folder.walk()
+        return
+    inside = f"{folder.path.rstrip('/')}/"
+    last, more = inside, True
+    while more:
+        rows, more = store.page(folder.path, last)
+        for path, entry in rows:
+            if path != last and not path.endswith(
+                "/"
+            ):  # the first of a page was the last one; others mark folders
+                yield replace(entry, name=path[len(inside) :])
+        last, more = (rows[-1][0], more) if rows else (last, False)

@@ -1,29 +1,56 @@
 """Opens the files and folders of this machine safely; all local files are opened here.
 
 A file in a checkpoint can be a FIFO without a writer, an endless device, or a link to a private file of the user. So
-only regular files are opened (and folders, for a listing), no call blocks, links obey `wherry.storage.links`, and
-nothing is written through a link. The checks apply to the same descriptor that is then read.
+only regular files are opened (and folders, for a listing), no call blocks, and nothing is written through a link. The
+checks apply to the same descriptor that is then read.
 
-Below a root that is open (`open_root`), paths are followed from its descriptor, and by the kernel only within it
-(`wherry.storage.beneath`). A link out of it is followed only to see where it leads.
+A checkpoint is untrusted data, and a link in it could point to any file of this machine. A link is followed only if its
+final target is
+
+1. below the root: the folder or file that the user named (`/data/run` may itself be a link, or be below one);
+2. in `blobs/` of the Hugging Face cache whose `snapshots/` holds the root;
+3. below a folder that the user's own configuration allows: `links = ["/data/models"]`, or `WHERRY_LINKS`.
+
+Any other link raises a HostileError that names the link, its target and the configuration line that allows it. The
+check compares the real path of the open file, so that no file can be exchanged between the check and the use.
+
+The folder of a checkpoint is opened once (`open_root`), and everything below it from its descriptor: a folder that is
+exchanged for a link later is not followed. Paths are followed by the kernel only within that folder: Linux 5.6 does so
+in one call, `openat2` with RESOLVE_BENEATH. Elsewhere each part of the path is opened by itself, and none may be a
+link. A link out of the folder is followed only to see where it leads.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import stat
+import struct
+import sys
+import threading
+from collections import OrderedDict
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Generic, TypeVar
+from urllib.parse import unquote_to_bytes, urlsplit
 
-from wherry.errors import HostileError
-from wherry.storage.beneath import O_PATH, open_beneath
-from wherry.storage.links import Folder, Root, link_refusal, real_path, root_at
+from wherry.core.services import service
+from wherry.errors import HostileError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
+    from collections.abc import Callable, Generator, Hashable, Iterable
+_OPENAT2 = 437  # number of the system call on every architecture that Python supports
+_RESOLVE_BENEATH = 0x08
+_ATTEMPTS = (
+    100  # a rename elsewhere makes the kernel give up a path with `..`, or a link change between two looks
+)
+_NO_CALL = (errno.ENOSYS, errno.EPERM)  # an older kernel; a sandbox that does not know the call
+O_PATH = getattr(os, "O_PATH", os.O_RDONLY)
+_PART = O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_calls: list[Callable[[int, str, int], tuple[int, int]] | None] = []
+_CACHED = ("models--", "datasets--", "spaces--")
+_DELETED = " (deleted)"  # what Linux appends to the path of a deleted file
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _ALWAYS = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 # Errors of `open` for a socket, a device without a driver, and a FIFO opened for writing without a reader.
@@ -37,6 +64,268 @@ _KINDS = {
 _FOLDER = O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _HAS_PROC = os.path.isdir("/proc/self/fd")  # noqa: PTH112  a string
 _CURE = "remove it from the checkpoint; only regular files are read"
+MOST_OPEN = 64
+_Key = TypeVar("_Key", bound="Hashable")
+
+
+def native_path(text: str) -> str:
+    """A path in the encoding of this process's locale; the inverse of `path_uri` for a bare path."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return os.fsdecode(text.encode("utf-8", "surrogateescape"))
+    return text
+
+
+def local_path(uri: str) -> str | None:
+    """The path of this machine that a URI means, with the home folder for `~`; None for a URI of another store.
+
+    Raises:
+        UsageError: the URI names another machine.
+    """
+    protocol, separator, _ = uri.partition("://")
+    if not separator:
+        return native_path(os.path.expanduser(uri))  # noqa: PTH111  a string
+    if protocol != "file":
+        return None
+    parts = urlsplit(uri)
+    if "@" in parts.netloc:
+        raise UsageError("a URI must not carry credentials", cure="write the path alone")
+    if parts.netloc not in ("", "localhost"):
+        raise UsageError(
+            f"{uri} names the host {parts.netloc!r}; expected a path of this machine",
+            cure=f"write file:///{parts.netloc}{parts.path}, or the path alone",
+        )
+    return os.fsdecode(unquote_to_bytes(parts.path.encode("utf-8", "surrogateescape")))
+
+
+def open_beneath(folder: int, path: str, flags: int) -> int:
+    """Open an existing file or folder for reading.
+
+    Args:
+        folder: descriptor of the folder.
+        path: relative to it.
+        flags: of `os.open`.
+
+    Returns:
+        A file descriptor, which the caller closes.
+
+    Raises:
+        OSError: it cannot be opened; with EXDEV if a link leads out of the folder, or its end is not known.
+    """
+    if not _calls:
+        _calls.append(_load_call())
+    call = _calls[0]
+    if call is not None:
+        sys.audit("open", path, None, flags)
+        code, descriptor = call(folder, path, flags)
+        if descriptor >= 0:
+            return descriptor
+        if code not in _NO_CALL:
+            raise OSError(code, os.strerror(code), path)
+    return _open_each_part(folder, path, flags)
+
+
+def _load_call() -> Callable[[int, str, int], tuple[int, int]] | None:
+    """`openat2` as a function that returns error and descriptor; None where there is no such call."""
+    if sys.platform != "linux":
+        return None
+    try:
+        system_call = ctypes.CDLL(None, use_errno=True).syscall
+    except (OSError, AttributeError):
+        return None
+    system_call.restype = ctypes.c_long
+    system_call.argtypes = (
+        ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t,
+    )  # fmt: skip
+
+    def call(folder: int, path: str, flags: int) -> tuple[int, int]:
+        name, how = os.fsencode(path), struct.pack("=QQQ", flags, 0, _RESOLVE_BENEATH)
+        if b"\0" in name:
+            raise ValueError("embedded null byte")
+        code = 0
+        for _attempt in range(_ATTEMPTS):
+            descriptor = system_call(_OPENAT2, folder, name, how, len(how))
+            if descriptor >= 0:
+                return 0, descriptor
+            code = ctypes.get_errno()
+            if code not in (errno.EAGAIN, errno.EINTR):
+                break
+        return errno.EXDEV if code == errno.EAGAIN else code, -1
+
+    return call
+
+
+def _open_each_part(folder: int, path: str, flags: int) -> int:
+    *folders, name = [part for part in path.split("/") if part not in ("", ".")] or ["."]
+    if ".." in folders or name == "..":
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)
+    at = folder
+    try:
+        for part in folders:
+            inner = os.open(part, _PART, dir_fd=at)
+            if at != folder:
+                os.close(at)
+            at = inner
+        descriptor = os.open(name, flags | os.O_NOFOLLOW, dir_fd=at)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):  # a link, or below a file
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path) from error
+        raise
+    finally:
+        if at != folder:
+            os.close(at)
+    if stat.S_ISLNK(os.fstat(descriptor).st_mode):  # opened by O_PATH
+        os.close(descriptor)
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)
+    return descriptor
+
+
+class Folder:
+    """An open folder, from which what is below it is opened.
+
+    Attributes:
+        path: the path by which it was opened.
+        descriptor: of the folder; -1 once it is closed.
+    """
+
+    __slots__ = ("descriptor", "path")
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self.path = path
+        self.descriptor = descriptor
+
+    def relative(self, path: str) -> str | None:
+        """A path relative to the folder; None if it is not below it, and once the folder is closed."""
+        if self.descriptor < 0:
+            return None
+        head = self.path.rstrip("/")
+        if path == self.path or path.rstrip("/") == head:
+            return "."
+        return path[len(head) + 1 :].lstrip("/") if path.startswith(f"{head}/") else None
+
+    def __reduce__(self) -> str:
+        raise TypeError("an open folder belongs to its process")
+
+    def close(self) -> None:
+        """Close the folder; what is read later is opened by its path, under the same rules for links."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """The path that a user named; links may point below it.
+
+    Attributes:
+        path: as the user named it; absolute.
+        real: the same path when it was named, with links resolved.
+        above: the real path of the folder that holds it, at that time too.
+        configurable: whether the configuration may allow further folders; False while the configuration itself is
+            checked.
+        folder: the root itself, opened, or the folder that holds it if it is a file; None before it is opened.
+    """
+
+    path: str
+    real: str
+    above: str = ""
+    configurable: bool = True
+    folder: Folder | None = field(default=None, compare=False, repr=False)
+
+    def holds(self, path: str) -> bool:
+        """Whether a path is this root or lies below it."""
+        return _is_within(path, self.path)
+
+    def admits(self, path: str, real: str) -> bool:
+        """Whether a path below this root, or next to it, may point to a real path.
+
+        Args:
+            path: the path that is opened.
+            real: the same path with links resolved.
+        """
+        if path == real or _is_within(real, self.real):
+            return True
+        real = real.removesuffix(_DELETED)
+        base = self.real if self.holds(path) else self._real_above(os.path.commonpath((self.path, path)))
+        return (
+            _is_within(real, base)
+            or _is_within(real, _blobs_of(base))
+            or (self.configurable and any(_is_within(real, folder) for folder in allowed_roots()))
+        )
+
+    def _real_above(self, folder: str) -> str:
+        """The real path that a folder above the root had when the root was named."""
+        rest = os.path.dirname(self.path).rstrip("/")[len(folder.rstrip("/")) :]  # noqa: PTH120  text alone
+        return (self.above.removesuffix(rest) or "/") if self.above.endswith(rest) else real_path(folder)
+
+
+def real_path(path: str) -> str:
+    """A path with links resolved.
+
+    Raises:
+        HostileError: each time that it is resolved, a link in it becomes something else.
+    """
+    for _attempt in range(_ATTEMPTS):
+        try:
+            return os.path.realpath(path)
+        except OSError:  # a link between two looks, and no link in the second one
+            continue
+    raise HostileError("links in the path change all the time", uri=path, cure="find what changes them")
+
+
+def root_at(path: str, *, configurable: bool = True) -> Root:
+    """The root for a path that the user named."""
+    head, name = os.path.split(path)
+    above = real_path(head)
+    plain = name not in ("", "..") and not os.path.islink(path)  # noqa: PTH114  a string
+    return Root(path, os.path.join(above, name) if plain else real_path(path), above, configurable)  # noqa: PTH118
+
+
+def allowed_roots() -> tuple[str, ...]:
+    """The folders below which the configuration allows targets of links; with links resolved.
+
+    Raises:
+        UsageError: the configuration is invalid.
+    """
+    stated = os.environ.get("WHERRY_LINKS")
+    folders = (
+        [one for one in stated.split(os.pathsep) if one]
+        if stated
+        else service("settings").configured_value("links") or ()
+    )
+    return tuple(real_path(path) for folder in folders if (path := local_path(folder)) is not None)
+
+
+def link_refusal(path: str, real: str) -> HostileError:
+    """The error for a link that must not be followed.
+
+    Args:
+        path: the path that was opened.
+        real: the target of the link.
+    """
+    folder = os.path.dirname(real.removesuffix(_DELETED))  # noqa: PTH120
+    return HostileError(
+        f"symbolic link points outside the checkpoint: {real}",
+        uri=path,
+        cure=f'replace the link with the file, or allow the folder in your wherry.toml: links = ["{folder}"]',
+    )
+
+
+def _is_within(path: str, folder: str) -> bool:
+    return bool(folder) and (path == folder or path.startswith(f"{folder.rstrip('/')}/"))
+
+
+def _blobs_of(real: str) -> str:
+    """`blobs/` of the Hugging Face cache whose snapshots contain a folder; empty if the folder is in no cache."""
+    parts = real.split("/")
+    for number in range(len(parts) - 1, 0, -1):
+        if parts[number] == "snapshots" and parts[number - 1].startswith(_CACHED):
+            return "/".join((*parts[:number], "blobs"))
+    return ""
 
 
 def open_regular(path: str, *, root: Root | None = None, flags: int = os.O_RDONLY, mode: int = 0o666) -> int:
@@ -186,6 +475,25 @@ def read_descriptor(descriptor: int, start: int, stop: int) -> bytes:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
+def write_regular(path: str, pieces: Iterable[bytes], *, create_only: bool = False) -> None:
+    """Write a file and sync it; syncing its folder is left to the caller.
+
+    Args:
+        path: the file.
+        pieces: its contents, which are not held at once.
+        create_only: whether it must not exist.
+
+    Raises:
+        FileExistsError: it must not exist, but does.
+        HostileError, OSError: as `open_regular`.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if create_only else os.O_TRUNC)
+    with os.fdopen(open_regular(path, flags=flags), "wb") as file:
+        file.writelines(pieces)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def special(mode: int) -> str:
     """The kind of a special file, by its mode; empty for a regular file or a folder."""
     kind = stat.S_IFMT(mode)
@@ -267,3 +575,51 @@ def _real_path(descriptor: int, path: str) -> str:
         return os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115  called for every read
     except OSError:
         return real_path(path)
+
+
+class Descriptors(Generic[_Key]):
+    """Open files by key; safe from several threads.
+
+    Args:
+        open_file: opens the file of a key and returns its descriptor.
+    """
+
+    def __init__(self, open_file: Callable[[_Key], int]) -> None:
+        self._open_file = open_file
+        self._open: OrderedDict[_Key, int] = OrderedDict()
+        self._users: dict[_Key, int] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @contextmanager
+    def using(self, key: _Key) -> Generator[int]:
+        """The descriptor of a key while the block runs.
+
+        Raises:
+            OSError: the file could not be opened.
+        """
+        with self._lock:
+            if key not in self._open:
+                self._close_idle(max(len(self._open) - MOST_OPEN + 1, 0))
+                self._open[key] = self._open_file(key)
+            self._open.move_to_end(key)
+            self._users[key] = self._users.get(key, 0) + 1
+            descriptor = self._open[key]
+        try:
+            yield descriptor
+        finally:
+            with self._lock:
+                self._users[key] -= 1
+                if self._closed:
+                    self._close_idle()
+
+    def close(self) -> None:
+        """Close every descriptor; one in use, or opened later, is closed when its block ends."""
+        with self._lock:
+            self._closed = True
+            self._close_idle()
+
+    def _close_idle(self, most: int | None = None) -> None:
+        idle = [key for key in self._open if not self._users.get(key)]
+        for key in idle[:most]:
+            os.close(self._open.pop(key))

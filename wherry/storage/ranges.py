@@ -1,7 +1,8 @@
 """ranges: reads many ranges of one file with few requests, several at a time, in bounded memory.
 
 Ranges with a small gap between them are read together, and large ones in parts, so that every request moves a few MiB:
-on an object store a request costs as much time as moving 1 to 4 MiB over its connection.
+on an object store a request costs as much time as moving 1 to 4 MiB over its connection. One long range is read in
+order by `ReadAhead`, the next request while the bytes of one are used.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ if TYPE_CHECKING:
 
     from wherry.storage.location import Location
 
+
 GAP = 1 << 20  # a smaller gap between two ranges is read with them
 LARGEST = 8 << 20  # bytes of one request at most; the parts of a larger range have at least half
 MOST_REQUESTS = 10  # at a time: 80 MiB, so that a conversion stays within 250 MB
 _DEFAULT_MEMORY = 64 << 20
 _pool: threads.ThreadPool | None = None
 _pool_lock = threading.Lock()
+STEP = LARGEST // 2  # bytes of one request; one is used while the next is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,3 +192,49 @@ def _require_whole(place: Location, request: RangeRequest, count: int) -> None:
             uri=place.uri,
             cure="copy or save the checkpoint again; it was truncated",
         )
+
+
+class ReadAhead:
+    """Bytes [offset, offset + length) of a file; for one thread that reads them mostly in order."""
+
+    def __init__(self, place: Location, offset: int, length: int) -> None:
+        """Nothing is read yet.
+
+        Args:
+            place: the file.
+            offset: of the range in the file.
+            length: of the range, in bytes.
+        """
+        self._place, self._offset, self._length = place, offset, length
+        self._start, self._data = 0, b""
+        self._next: tuple[int, Future[bytes]] | None = None
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Bytes [start, stop) of the range; fewer at its end, and where the file ends.
+
+        Raises:
+            NotFoundError, StorageError: as `Location.read`.
+        """
+        stop, parts = min(stop, self._length), list[bytes]()
+        while start < stop:
+            if not self._start <= start < self._start + len(self._data):
+                self._load(start)
+            at = start - self._start
+            part = self._data[at : at + stop - start]
+            if not part:
+                break  # the file ends early
+            parts.append(part)
+            start += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _load(self, start: int) -> None:
+        """Take the bytes from `start` on, and request those after them."""
+        expected = self._next is not None and self._next[0] == start
+        data = self._next[1].result() if self._next and expected else self._request(start)
+        self._start, self._data = start, data
+        after = start + len(data)
+        more = data and after < self._length
+        self._next = (after, request_pool().submit(self._request, after)) if more else None
+
+    def _request(self, start: int) -> bytes:
+        return self._place.read(self._offset + start, self._offset + min(start + STEP, self._length))

@@ -26,7 +26,7 @@ from wherry.core.steps import step_number
 from wherry.errors import CorruptError, NotFoundError, describe_exception, schema_error, storage_errors
 from wherry.runtime.threads import without_collection
 from wherry.storage.folders import short_name
-from wherry.storage.stores import LocalStore
+from wherry.storage.open_file import write_regular
 from wherry.text.json_scan import scan_json
 from wherry.text.limits import JsonLimits, beyond, exceeds, scale_limit
 
@@ -179,11 +179,11 @@ def put_sidecar(place: Location, sidecar: Sidecar) -> None:
     Raises:
         StorageError: the storage failed.
     """
-    if not isinstance(place.store, LocalStore):
+    if not place.store.capabilities.local:
         place.put(encode(sidecar))
         return
     with storage_errors(place.uri):
-        place.store.put_pieces(place.path, _pieces(sidecar))
+        write_regular(place.path, _pieces(sidecar))
 
 
 def encode(sidecar: Sidecar) -> bytes:

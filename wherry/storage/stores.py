@@ -1,4 +1,4 @@
-"""The store of local files, and the parsing of URIs; `wherry.store` has the interface, and the remote stores.
+"""The stores of local files, and the parsing of URIs; `wherry.store` has the interface, and the remote stores.
 
 Local paths never import fsspec: they are the fast path, and `os.pread` is faster. Credentials come only from each
 library's own chain; a URI never carries them, and they are never printed.
@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import stat
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -18,30 +19,40 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from wherry.credentials import uri_has_credentials
-from wherry.errors import CrowdedFolderError, HostileError, UsageError, storage_error, storage_errors
+from wherry.errors import (
+    CrowdedFolderError,
+    HostileError,
+    MismatchError,
+    UsageError,
+    storage_error,
+    storage_errors,
+)
 from wherry.storage.folders import make_folders, sync_folder
-from wherry.storage.links import root_at
-from wherry.storage.local_paths import local_path
 from wherry.storage.location import Location
 from wherry.storage.open_file import (
+    Descriptors,
+    local_path,
     loop_refusal,
     open_regular,
     open_root,
     opened_folder,
     opened_regular,
+    read_descriptor,
     read_regular,
+    root_at,
     special,
     status_of,
+    write_regular,
 )
-from wherry.store.protocols import LOCAL, READ_ONLY
-from wherry.store.store import Entry, Store
+from wherry.store.store import LOCAL, READ_ONLY, Entry, Store
 from wherry.text.limits import MOST_ENTRIES, exceeds, scale_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Generator, Iterable
     from contextlib import AbstractContextManager
 
-    from wherry.storage.links import Root
+    from wherry.storage.open_file import Root
+
 
 # The page of a model on the Hugging Face Hub, or of a folder or file in it, as a browser shows its address.
 _HUB_PAGE = re.compile(
@@ -52,6 +63,7 @@ _HUB_PAGE = re.compile(
 
 _WITH_ACCOUNT = re.compile(r"(?:az|abfss?)://([^@/:]+)@([^./@:]+)\.(?:dfs|blob)\.[^/@:]+(.*)")
 _ABSOLUTE = re.compile(r"(?:/(?!\.(?:/|\Z))[^/]+)+")  # a local path that needs no change to be absolute
+CHANGED_CURE = "convert it again once nothing writes to it"
 
 
 @dataclass(frozen=True)
@@ -119,16 +131,7 @@ class LocalStore(Store):
 
     def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:
         """See Store. The file is synced; syncing its folder is left to the caller."""
-        self.put_pieces(path, (data,), create_only=create_only)
-
-    def put_pieces(self, path: str, pieces: Iterable[bytes], *, create_only: bool = False) -> None:
-        """As `put`, of contents that are not held at once."""
-        flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if create_only else os.O_TRUNC)
-        descriptor = open_regular(path, flags=flags)
-        with os.fdopen(descriptor, "wb") as file:
-            file.writelines(pieces)
-            file.flush()
-            os.fsync(file.fileno())
+        write_regular(path, (data,), create_only=create_only)
 
     def _scan_folder(self, folder: str, entry: os.DirEntry[str]) -> Entry:
         linked = entry.is_symlink()
@@ -242,7 +245,7 @@ def sync_folders(folders: Iterable[Location]) -> None:
 def locate(uri: str | os.PathLike[str], opaque: frozenset[str] = frozenset()) -> Location:
     """Parse a URI or a path.
 
-    Links in a local path itself are followed; those below it obey `wherry.storage.links`.
+    Links in a local path itself are followed; those below it obey `wherry.storage.open_file`.
 
     Args:
         uri: the URI or path.
@@ -358,3 +361,49 @@ def store_of(uri: str) -> str:
 def limits_of(uris: Iterable[str], limited: Collection[str]) -> list[str]:
     """The stores of these URIs that have a limit, each once."""
     return sorted({store for uri in uris if (store := store_of(uri)) in limited})
+
+
+class PinnedStore(LocalStore):
+    """Local files that are opened once; `close` closes them."""
+
+    def __init__(self, root: Root | None) -> None:
+        super().__init__(root)
+        self._descriptors = Descriptors(self._open)
+        self._first: dict[str, Entry] = {}
+
+    def first_seen(self, path: str) -> Entry | None:
+        """The entry of a file when it was first opened; None if it was never read."""
+        return self._first.get(path)
+
+    def read(self, path: str, start: int, stop: int) -> bytes:
+        """See Store."""
+        with self.descriptor(path) as descriptor:
+            return read_descriptor(descriptor, start, stop)
+
+    @contextmanager
+    def descriptor(self, path: str) -> Generator[int]:
+        """The descriptor of a file; see LocalStore.
+
+        Raises:
+            MismatchError: the file at the path was replaced.
+            HostileError, OSError: as `open_regular`.
+        """
+        with self._descriptors.using(path) as descriptor:
+            yield descriptor
+
+    def close(self) -> None:
+        """Close the files, and the folder of the root."""
+        self._descriptors.close()
+        if self.root is not None and self.root.folder is not None:
+            self.root.folder.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _open(self, path: str) -> int:
+        descriptor = open_regular(path, root=self.root)
+        now = entry_of(Path(path).name, os.fstat(descriptor))
+        if self._first.setdefault(path, now).inode != now.inode:
+            os.close(descriptor)
+            raise MismatchError("the file was replaced while it was read", uri=path, cure=CHANGED_CURE)
+        return descriptor

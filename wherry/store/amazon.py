@@ -4,34 +4,47 @@ An upload is a multipart upload, whose completion takes `If-None-Match: *`. Each
 store compares with the bytes that it received, and the completion carries that of the whole object. A client that is
 configured to send checksums only where S3 requires them (`request_checksum_calculation = when_required`, for stores of
 others that know none) sends none.
+
+A request is made by the client, or signed by it and carried by others: a presigned URL states the bucket, the key and
+the arguments of a call as the client of the user would send them. It does not cover the body: the checksum of what is
+sent is a header that it covers.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
 
 from wherry.errors import StorageError, UnsupportedError
+from wherry.installation import package_command
 from wherry.remote.addresses import checking_resolver
-from wherry.remote.errors import altered_error
-from wherry.remote.failures import FORBIDDEN, status_of
-from wherry.remote.filesystems import CONNECT_SECONDS, CONNECTIONS, call_async, stated_options
-from wherry.remote.transfers import exchange
-from wherry.store.amazon_calls import call_client, presign, refusal, sends_checksums
-from wherry.store.checksums import by_algorithm, checksum_of, from_base64, joined_checksum, to_base64
-from wherry.store.fsspec_store import page_row
-from wherry.store.object_store import ObjectStore, for_each
-from wherry.store.ranged_store import RangedStore, range_header, require_range
+from wherry.remote.failures import FORBIDDEN, altered_error, is_plain_failure, status_of
+from wherry.remote.transfers import BodyRequest, exchange, is_plain
+from wherry.store.content import Body, by_algorithm, checksum_of, from_base64, joined_checksum, to_base64
+from wherry.store.remote_store import (
+    CONNECT_SECONDS,
+    CONNECTIONS,
+    ObjectStore,
+    RangedStore,
+    call_async,
+    for_each,
+    page_row,
+    range_header,
+    require_range,
+    stated_options,
+)
 from wherry.store.store import AnonymousUpload, Entry, Part, StoredObject, Upload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from wherry.remote.buffer_fill import BufferFill
-    from wherry.remote.transfers import BodyRequest, HttpAnswer
+    from wherry.remote.transfers import BufferFill, HttpAnswer
+
 
 _RUN = "wherry-run"  # key of the metadata
 _COPIED = 128 << 20  # bytes of a part that the store copies, at least
@@ -41,6 +54,19 @@ _PAGE = 1000  # objects of one page of a listing
 _BLOCK = 256 << 10  # bytes that are read at a time
 _PRECONDITION_FAILED = 412  # HTTP
 _UNKNOWN = datetime.min.replace(tzinfo=UTC)  # when a part was sent, in a list that does not tell
+_SECONDS = 3600  # that a signature is valid
+_METHODS = {"get_object": "GET", "upload_part": "PUT"}  # method of the client → method of HTTP
+_REPEATED = 64 << 10  # bytes of a body that can be sent twice
+# Method of the client → its arguments for a checksum.
+_CHECKSUMS: Mapping[str, Callable[[str], dict[str, str]]] = {
+    "create_multipart_upload": lambda _none: {"ChecksumAlgorithm": "CRC32C", "ChecksumType": "FULL_OBJECT"},
+    "put_object": lambda text: {"ChecksumAlgorithm": "CRC32C", "ChecksumCRC32C": to_base64(text)},
+    "upload_part": lambda text: {"ChecksumAlgorithm": "CRC32C", "ChecksumCRC32C": to_base64(text)},
+    "complete_multipart_upload": lambda text: (
+        {"ChecksumCRC32C": to_base64(text), "ChecksumType": "FULL_OBJECT"} if text else {}
+    ),
+}
+_left: set[str] = set()  # buckets whose requests the client sends itself: it knows more than a signature
 
 
 class AmazonStore(RangedStore, ObjectStore):
@@ -293,3 +319,111 @@ def _describe(answer: Mapping[str, Any], nbytes: int, run: str) -> StoredObject:
     whole = answer.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT"
     checksum = from_base64(answer.get("ChecksumCRC32C")) if whole else ""
     return StoredObject(nbytes, answer["ETag"], run, by_algorithm(checksum))
+
+
+async def call_client(
+    fs: Any,
+    path: str,
+    method: str,
+    *,
+    data: Sequence[memoryview] | None = None,
+    checksum: str = "",
+    **stated: Any,
+) -> Any:
+    """Call the client once.
+
+    Args:
+        fs: the file system, whose options apply.
+        path: of the object; the bucket only where a prefix or a removal of several is stated.
+        method: of the client.
+        data: the body.
+        checksum: of the body, or of the object that is completed.
+        stated: further arguments of the method.
+
+    Raises:
+        UnsupportedError: the installed client does not know one of them.
+    """
+    await fs.set_session()
+    bucket, key, _version = fs.split_path(path)
+    client = await fs.get_s3(bucket)
+    if method in _CHECKSUMS and sends_checksums(client):
+        stated |= _CHECKSUMS[method](checksum)
+    stated |= {"Bucket": bucket} if {"Prefix", "Delete"} & stated.keys() else {"Bucket": bucket, "Key": key}
+    stated |= {} if data is None else {"Body": _body(data)}
+    function = getattr(client, method)
+    known = fs._get_s3_method_kwargs(function, **stated)  # noqa: SLF001  adds the options of the user
+    if missing := sorted(stated.keys() - known.keys()):
+        raise UnsupportedError(
+            f"the installed botocore does not support {', '.join(missing)} of {method}",
+            uri=f"s3://{path}",
+            cure=f"run `{package_command('s3fs', 'aiobotocore', upgrade=True)}`",
+        )
+    return await function(**known)
+
+
+def sends_checksums(client: Any) -> bool:
+    """Whether a client sends checksums where S3 does not require them."""
+    return client.meta.config.request_checksum_calculation != "when_required"
+
+
+def _body(data: Sequence[memoryview]) -> Body | bytes:
+    """A small body as bytes: aiohttp follows a redirect with nothing else, and the error then names the region."""
+    return b"".join(data) if sum(map(len, data)) <= _REPEATED else Body(data)
+
+
+async def presign(
+    fs: Any, path: str, method: str, headers: Mapping[str, str], **stated: Any
+) -> BodyRequest | None:
+    """A signed request; None if the client must send it.
+
+    Args:
+        fs: the file system of s3fs.
+        path: of the object.
+        method: of the client.
+        headers: that the request has, and the signature may cover.
+        stated: further arguments of the method.
+    """
+    bucket, key, version = fs.split_path(path)
+    if bucket in _left:
+        return None
+    await fs.set_session()
+    client = await fs.get_s3(bucket)
+    stated |= {"VersionId": version} if version else {}
+    known = fs._get_s3_method_kwargs(getattr(client, method), **stated)  # noqa: SLF001  adds the options of the user
+    url = await client.generate_presigned_url(
+        method, Params={"Bucket": bucket, "Key": key, **known}, ExpiresIn=_SECONDS
+    )
+    query = parse_qs(urlsplit(url).query)
+    covered = set(query.get("X-Amz-SignedHeaders", [""])[0].split(";"))
+    trusted = _certificates(fs)
+    if covered - {"host", *headers} or not is_plain(url) or trusted is None:
+        _left.add(bucket)
+        return None
+    return BodyRequest(_METHODS[method], url, headers, trusted)
+
+
+def refusal(answer: HttpAnswer, path: str, method: str) -> Exception | None:
+    """The exception that the client would raise for an answer; None if the client must try it itself.
+
+    A bucket in another region, or a store that does not take this kind of signature, gets its requests from the client
+    from then on: it follows redirects and knows the reasons.
+    """
+    from botocore.exceptions import ClientError
+    from botocore.parsers import create_parser
+
+    row = {"status_code": answer.status, "headers": answer.headers, "body": answer.body}
+    error = ClientError(create_parser("rest-xml").parse(row, None), method)
+    if is_plain_failure(error):
+        return error
+    _left.add(path.partition("/")[0])
+    return None
+
+
+def _certificates(fs: Any) -> str | None:
+    """The file with the certificates that botocore trusts; None if it uses no such file."""
+    from botocore.httpsession import get_cert_path
+
+    stated = fs.client_kwargs.get("verify")
+    bundle = fs.session.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE", "")
+    path = get_cert_path(verify=(bundle or True) if stated is None else stated)
+    return path if path and os.path.isfile(path) else None  # noqa: PTH113  short, on a local disk

@@ -1,8 +1,20 @@
 """azure: az://, block blobs of Azure, with the client of azure-storage-blob that adlfs opens.
 
+The account and its credentials are those that adlfs finds: `AZURE_STORAGE_CONNECTION_STRING`, or
+`AZURE_STORAGE_ACCOUNT_NAME` with a key, a token or the login of `az login`. The client of Azure attempts each request
+four times within half a minute; here it attempts once, and `wherry.remote.waits` repeats.
+
 The parts of an upload are uncommitted blocks of the blob that they become; `Put Block List` makes it of them on the
-condition that no blob is there. `wherry.store.azure_blocks` has their names. The service compares the MD5 of each
-block with the bytes that it receives; of a blob that is made of blocks it computes no checksum.
+condition that no blob is there. The service compares the MD5 of each block with the bytes that it receives; of a blob
+that is made of blocks it computes no checksum.
+
+The blocks of all uploads to a blob lie together at its name, and the service tells of each only its name and its size.
+So the name says the rest, in fields of fixed width, because all blocks of a blob must have names of the same length:
+
+    12  key of the upload, hex
+     5  number of the part; `begin` for the block with which the upload began
+    11  milliseconds since 1970, hex: of two blocks for one part, the later one counts
+    32  MD5 of the bytes, hex, which the service has compared with what it received; of the first block, the run
 
 Nothing removes blocks but a blob that is put at their name. So an upload that is aborted becomes an empty blob, which
 is removed at once; with it go the blocks of other uploads to that name. Where a blob exists, it is not touched: the
@@ -11,30 +23,155 @@ service itself removes such blocks a week after the last one was sent.
 
 from __future__ import annotations
 
+import os
+import re
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from wherry.errors import StorageError
-from wherry.remote.errors import altered_error
+from wherry.errors import StorageError, UsageError
+from wherry.remote.addresses import guard
+from wherry.remote.failures import AZURE, altered_error
 from wherry.remote.waits import waiting
-from wherry.store.azure_blocks import BlockName, first_block, parse_block_name, part_block, parts_of
-from wherry.store.azure_session import open_azure
-from wherry.store.body import Body
-from wherry.store.checksums import MD5, by_algorithm, checksum_of, is_same
-from wherry.store.object_store import ObjectStore
-from wherry.store.ranged_store import RangedStore
+from wherry.store.content import MD5, Body, by_algorithm, checksum_of, is_same
+from wherry.store.remote_store import CONNECT_SECONDS, ObjectStore, RangedStore
 from wherry.store.store import Part, PartLimits, StoredObject, Upload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from wherry.remote.buffer_fill import BufferFill
+    from wherry.remote.transfers import BufferFill
 
+
+_BEGIN = "begin"
+_PADDING = "."
+_FIELDS = re.compile(r"([0-9a-f]{12})(\d{5}|begin)([0-9a-f]{11})(.{32})")
+_RUN_ID = re.compile(r"[\w-]{1,32}", re.ASCII)  # that fits into the name of a block
+_ACCOUNTS = ("account_name", "connection_string")  # options of adlfs, one of which names the account
 _RUN = "wherry_run"  # key of the metadata, which must be an identifier
 _PENDING, _DONE = "pending", "success"  # states of a copy
 _LOOK_SECONDS = 0.5  # between two looks at a copy
+
+
+@dataclass(frozen=True, slots=True)
+class BlockName:
+    """What the name of a block says.
+
+    Attributes:
+        text: the name.
+        key: of the upload.
+        number: of the part; None for the block with which the upload began.
+        milliseconds: when it was sent.
+        rest: MD5 of its bytes; of the first block the run, empty if its id does not fit.
+    """
+
+    text: str
+    key: str
+    number: int | None
+    milliseconds: int
+    rest: str
+
+
+def first_block(key: str, run: str) -> str:
+    """The name of the block with which an upload begins."""
+    said = run if _RUN_ID.fullmatch(run) else ""
+    return f"{key}{_BEGIN}{0:011x}{said:{_PADDING}<32}"
+
+
+def part_block(key: str, number: int, md5: str) -> str:
+    """The name of the block of a part that is sent now."""
+    return f"{key}{number:05d}{time.time_ns() // 10**6:011x}{md5}"
+
+
+def parse_block_name(name: str) -> BlockName | None:
+    """What a name says; None for that of a block of somebody else."""
+    found = _FIELDS.fullmatch(name)
+    if found is None:
+        return None
+    key, number, milliseconds, rest = found.groups()
+    count = None if number == _BEGIN else int(number)
+    return BlockName(name, key, count, int(milliseconds, 16), rest.rstrip(_PADDING))
+
+
+def parts_of(blocks: Iterable[tuple[BlockName, int]]) -> list[Part]:
+    """The parts of an upload, by number.
+
+    Args:
+        blocks: its blocks with their sizes in bytes.
+    """
+    found: dict[int, Part] = {}
+    for name, nbytes in sorted(blocks, key=lambda block: block[0].milliseconds):
+        if name.number is not None:
+            found[name.number] = Part(name.number, nbytes, name.text, f"md5:{name.rest}")
+    return [found[number] for number in sorted(found)]
+
+
+class NoCredentialsError(Exception):
+    """No account is named, and so no credentials are either."""
+
+
+def open_azure(timeout: float) -> Any:
+    """The file system of adlfs, with one attempt for each request.
+
+    Args:
+        timeout: seconds without progress after which a request fails.
+
+    Raises:
+        ImportError: adlfs is not installed.
+        NoCredentialsError: no account is named.
+        UsageError: what names it is malformed.
+    """
+    kind = _kind(timeout)
+    if not _has_account():
+        raise NoCredentialsError("no storage account is named")
+    try:
+        return kind()
+    except ValueError as error:
+        raise UsageError(
+            "the connection string or the key of the Azure account is malformed",
+            cure="set AZURE_STORAGE_CONNECTION_STRING as the page Access keys of the account shows it",
+        ) from error
+
+
+@cache
+def _kind(timeout: float) -> Any:
+    """The class of adlfs with one attempt for each request; fsspec keeps one file system for each class."""
+    from adlfs import AzureBlobFileSystem
+    from azure.core.pipeline.transport import AioHttpTransport
+    from azure.storage.blob.aio import BlobServiceClient
+
+    options: dict[str, Any] = {
+        "retry_total": 0,
+        "connection_timeout": min(CONNECT_SECONDS, timeout),
+        "read_timeout": timeout,
+    }
+
+    class CheckedTransport(AioHttpTransport):
+        async def open(self) -> None:
+            await super().open()
+            session: Any = self.session
+            if "_resolve_host" not in vars(session.connector):
+                guard(session, configured=True)
+
+    class OneAttempt(AzureBlobFileSystem):
+        def do_connect(self) -> None:
+            super().do_connect()
+            opened: Any = self.service_client
+            self.service_client = BlobServiceClient(
+                opened.url, credential=opened.credential, transport=CheckedTransport(**options), **options
+            )
+
+    return OneAttempt
+
+
+def _has_account() -> bool:
+    """Whether the environment, or the user's configuration of fsspec, names an account."""
+    from fsspec.config import conf
+
+    stated = {name for protocol in AZURE for name in conf.get(protocol, {})}
+    return any(os.environ.get(f"AZURE_STORAGE_{name.upper()}") or name in stated for name in _ACCOUNTS)
 
 
 class AzureStore(RangedStore, ObjectStore):

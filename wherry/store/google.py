@@ -1,4 +1,4 @@
-"""google: gs://, with the JSON interface as gcsfs calls it.
+"""google: gs://, with the JSON interface as gcsfs calls it, one attempt for each request.
 
 The parts of an upload are temporary objects in a folder of its own, which `compose` joins on the condition that the
 target does not exist (a multipart upload of the XML interface would replace it, and a resumable one sends its bytes one
@@ -10,43 +10,66 @@ after the other):
 
 Every object carries the id of its run and is put with the CRC-32C of its bytes, which the store compares with what it
 received. A part is created, not replaced, so that a late attempt of an earlier request changes nothing.
+
+A single request raises FileNotFoundError for a missing object and FileExistsError for a condition that does not hold,
+as gcsfs does. Paths begin with the bucket.
+Source: the reference of the JSON interface, `storage/v1`: objects.get, insert, compose, delete, list.
 """
 
 from __future__ import annotations
 
+import json
+import os
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from urllib.parse import quote, urlencode
 from uuid import uuid4
 
 from wherry.errors import StorageError
-from wherry.remote.errors import altered_error, bucket_not_found
-from wherry.remote.filesystems import call_async
-from wherry.store.checksums import CRC32C, checksum_of, is_same, joined_checksum
-from wherry.store.fsspec_store import page_row
-from wherry.store.google_calls import (
-    ABSENT,
-    body_request,
-    compose,
-    delete_object,
-    describe_row,
-    insert,
-    insert_object,
-    insertion,
-    list_page,
-    read_row,
-    refused_by_google,
-    sends_plainly,
+from wherry.remote.addresses import guard, redirect_guard
+from wherry.remote.failures import (
+    FAILURES,
+    altered_error,
+    bucket_not_found,
+    is_plain_failure,
+    kind_of,
+    translate_error,
 )
-from wherry.store.google_session import open_google, refresh_login, require_success
-from wherry.store.object_store import ObjectStore, for_each
-from wherry.store.ranged_store import RangedStore, range_header, require_range
+from wherry.remote.transfers import BodyRequest, exchange, is_plain
+from wherry.store.content import (
+    CRC32C,
+    Body,
+    by_algorithm,
+    checksum_of,
+    from_base64,
+    is_same,
+    joined_checksum,
+    to_base64,
+)
+from wherry.store.remote_store import (
+    ObjectStore,
+    PassedOnError,
+    RangedStore,
+    aiohttp_timeout,
+    call_async,
+    for_each,
+    in_thread,
+    page_row,
+    range_header,
+    require_range,
+    stated_options,
+)
 from wherry.store.store import Entry, Part, PartLimits, StoredObject, Upload
+from wherry.text.json_values import json_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
-    from wherry.remote.buffer_fill import BufferFill
-    from wherry.remote.transfers import BodyRequest, HttpAnswer
+    from wherry.remote.transfers import BufferFill, HttpAnswer
+
 
 MOST_SOURCES = 32  # of one `compose`
 _LARGEST = 5 << 40  # bytes of an object
@@ -55,6 +78,16 @@ _UPLOAD, _PART, _JOIN = "upload", "part-", "join-"
 _REPEATS = 3  # of a part that another state of itself obstructs
 _PAGE = 1000  # objects of one page of a listing
 _BLOCK = 256 << 10  # bytes, as many as a socket of asyncio gives at a time
+RUN = "wherry-run"  # key of the metadata
+ABSENT = "0"  # the generation of an object that does not exist
+_KIND = "application/octet-stream"
+_INSERT = "upload/storage/v1/b/{}/o"
+_NOT_FOUND = 404
+_FIELDS = "bucket,name,size,generation,crc32c,metadata"
+_METADATA = "169.254.169.254"  # where Google Cloud and others answer questions of a machine about itself
+_METADATA_SECONDS = 1.0
+_LONGEST_MESSAGE = 300
+_FIRST_FAILURE = 400  # the smallest status of HTTP that is an error
 
 
 class _PlacedPart(NamedTuple):
@@ -307,3 +340,253 @@ def _folder(upload: Upload) -> str:
 
 def _part(number: int, found: StoredObject) -> Part:
     return Part(number, found.nbytes, found.mark, f"{CRC32C}:{found.checksums[CRC32C]}")
+
+
+def describe_row(row: Mapping[str, Any]) -> StoredObject:
+    """An object as a row of an answer describes it."""
+    run = row.get("metadata", {}).get(RUN, "")
+    checksums = by_algorithm(from_base64(row.get("crc32c")))
+    return StoredObject(int(row.get("size", 0)), row["generation"], run, checksums)
+
+
+async def read_row(fs: Any, path: str) -> dict[str, Any]:
+    """The row of an object."""
+    return await _call(fs, "GET", "b/{}/o/{}", *_split(path), json_out=True, fields=_FIELDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Insertion:
+    """The request that puts an object that is in a generation, `0` for none.
+
+    Attributes:
+        bucket: of the object.
+        headers: of the request.
+        params: of the URL.
+        body: a row that describes the object, and its bytes.
+    """
+
+    bucket: str
+    headers: Mapping[str, str]
+    params: Mapping[str, str]
+    body: Sequence[memoryview]
+
+
+def insertion(path: str, data: Sequence[memoryview], run: str, checksum: str, generation: str) -> Insertion:
+    """The request that puts these bytes."""
+    bucket, name = _split(path)
+    row = {"name": name, "contentType": _KIND, "crc32c": to_base64(checksum), "metadata": {RUN: run}}
+    boundary = uuid4().hex
+    head = f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{json.dumps(row)}\r\n"
+    head += f"--{boundary}\r\nContent-Type: {_KIND}\r\n\r\n"
+    tail = f"\r\n--{boundary}--"
+    return Insertion(
+        bucket,
+        {"Content-Type": f'multipart/related; boundary="{boundary}"'},
+        {"uploadType": "multipart", "ifGenerationMatch": generation, "fields": _FIELDS},
+        [memoryview(head.encode()), *data, memoryview(tail.encode())],
+    )
+
+
+async def insert(fs: Any, what: Insertion) -> dict[str, Any]:
+    """Put an object through gcsfs; returns its row."""
+    body = Body(what.body)
+    headers = {**what.headers, "Content-Length": str(body.nbytes)}
+    url = f"{fs._location}/{_INSERT}"  # noqa: SLF001  gcsfs has no public name for it
+    return await _call(fs, "POST", url, what.bucket, json_out=True, headers=headers, data=body, **what.params)
+
+
+def insert_object(fs: Any, what: Insertion, seconds: float) -> dict[str, Any] | None:
+    """Put an object in this thread; returns its row, or None if only gcsfs can send it."""
+    if not sends_plainly(fs):
+        return None
+    url = f"{fs._location}/{_INSERT.format(quote(what.bucket, safe=''))}"  # noqa: SLF001
+    answer = exchange(body_request(fs, "POST", url, what.headers, what.params), seconds, views=what.body)
+    if answer.is_success:
+        return json_value(answer.body)
+    if (error := refused_by_google(answer)) is not None:
+        raise error
+    return None
+
+
+async def compose(fs: Any, path: str, sources: Sequence[tuple[str, str]], run: str) -> dict[str, Any]:
+    """Make an object of others, with the path and generation of each, where none is; returns its row.
+
+    Args:
+        fs: the file system.
+        path: of the object.
+        sources: at most 32 of the same bucket.
+        run: id of the run.
+    """
+    bucket, name = _split(path)
+    rows = [
+        {"name": _split(one)[1], "generation": mark, "objectPreconditions": {"ifGenerationMatch": mark}}
+        for one, mark in sources
+    ]
+    return await _call(
+        fs, "POST", "b/{}/o/{}/compose", bucket, name, json_out=True,
+        json={"sourceObjects": rows, "destination": {"contentType": _KIND, "metadata": {RUN: run}}},
+        fields=_FIELDS, ifGenerationMatch=ABSENT,
+    )  # fmt: skip
+
+
+async def delete_object(fs: Any, path: str, generation: str | None = None) -> None:
+    """Remove an object that is in a generation; without one, in any."""
+    condition = {} if generation is None else {"ifGenerationMatch": generation}
+    await _call(fs, "DELETE", "b/{}/o/{}", *_split(path), **condition)
+
+
+async def list_page(fs: Any, prefix: str, page: str) -> tuple[list[dict[str, Any]], str]:
+    """Rows of the objects with a prefix, and the token of the next page; empty if there is none."""
+    bucket, name = _split(prefix)
+    token = {"pageToken": page} if page else {}
+    fields = f"items({_FIELDS}),nextPageToken"
+    found = await _call(fs, "GET", "b/{}/o", bucket, json_out=True, prefix=name, fields=fields, **token)
+    return found.get("items", []), found.get("nextPageToken", "")
+
+
+def sends_plainly(fs: Any) -> bool:
+    """Whether requests of a file system are ordinary HTTP: zonal buckets use gRPC, and some logins a certificate."""
+    from gcsfs.core import GCSFileSystem
+
+    if type(fs) is not GCSFileSystem:
+        return False
+    gcs: Any = fs
+    own = getattr(gcs, "_use_client_cert", False) or "connector" in gcs.session_kwargs
+    return not own and is_plain(gcs._location)  # noqa: SLF001  gcsfs has no public name for it
+
+
+def body_request(
+    fs: Any, method: str, url: str, headers: Mapping[str, str], params: Mapping[str, str]
+) -> BodyRequest:
+    """A request with the login and the parameters that gcsfs adds to each.
+
+    Args:
+        fs: the file system of gcsfs.
+        method: of HTTP.
+        url: quoted; it may have parameters.
+        headers: of the request.
+        params: further parameters.
+    """
+    query = urlencode(fs._get_params(dict(params)))  # noqa: SLF001
+    joint = "" if not query else "&" if "?" in url else "?"
+    return BodyRequest(method, f"{url}{joint}{query}", fs._get_headers(dict(headers)))  # noqa: SLF001
+
+
+def refused_by_google(answer: HttpAnswer) -> Exception | None:
+    """The exception for an answer; None if gcsfs must try it itself, which knows the reasons."""
+    if answer.status == _NOT_FOUND:
+        return FileNotFoundError(answer.status)
+    error = AnswerError(answer.status, answer.headers, answer.body.decode(errors="replace"))
+    return error if is_plain_failure(error) else None
+
+
+async def _call(fs: Any, method: str, path: str, *names: str, **what: Any) -> Any:
+    return await fs._call(method, path, *names, **what)  # noqa: SLF001  of which `fs.call` is the synchronous form
+
+
+def _split(path: str) -> tuple[str, str]:
+    bucket, _, name = path.partition("/")
+    return bucket, name
+
+
+class AnswerError(Exception):
+    """An answer of Google Cloud Storage with the status of a failure."""
+
+    def __init__(self, status: int, headers: Mapping[str, str], text: str) -> None:
+        super().__init__(f"HTTP {status}: {_message(text)}")
+        self.status, self.headers = status, headers
+
+
+def open_google(timeout: float) -> Any:
+    """GCSFileSystem with one attempt for each request; see decision 029 for why it is the class of `gcsfs.core`."""
+    import gcsfs
+    from gcsfs.core import GCSFileSystem
+
+    kind = gcsfs.GCSFileSystem if os.environ.get("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT") else GCSFileSystem
+    session = {
+        "timeout": aiohttp_timeout(timeout),
+        "middlewares": (_fail_at_once,),
+        "trace_configs": [redirect_guard()],
+    }
+    anonymous = {} if _has_google_login() else {"token": "anon"}
+    fs: Any = kind(**stated_options("gs", session_kwargs=session, use_listings_cache=False, **anonymous))
+    if "_set_session" not in vars(fs):  # fsspec returns the same object again
+        fs._set_session = partial(_guarded_session, fs._set_session)  # noqa: SLF001  gcsfs has no option for it
+    return fs
+
+
+async def _guarded_session(opening: Callable[[], Awaitable[Any]]) -> Any:
+    """The session of gcsfs, whose connections are checked."""
+    session = await opening()
+    return session if "_resolve_host" in vars(session.connector) else guard(session, configured=True)
+
+
+def refresh_login(fs: Any, seconds: float) -> None:
+    """Renew expired credentials of Google here; in the loop of fsspec that would stop all other calls.
+
+    Raises:
+        TimeoutError, Exception: it failed.
+    """
+    login: Any = getattr(fs, "credentials", None)
+    held: Any = getattr(login, "credentials", None)
+    if held is not None and not held.valid:
+        in_thread(login.maybe_refresh, seconds)
+
+
+async def _fail_at_once(request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
+    """Middleware of aiohttp: what gcsfs would retry or log is raised as an error that it passes on.
+
+    The body is read here too, so that a connection that is cut in the middle counts.
+    """
+    from aiohttp import ClientError
+
+    try:
+        response: Any = await handler(request)
+        await require_success(response)
+        await response.read()
+    except (ClientError, TimeoutError, AnswerError) as error:
+        found = translate_error(error, "gs", "")
+        if isinstance(found, StorageError):
+            raise PassedOnError(found) from error
+        raise
+    return response
+
+
+async def require_success(response: Any) -> None:
+    """Raise if Google Cloud Storage answered with a failure that `wherry.remote.failures` knows."""
+    if response.status >= _FIRST_FAILURE:
+        error = AnswerError(response.status, response.headers, await response.text())
+        if kind_of(error) in FAILURES:
+            raise error
+
+
+def _message(text: str) -> str:
+    """The message of a JSON answer; the beginning of any other text."""
+    with suppress(ValueError, KeyError, TypeError):
+        text = str(json_value(text)["error"]["message"])
+    return text[:_LONGEST_MESSAGE]
+
+
+def _has_google_login() -> bool:
+    """Whether any source of Google credentials exists: else its library asks the metadata server for half a minute."""
+    folder = Path(os.environ.get("CLOUDSDK_CONFIG") or Path("~/.config/gcloud").expanduser())
+    files = (folder / "application_default_credentials.json", Path("~/.gcs_tokens").expanduser())
+    if os.environ.get("GOOGLE_APPLICATION_CREDENTIALS") or any(file.exists() for file in files):
+        return True
+    if os.environ.get("STORAGE_EMULATOR_HOST") or os.environ.get("NO_GCE_CHECK") == "true":
+        return False
+    return _is_google_metadata(os.environ.get("GCE_METADATA_HOST") or _METADATA)
+
+
+def _is_google_metadata(host: str) -> bool:
+    """Whether a server names itself as that of Google; other clouds have one at the same address."""
+    from http.client import HTTPConnection, HTTPException
+
+    connection = HTTPConnection(host, timeout=_METADATA_SECONDS)
+    try:
+        connection.request("GET", "/", headers={"Metadata-Flavor": "Google"})
+        return connection.getresponse().headers.get("Metadata-Flavor") == "Google"
+    except (OSError, HTTPException, ValueError):
+        return False
+    finally:
+        connection.close()

@@ -11,8 +11,8 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import StorageError
-from wherry.store.checksums import by_algorithm, checksum_of
-from wherry.store.object_store import ObjectStore
+from wherry.store.content import by_algorithm, checksum_of
+from wherry.store.remote_store import ObjectStore
 from wherry.store.store import Part, StoredObject, Upload
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
-"""Store: the one interface of all stores, and what a store says of its files and objects.
+"""Store: the one interface of all stores, and what is known of each: what it can do, and what it says of its objects.
 
-What a store can do is declared, not guessed (as restic's `Properties`): whether a put can be create-only, whether
-objects take parts. `wherry.store.protocols` has it for each protocol.
+What the store of a protocol can do is declared in `PROTOCOLS`, not guessed (as restic's `Properties`): whether a put
+can be create-only, whether objects take parts.
 
 A store of objects has no ranged writes and no rename. What it has instead: parts that arrive in any order and become
 one object in one step, which can refuse to replace an existing object, and puts and removals that apply only to the
@@ -16,13 +16,20 @@ import errno
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from wherry.remote.failures import AZURE as AZURE_NAMES
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from datetime import datetime
 
-    from wherry.store.body import Content
+    from wherry.store.content import Content
+
 
 NAMED_STATES = ("generation", "etag")  # versions that the store gives, and that a read can name
+# Their libraries take the name of the server and a login as arguments, not from the URI.
+OF_SERVERS = frozenset({"ftp", "sftp", "smb", "ssh", "webdav", "webhdfs"})
+# Their libraries open URIs of every other store by themselves, without the checks that wherry makes of its addresses.
+OF_OTHER_STORES = frozenset({"generic"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,3 +394,57 @@ class StoreOver(Store):
     def put(self, path: str, data: bytes, *, create_only: bool = False) -> None:
         """See Store."""
         self.inner.put(path, data, create_only=create_only)
+
+
+READ_ONLY = Capabilities()
+LOCAL = Capabilities(local=True, create_only_put=True, version="time", fills=True)
+# A store of objects of which nothing more is known.
+OBJECTS = Capabilities(create_only_put=True)
+_PARTS = replace(OBJECTS, parts=True, object_copy=True, fills=True)
+MEMORY = replace(_PARTS, checksums=("crc32c",), version="time")
+# Parts are objects that `compose` joins with ifGenerationMatch=0; a multipart upload of the XML API has no conditions.
+GCS = replace(_PARTS, checksums=("crc32c",), version="generation", pages=True)
+# If-None-Match on PutObject and on CompleteMultipartUpload.
+S3 = replace(_PARTS, checksums=("crc32c",), version="etag", pages=True)
+# If-None-Match on Put Blob and on Put Block List. Only what is sent at once has a checksum: small objects, and
+# the parts of others.
+AZURE = replace(_PARTS, checksums=("md5",), version="etag")
+HUB = replace(READ_ONLY, one_commit=True, version="blob")
+
+
+@dataclass(frozen=True, slots=True)
+class StorageProtocol:
+    """One protocol.
+
+    Attributes:
+        capabilities: what its stores can do.
+        package: the package that provides it.
+        extra: the extra of wherry that installs the package; empty if there is none.
+        in_process: whether its calls never leave this process, so that they need neither deadlines nor retries.
+        whole_uris: whether its library takes and lists URIs instead of paths.
+    """
+
+    capabilities: Capabilities
+    package: str = "fsspec"
+    extra: str = ""
+    in_process: bool = False
+    whole_uris: bool = False
+
+
+PROTOCOLS: dict[str, StorageProtocol] = {
+    "file": StorageProtocol(LOCAL, package="", in_process=True),
+    "memory": StorageProtocol(MEMORY, in_process=True),
+    "gs": StorageProtocol(GCS, "gcsfs", "gcs"),
+    "gcs": StorageProtocol(GCS, "gcsfs", "gcs"),
+    "s3": StorageProtocol(S3, "s3fs", "s3"),
+    **dict.fromkeys(AZURE_NAMES, StorageProtocol(AZURE, "adlfs", "azure")),
+    "hf": StorageProtocol(HUB, "huggingface_hub", "hub"),
+    "http": StorageProtocol(READ_ONLY, "aiohttp", whole_uris=True),
+    "https": StorageProtocol(READ_ONLY, "aiohttp", whole_uris=True),
+}
+OTHER = StorageProtocol(READ_ONLY)  # everything else that fsspec supports
+
+
+def protocol_of(name: str) -> StorageProtocol:
+    """What is known of a protocol."""
+    return PROTOCOLS.get(name, OTHER)

@@ -10,12 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.errors import StorageError
 from wherry.remote.addresses import guard, redirect_guard
-from wherry.remote.buffer_fill import RANGE_CURE
-from wherry.remote.filesystems import aiohttp_timeout, stated_options
-from wherry.store.ranged_store import RangedStore, range_header, require_range
+from wherry.remote.transfers import RANGE_CURE
+from wherry.store.remote_store import (
+    RangedStore,
+    aiohttp_timeout,
+    range_header,
+    require_range,
+    stated_options,
+)
 
 if TYPE_CHECKING:
-    from wherry.remote.buffer_fill import BufferFill
+    from wherry.remote.transfers import BufferFill
 
 _BLOCK = 256 << 10  # bytes that are read at a time
 _WHOLE, _BEYOND = 200, 416  # statuses of HTTP

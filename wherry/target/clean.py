@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.errors import NotFoundError, TargetInUseError, UnsupportedError, UsageError, storage_errors
-from wherry.storage.ages import modified_time
 from wherry.storage.folders import PREFIX, is_staging, remove, short_name, staging_stem
-from wherry.storage.listing_view import objects_below
+from wherry.storage.location import modified_time
+from wherry.storage.object_view import objects_below
 from wherry.storage.sidecar import sidecar_name
 from wherry.storage.stores import local_location, locate
 from wherry.store.store import AnonymousUpload

@@ -24,8 +24,8 @@ from wherry.storage.open_file import opened_regular
 from wherry.storage.ranges import read_ranges
 from wherry.storage.sidecar import read_sidecar, sidecar_name
 from wherry.storage.stores import local_location
-from wherry.store.fsspec_store import FsspecStore
-from wherry.store.hub_commit import HubCommit
+from wherry.store.hub import HubCommit
+from wherry.store.remote_store import FsspecStore
 from wherry.target.file_staging import FileStaging
 from wherry.target.hub_repository import CARD, card, inside, require_path
 from wherry.target.janitor import forget, note

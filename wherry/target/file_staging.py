@@ -3,7 +3,7 @@
 The area (see `wherry.target.area`) has a name that begins with a dot and a letter, so that neither Lingua (which
 treats any folder that begins with ten digits as a checkpoint) nor Orbax (which lists digits and `<prefix>_<digits>`,
 and deletes its own temporary names) ever touches it. Other users cannot access it; files in it have the modes of the
-umask, and keep them when they are committed. The commit is a rename that replaces nothing (`wherry.storage.renames`)
+umask, and keep them when they are committed. The commit is a rename that replaces nothing (`wherry.storage.folders`)
 and an fsync of the parent. New parent folders are synced into their own parents, and removed if the run fails.
 
 Every owner commits only from its own area, and only while it holds the target's lease: the area of a run that was taken
@@ -32,14 +32,15 @@ from wherry.storage.folders import (
     DRAFT,
     is_there,
     make_durable_folders,
+    names_files_at_once,
     remove,
     remove_leftover,
+    rename_without_replacing,
     staging_stem,
     sync_folder,
     sync_tree,
 )
 from wherry.storage.location import Location
-from wherry.storage.renames import names_files_at_once, rename_without_replacing
 from wherry.storage.sidecar import sidecar_name
 from wherry.storage.stores import LocalStore
 from wherry.target.area import JOURNAL, REPLACED, SIDECAR, SPILL, complete, hide, open_area

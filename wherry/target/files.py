@@ -26,10 +26,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry.errors import StorageError, UnsupportedError, storage_error
-from wherry.storage.descriptors import Descriptors
 from wherry.storage.direct import BLOCK, DIRECT, NO_DIRECT, cut, is_aligned
 from wherry.storage.folders import sync_folder
-from wherry.storage.open_file import open_regular
+from wherry.storage.open_file import Descriptors, open_regular
 from wherry.target.blocks import Blocks
 from wherry.target.staged_objects import is_staged, run_of
 

@@ -5,9 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wherry.errors import UsageError
-from wherry.store.fsspec_store import FsspecStore
-from wherry.store.hub import PROTOCOL, HubPath, parse_hub_path
-from wherry.store.hub_commit import BLANK, leftover_branches, no_repository, remove_branch
+from wherry.store.hub import (
+    BLANK,
+    PROTOCOL,
+    HubPath,
+    leftover_branches,
+    no_repository,
+    parse_hub_path,
+    remove_branch,
+)
+from wherry.store.remote_store import FsspecStore
 from wherry.target.leftovers import YOUNG, CleanReport
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from wherry.core.progress import logger
 from wherry.errors import StorageError, UsageError
+from wherry.storage.folders import rename_without_replacing
 from wherry.storage.home import ensure_home, home
-from wherry.storage.renames import rename_without_replacing
 
 if TYPE_CHECKING:
     from pathlib import Path

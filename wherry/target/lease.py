@@ -32,8 +32,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from wherry.core.progress import logger
 from wherry.errors import NotFoundError, StorageError, TargetInUseError, WherryError, storage_errors
-from wherry.storage.folders import DRAFT, PREFIX, staging_stem
-from wherry.storage.renames import NO_LINKS
+from wherry.storage.folders import DRAFT, NO_LINKS, PREFIX, staging_stem
 from wherry.target import lease_watch
 from wherry.target.lease_watch import (
     MOST_BYTES,

@@ -24,11 +24,11 @@ from wherry.core.progress import Meter
 from wherry.errors import TargetExistsError, WherryError
 from wherry.runtime import threads
 from wherry.storage.folders import PREFIX
-from wherry.storage.listing_view import objects_below
 from wherry.storage.location import MOST_CONFIG, Location
+from wherry.storage.object_view import objects_below
 from wherry.storage.ranges import read_ranges
 from wherry.storage.sidecar import sidecar_name
-from wherry.store.object_store import heads
+from wherry.store.remote_store import heads
 from wherry.target.journal import JournalPast, begin_journal, read_past
 from wherry.target.lease import lease_of
 from wherry.target.parts import OVERFLOW, Sender, parts_share, reading_share

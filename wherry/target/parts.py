@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING
 from wherry.errors import StorageError
 from wherry.runtime import threads
 from wherry.runtime.threads import Turns
-from wherry.store.body import Body
-from wherry.store.checksums import PartBytes
+from wherry.store.content import Body, PartBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
 from wherry.errors import storage_error, storage_errors
 from wherry.storage.location import MOST_CONFIG
-from wherry.store.object_store import heads
+from wherry.store.remote_store import heads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

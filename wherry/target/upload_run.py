@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.errors import MismatchError, StorageError
 from wherry.storage.folders import is_staging
-from wherry.storage.listing_view import objects_below
 from wherry.storage.location import Location
+from wherry.storage.object_view import objects_below
 from wherry.storage.ranges import read_ranges
 from wherry.storage.sidecar import FOLDER_NAME
-from wherry.store.checksums import CRC32C
+from wherry.store.content import CRC32C
 from wherry.target.parts import OVERFLOW, StoredBytes
 from wherry.target.uploaded_file import (
     PART_BYTES,

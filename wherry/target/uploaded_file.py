@@ -24,7 +24,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
 from wherry.errors import CorruptError, StorageError, TargetExistsError
-from wherry.store.checksums import CRC32C, PartBytes, agrees, checksum_of, is_same, joined_checksum
+from wherry.store.content import CRC32C, PartBytes, agrees, checksum_of, is_same, joined_checksum
 from wherry.store.store import Part
 from wherry.target.parts import PartPieces
 

@@ -28,8 +28,7 @@ from wherry.formats.recorded_files import recorded_files
 from wherry.ledger.open import resolve_named
 from wherry.ledger.resolve import proved_digest
 from wherry.mover.hashing import Hashes, flat_hashes, hash_checkpoint
-from wherry.storage.folders import staging_stem, sync_folder
-from wherry.storage.renames import rename_without_replacing
+from wherry.storage.folders import rename_without_replacing, staging_stem, sync_folder
 from wherry.storage.sidecar import Sidecar, encode, read_sidecar, sidecar_location
 from wherry.storage.stores import LocalStore, locate
 

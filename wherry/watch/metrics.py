@@ -27,8 +27,8 @@ from wherry.errors import WherryError, storage_error
 from wherry.formats.discover import discover
 from wherry.ledger.append import damage_of, stored_number, stored_time, stored_word
 from wherry.ledger.replay import FAILURE, RUN, has_failed
-from wherry.storage.ages import age_of
-from wherry.storage.durable import replace
+from wherry.storage.folders import replace_file
+from wherry.storage.location import age_of
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
 
@@ -131,7 +131,7 @@ def write(samples: Iterable[MetricSample], file: str | os.PathLike[str]) -> None
     """
     path = Path(file).expanduser().absolute()
     try:
-        replace(path, text(samples).encode(), mode=_READABLE_TO_ALL)
+        replace_file(path, text(samples).encode(), mode=_READABLE_TO_ALL)
     except OSError as error:
         raise storage_error(error, str(path)) from error
 

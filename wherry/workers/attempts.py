@@ -22,7 +22,7 @@ from wherry.errors import MismatchError, StorageError, TargetExistsError
 from wherry.mover.map_writer import map_of
 from wherry.storage.folders import PREFIX
 from wherry.storage.location import Location
-from wherry.store.object_store import heads
+from wherry.store.remote_store import heads
 from wherry.version import __version__
 from wherry.workers.record import (
     SharedFile,

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from wherry.errors import HostileError, NotFoundError, UnsupportedError, storage_errors
 from wherry.runtime import threads
-from wherry.storage.folders import DRAFT, PREFIX, remove_leftover, sync_folder
+from wherry.storage.folders import DRAFT, PREFIX, remove_leftover, rename_without_replacing, sync_folder
 from wherry.storage.location import MOST_CONFIG, Location
-from wherry.storage.renames import rename_without_replacing
 from wherry.storage.stores import LocalStore
 from wherry.target.key import KEY_ENV, journal_key
 from wherry.target.leftovers import JOB, JOB_SUFFIX

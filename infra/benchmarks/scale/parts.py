@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from google_crc32c import extend
 
-from wherry.store.crc import combine
+from wherry.store.content import combine
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

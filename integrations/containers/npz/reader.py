@@ -17,7 +17,7 @@ from wherry.integrations.containers.npz.layout import SUFFIX, leaves_folder
 from wherry.integrations.containers.npz.npy import NpyHeader, read_header, text_of
 from wherry.integrations.containers.zip.read import DEFLATED, STORED, data_offset, read_directory
 from wherry.mover.output import as_array, as_bytes
-from wherry.store.crc import combine
+from wherry.store.content import combine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -15,8 +15,7 @@ from wherry.integrations.containers.flat.strides import PlacedTensor
 from wherry.integrations.containers.pickle.source import PAGE
 from wherry.integrations.containers.pickle.values import Far
 from wherry.storage.location import Location
-from wherry.store.protocols import READ_ONLY
-from wherry.store.store import Entry, Store
+from wherry.store.store import READ_ONLY, Entry, Store
 
 if TYPE_CHECKING:
     from wherry.integrations.containers.pickle.numpy_objects import PickledArray

@@ -222,9 +222,8 @@ def await_result(begun: ts.Future[Any], uri: str, nbytes: int = 0) -> Any:
     """
     if "://" not in uri or uri.startswith("file:"):
         return begun.result()
-    from wherry.remote.errors import timed_out
-    from wherry.remote.retries import RetryPolicy, storage_timeout
-    from wherry.remote.waits import waiting
+    from wherry.remote.failures import timed_out
+    from wherry.remote.waits import RetryPolicy, storage_timeout, waiting
 
     policy = RetryPolicy(storage_timeout())
     with waiting(uri):

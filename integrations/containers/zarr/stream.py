@@ -26,7 +26,7 @@ from isal import isal_zlib as zlib
 from wherry.core import dtypes
 from wherry.errors import CorruptError, IncompleteError
 from wherry.formats.contents import Block, EncodedChunk, Extent
-from wherry.storage.read_ahead import STEP, ReadAhead
+from wherry.storage.ranges import STEP, ReadAhead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

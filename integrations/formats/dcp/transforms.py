@@ -11,8 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wherry.errors import CorruptError, HostileError
-from wherry.store.protocols import READ_ONLY
-from wherry.store.store import Store
+from wherry.store.store import READ_ONLY, Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

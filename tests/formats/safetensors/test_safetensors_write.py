@@ -27,7 +27,7 @@ from wherry.errors import (
     UsageError,
 )
 from wherry.mover.read import read_array, read_bytes
-from wherry.storage.descriptors import MOST_OPEN
+from wherry.storage.open_file import MOST_OPEN
 from wherry.target.files import FlatFiles
 
 TORCH_DTYPES = [

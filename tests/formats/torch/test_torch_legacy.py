@@ -27,8 +27,7 @@ from wherry.errors import CorruptError, NotACheckpointError, UnsupportedError
 from wherry.integrations.containers.torch.legacy import PROTOCOL, read_legacy
 from wherry.storage.location import Location
 from wherry.storage.stores import locate
-from wherry.store.fsspec_store import FsspecStore
-from wherry.store.remote_store import remote_store
+from wherry.store.remote_store import FsspecStore, remote_store
 from wherry.testing import readers
 
 if TYPE_CHECKING:

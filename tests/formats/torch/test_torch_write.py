@@ -24,7 +24,7 @@ from wherry.formats.registry import find_format
 from wherry.integrations.containers.pickle.writer import PickleWriter
 from wherry.integrations.containers.zip import write
 from wherry.mover import checksums
-from wherry.store import crc as crcs
+from wherry.store import content as crcs
 
 
 def load(path):

@@ -24,8 +24,7 @@ from wherry.errors import StorageError
 from wherry.store.amazon import AmazonStore
 from wherry.store.azure import AzureStore
 from wherry.store.google import GoogleStore
-from wherry.store.protocols import protocol_of
-from wherry.store.store import Entry, PartLimits
+from wherry.store.store import Entry, PartLimits, protocol_of
 
 SMALLEST = 4  # bytes of a part that is not the last
 PART = 8  # bytes of a part as the product cuts them here
