@@ -20,6 +20,7 @@ from wherry.core.request import TargetRequest, convert_request
 from wherry.errors import MismatchError, WherryError
 from wherry.formats import pin
 from wherry.storage import open_file
+from wherry.storage.stores import LocalStore
 
 SECRET = "what only this user may read"
 TENSORS = {"a": np.arange(12, dtype="f4").reshape(3, 4), "b": np.ones(5, "i8")}
@@ -182,14 +183,14 @@ def test_a_folder_beneath_is_opened_as_the_kernel_would(way, tmp_path):
     for name, leads in {"up": "..", "far": str(tmp_path), "loop": "loop"}.items():
         (tmp_path / "in" / name).symlink_to(leads)
     root = open_file.open_root(open_file.root_at(str(tmp_path / "in")))
-    assert open_file.read_regular(f"{tmp_path}/in/deep/file", 0, 99, root) == b"inside"
-    assert open_file.read_regular(f"{tmp_path}/in/./deep//file", 0, 99, root) == b"inside"
+    assert LocalStore(root).read(f"{tmp_path}/in/deep/file", 0, 99) == b"inside"
+    assert LocalStore(root).read(f"{tmp_path}/in/./deep//file", 0, 99) == b"inside"
     for name in ("up/secret", "far/secret", "deep/../../secret", "loop"):
         with pytest.raises(WherryError):
-            open_file.read_regular(f"{tmp_path}/in/{name}", 0, 99, root)
+            LocalStore(root).read(f"{tmp_path}/in/{name}", 0, 99)
     with pytest.raises(NotADirectoryError):
-        open_file.read_regular(f"{tmp_path}/in/deep/file/x", 0, 99, root)
+        LocalStore(root).read(f"{tmp_path}/in/deep/file/x", 0, 99)
     with pytest.raises(FileNotFoundError):
-        open_file.read_regular(f"{tmp_path}/in/none/x", 0, 99, root)
+        LocalStore(root).read(f"{tmp_path}/in/none/x", 0, 99)
     with pytest.raises(ValueError, match="null"):
-        open_file.read_regular(f"{tmp_path}/in/a\0b", 0, 99, root)
+        LocalStore(root).read(f"{tmp_path}/in/a\0b", 0, 99)

@@ -14,9 +14,9 @@ from safetensors.numpy import save_file
 import wherry
 from wherry.errors import HostileError, NotFoundError, WherryError
 from wherry.families.companions import config_file
-from wherry.storage.open_file import open_regular, opened_folder, read_regular, root_at
+from wherry.storage.open_file import open_regular, opened_folder, root_at
 from wherry.storage.sidecar import read_sidecar
-from wherry.storage.stores import locate
+from wherry.storage.stores import LocalStore, locate
 
 ROOT = Path(__file__).resolve().parents[2]
 HUGE = 64 << 30
@@ -30,9 +30,9 @@ def file(tmp_path):
 
 
 def test_bytes_of_a_regular_file(file):
-    assert read_regular(str(file), 2, 5) == b"234"
-    assert read_regular(str(file), 8, 1 << 60) == b"89"
-    assert read_regular(str(file), 20, 30) == b""
+    assert LocalStore().read(str(file), 2, 5) == b"234"
+    assert LocalStore().read(str(file), 8, 1 << 60) == b"89"
+    assert LocalStore().read(str(file), 20, 30) == b""
     descriptor = open_regular(str(file))
     try:
         assert not os.get_inheritable(descriptor)
@@ -89,7 +89,7 @@ def test_a_file_that_was_replaced_meanwhile_is_still_the_one_that_was_opened(tmp
         return descriptor
 
     monkeypatch.setattr(os, "open", replaced)
-    assert read_regular(str(file), 0, 3, root_at(str(file))) == b"012"
+    assert LocalStore(root_at(str(file))).read(str(file), 0, 3) == b"012"
 
 
 def test_a_whole_file_has_a_cap(tmp_path, file):

@@ -24,7 +24,7 @@ import unicodedata
 import urllib.request
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, partial
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from socket import AF_INET
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -115,19 +115,19 @@ def require_host(uri: str, *, stated: bool = True) -> None:
         raise _refusal(host, kind, "", uri)
 
 
-def require_address(host: str, address: str, *, configured: bool) -> None:
+def require_address(host: str, address: str, *, local: bool = True) -> None:
     """Refuse the address that a connection is about to be made to.
 
     Args:
         host: of the request.
         address: that DNS gives for it, or the host itself.
-        configured: whether only the user's configuration names the servers of this connection.
+        local: whether it may be this machine.
 
     Raises:
-        AddressError: it is a metadata address, or this machine although neither host nor configuration says so.
+        AddressError: it is a metadata address, or this machine although it may not be.
     """
     kind = kind_of_host(address)
-    if kind == METADATA or (kind == LOCAL and not configured and kind_of_host(host) != LOCAL):
+    if kind == METADATA or (kind == LOCAL and not local):
         raise _refusal(host, kind, address, None)
 
 
@@ -142,9 +142,7 @@ def require_named_address(host: str, address: str, names: Collection[str]) -> No
     Raises:
         AddressError: it is a metadata address, or this machine although no server that is named is here.
     """
-    kind = kind_of_host(address)
-    if kind == METADATA or (kind == LOCAL and host not in names and LOCAL not in map(kind_of_host, names)):
-        raise _refusal(host, kind, address, None)
+    require_address(host, address, local=host in names or LOCAL in map(kind_of_host, names))
 
 
 def guard(session: Any, *, configured: bool) -> Any:
@@ -152,7 +150,8 @@ def guard(session: Any, *, configured: bool) -> Any:
 
     Args:
         session: whose connector is not shared with other sessions.
-        configured: as for `require_address`.
+        configured: whether only the user's configuration names the servers: they may be on this machine. Else only a
+            host that says so itself may be.
     """
     connector = session.connector
     resolve = connector._resolve_host  # noqa: SLF001  its resolver does not get IP addresses, which must be checked too
@@ -160,7 +159,7 @@ def guard(session: Any, *, configured: bool) -> Any:
     async def resolve_checked(host: str, port: int, traces: Any = None) -> Any:
         rows = await resolve(host, port, traces)
         for row in rows:
-            require_address(host, row["host"], configured=configured)
+            require_address(host, row["host"], local=configured or kind_of_host(host) == LOCAL)
         return rows
 
     connector._resolve_host = resolve_checked  # noqa: SLF001
@@ -177,7 +176,7 @@ def checking_resolver() -> Any:
         async def resolve(self, host: str, port: int = 0, family: Any = AF_INET) -> Any:
             rows = await DefaultResolver().resolve(host, port, family)
             for row in rows:
-                require_address(host, row["host"], configured=True)
+                require_address(host, row["host"])
             return rows
 
         async def close(self) -> None:
@@ -341,11 +340,9 @@ def open_checked(request: urllib.request.Request, seconds: float) -> Any:
         AddressError: its host leads to an address that must not be reached.
         OSError, http.client.HTTPException: it does not answer, or answers with a failure.
     """
-    hosts = configured_hosts(request.full_url)
-    checked = _Http(lambda host, address: require_named_address(host, address, hosts))
-    secure = _Https(lambda host, address: require_named_address(host, address, hosts))
+    check = partial(require_named_address, names=configured_hosts(request.full_url))
     try:
-        return opener(checked, secure).open(request, timeout=seconds)
+        return opener(_Http(check), _Https(check)).open(request, timeout=seconds)
     except RefusedConnectionError as error:
         raise error.__cause__ or error from None
 
@@ -365,7 +362,8 @@ class _CheckedOpening:
             real = connection._create_connection  # noqa: SLF001  before TLS begins
 
             def create(place: tuple[str, int], *rest: Any, **more: Any) -> Any:
-                return _require_peer(real(place, *rest, **more), place[0], self._check)
+                found = real(place, *rest, **more)
+                return _checked(found, place[0], found.getpeername, self._check)
 
             connection._create_connection = create  # noqa: SLF001
             return connection
@@ -381,25 +379,20 @@ class _Https(_CheckedOpening, urllib.request.HTTPSHandler):
     pass
 
 
-def _require_peer(connection: Any, host: str, check: Check) -> Any:
-    """A socket, whose address is checked before anything is sent.
+def _checked(connection: Any, host: str, peer: Callable[[], tuple[str, int]], check: Check) -> Any:
+    """A connection, whose address is checked before anything is sent.
 
     Raises:
-        RefusedConnectionError: the address is refused; the socket is closed.
+        RefusedConnectionError: the address is refused; the connection is closed.
     """
     try:
-        _require(host, connection.getpeername()[0], check)
-    except BaseException:
+        check(host, peer()[0])
+    except BaseException as error:
         connection.close()
+        if isinstance(error, AddressError):
+            raise RefusedConnectionError(error.what) from error
         raise
     return connection
-
-
-def _require(host: str, address: str, check: Check) -> None:
-    try:
-        check(host, address)
-    except AddressError as error:
-        raise RefusedConnectionError(error.what) from error
 
 
 def guard_requests(session: Any, check: Check) -> Any:
@@ -409,7 +402,7 @@ def guard_requests(session: Any, check: Check) -> Any:
         session: of requests.
         check: the same function for the same session.
     """
-    classes = checked_pools(check, refused=RefusedConnectionError)
+    classes = checked_pools(check)
     for adapter in session.adapters.values():
         manager = adapter.poolmanager
         if manager.pool_classes_by_scheme is not classes:
@@ -419,12 +412,13 @@ def guard_requests(session: Any, check: Check) -> Any:
 
 
 @cache
-def checked_pools(check: Check, refused: type[Exception] | None = None) -> dict[str, Any]:
+def checked_pools(check: Check) -> dict[str, Any]:
     """The pools of urllib3 for http and https, whose connections are checked before a byte is sent.
+
+    A refusal is a RefusedConnectionError.
 
     Args:
         check: raises AddressError for a host and its address.
-        refused: raised in its place, from it.
     """
     from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
 
@@ -432,14 +426,7 @@ def checked_pools(check: Check, refused: type[Exception] | None = None) -> dict[
         class Connection(kind.ConnectionCls):
             def _new_conn(self) -> Any:
                 found = super()._new_conn()
-                try:
-                    check(self.host, found.getpeername()[0])
-                except AddressError as error:
-                    found.close()
-                    if refused is None:
-                        raise
-                    raise refused(error.what) from error
-                return found
+                return _checked(found, self.host, found.getpeername, check)
 
         return type(kind.__name__, (kind,), {"ConnectionCls": Connection})
 
@@ -471,12 +458,7 @@ class _CheckedBackend:
     def connect_tcp(self, host: str, *arguments: Any, **named: Any) -> Any:
         """See NetworkBackend of httpcore."""
         stream = self._backend.connect_tcp(host, *arguments, **named)
-        try:
-            _require(host, stream.get_extra_info("server_addr")[0], self.check)
-        except BaseException:
-            stream.close()
-            raise
-        return stream
+        return _checked(stream, host, partial(stream.get_extra_info, "server_addr"), self.check)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return getattr(self._backend, name)

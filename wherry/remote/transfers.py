@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from wherry.errors import StorageError
-from wherry.remote.addresses import AddressError, checked_pools, require_address
+from wherry.remote.addresses import RefusedConnectionError, checked_pools, require_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 RANGE_CURE = "check the proxies between this machine and the store: they must pass on the header Range"
 _SENT = 1 << 20  # bytes at a time
 _RECEIVED = 256 << 10  # bytes at a time, in memory that malloc keeps for each thread
-_CONNECT_SECONDS = 10.0
-_CONNECTIONS = 32  # to one host
+CONNECT_SECONDS = 10.0
+CONNECTIONS = 32  # to one store
 _LONGEST_TEXT = 64 << 10  # bytes of an answer without a buffer
 _FIRST_FAILURE = 300  # the smallest status of HTTP that brings no body of an object
 
@@ -136,7 +136,6 @@ def exchange(
         urllib3.exceptions.HTTPError: the connection failed.
     """
     from urllib3 import Timeout
-    from urllib3.exceptions import HTTPError
 
     deadline = time.monotonic() + seconds
     pieces = list(views) if views is not None else None
@@ -153,13 +152,10 @@ def exchange(
             retries=False,
             preload_content=False,
             decode_content=False,
-            timeout=Timeout(connect=min(_CONNECT_SECONDS, seconds), read=seconds),
+            timeout=Timeout(connect=min(CONNECT_SECONDS, seconds), read=seconds),
         )
-    except HTTPError as error:
-        refused = next((one for one in error.args if isinstance(one, AddressError)), None)
-        if refused is not None:
-            raise refused from None
-        raise  # with its cause, which says what kind of failure it is
+    except RefusedConnectionError as error:
+        raise error.__cause__ or error from None
     try:
         known = {name.lower(): value for name, value in answer.headers.items()}
         if into is None or answer.status >= _FIRST_FAILURE:
@@ -195,17 +191,13 @@ def _require_time(deadline: float) -> None:
         raise TimeoutError
 
 
-def _require_address(host: str, address: str) -> None:
-    require_address(host, address, configured=True)
-
-
 @cache
 def _pool(certificates: str) -> Any:
     """The connections to all hosts; the address of each is checked before a byte is sent to it."""
     from urllib3 import PoolManager
 
-    pools = PoolManager(maxsize=_CONNECTIONS, ca_certs=certificates or None)
-    pools.pool_classes_by_scheme = checked_pools(_require_address)
+    pools = PoolManager(maxsize=CONNECTIONS, ca_certs=certificates or None)
+    pools.pool_classes_by_scheme = checked_pools(require_address)
     return pools
 
 

@@ -23,8 +23,8 @@ from wherry.core.progress import Meter
 from wherry.errors import CorruptError, IncompleteError, MismatchError, storage_error
 from wherry.runtime import threads
 from wherry.storage.folders import NO_LINKS, make_folders
-from wherry.storage.open_file import open_regular
-from wherry.storage.stores import locate, open_local
+from wherry.storage.open_file import open_regular, opened_regular
+from wherry.storage.stores import LocalStore, locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -112,17 +112,18 @@ def carry_file(
         HostileError: the source is not a regular file, or a link points to a forbidden place.
         OSError: the storage failed, or the target exists.
     """
+    assert isinstance(source.store, LocalStore)
     with (
-        os.fdopen(open_local(source), "rb", buffering=0) as reading,
+        opened_regular(source.path, root=source.store.root) as reading,
         target.open("xb", buffering=0) as writing,
     ):
-        size = os.fstat(reading.fileno()).st_size
-        way = REFLINK if _clone(reading.fileno(), writing.fileno()) else COPY
-        pieces = [size] if way == REFLINK else _copy_range(reading.fileno(), writing.fileno(), 0, size)
+        size = os.fstat(reading).st_size
+        way = REFLINK if _clone(reading, writing.fileno()) else COPY
+        pieces = [size] if way == REFLINK else _copy_range(reading, writing.fileno(), 0, size)
         for count in pieces:
             report(count)
         os.fsync(writing.fileno())
-        if not size == os.fstat(writing.fileno()).st_size == os.fstat(reading.fileno()).st_size:
+        if not size == os.fstat(writing.fileno()).st_size == os.fstat(reading).st_size:
             raise MismatchError(
                 "the file changed while it was copied",
                 uri=source.uri,
@@ -226,7 +227,6 @@ def _through_here(reading: int, writing: int, at: int, left: int) -> int:
 
 
 _THREADS = 4
-_TIMED = ("file",)  # stores whose change marks are times in nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,10 +277,8 @@ def _copy_file(source: Location, target: Path, entry: Entry, copying: _CopyState
             _append(source, file, entry, done, copying)
             file.flush()
             os.fsync(file.fileno())
-        if source.store.protocol in _TIMED and entry.mark:
-            os.utime(
-                target, ns=(int(entry.mark), int(entry.mark))
-            )  # the recorded fingerprint holds for the copy
+        if source.store.capabilities.local and entry.mark:  # the recorded fingerprint holds for the copy
+            os.utime(target, ns=(int(entry.mark), int(entry.mark)))
     except OSError as error:
         raise storage_error(error, source.uri) from error
     return done

@@ -140,10 +140,8 @@ def reading(path: Path) -> Generator[Callable[[int, memoryview], None]]:
     with storage_errors(str(path)), opened_regular(str(path)) as file:
 
         def read(offset: int, buffer: memoryview) -> None:
-            while buffer:
-                count = os.preadv(file, [buffer], offset)
-                if not count:
-                    raise AssertionError(f"{path} is truncated: it ends at byte {offset}")
-                offset, buffer = offset + count, buffer[count:]
+            count = _fill(file, offset, buffer)
+            if count < len(buffer):
+                raise AssertionError(f"{path} is truncated: it ends at byte {offset + count}")
 
         yield read

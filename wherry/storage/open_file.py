@@ -455,16 +455,6 @@ def stable_path(path: str, root: Root | None) -> str:
     return folder if name == "." else f"{folder}/{name}"
 
 
-def read_regular(path: str, start: int, stop: int, root: Root | None = None) -> bytes:
-    """Bytes [start, stop) of a regular file; fewer if it ends earlier. Memory is bounded by the size of the file.
-
-    Raises:
-        HostileError, OSError: as `open_regular`.
-    """
-    with opened_regular(path, root=root) as descriptor:
-        return read_descriptor(descriptor, start, stop)
-
-
 def read_descriptor(descriptor: int, start: int, stop: int) -> bytes:
     """Bytes [start, stop) of an open file; fewer if it ends earlier. Memory is bounded by the size of the file."""
     left = min(stop, os.fstat(descriptor).st_size) - start
@@ -500,7 +490,7 @@ def special(mode: int) -> str:
     return "" if kind in (stat.S_IFREG, stat.S_IFDIR) else _KINDS.get(kind, "an unknown type of file")
 
 
-def special_refusal(path: str, mode: int) -> HostileError:
+def _special_refusal(path: str, mode: int) -> HostileError:
     """The error for a file that is not a regular file."""
     return HostileError(f"expected a regular file, got {special(mode) or 'a device'}", uri=path, cure=_CURE)
 
@@ -508,11 +498,6 @@ def special_refusal(path: str, mode: int) -> HostileError:
 def loop_refusal(path: str) -> HostileError:
     """The error for a link that points back to itself."""
     return HostileError("symbolic link points back to itself", uri=path, cure="remove the link")
-
-
-def written_link_refusal(path: str) -> HostileError:
-    """The error for a link at a path that is opened for writing."""
-    return HostileError("cannot write through a symbolic link", uri=path, cure="remove the link")
 
 
 def _open_admitted(path: str, root: Root | None, flags: int, mode: int = 0) -> int:
@@ -547,9 +532,11 @@ def _open(path: str, name: str, flags: int, mode: int, folder: int | None) -> in
 def _failure(error: OSError, path: str, name: str, flags: int, folder: int | None) -> Exception:
     """The error to raise where a path could not be opened."""
     if error.errno in _NO_FILE:
-        return special_refusal(path, os.stat(name, dir_fd=folder).st_mode)
+        return _special_refusal(path, os.stat(name, dir_fd=folder).st_mode)
     if error.errno == errno.ELOOP:
-        return (written_link_refusal if flags & os.O_NOFOLLOW else loop_refusal)(path)
+        if flags & os.O_NOFOLLOW:  # it is opened for writing
+            return HostileError("cannot write through a symbolic link", uri=path, cure="remove the link")
+        return loop_refusal(path)
     return type(error)(error.errno, error.strerror, path)
 
 
@@ -558,7 +545,7 @@ def _require_regular(descriptor: int, path: str) -> None:
     if kind == stat.S_IFDIR:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     if kind != stat.S_IFREG:
-        raise special_refusal(path, kind)
+        raise _special_refusal(path, kind)
 
 
 def _require_admitted(descriptor: int, path: str, root: Root | None) -> None:

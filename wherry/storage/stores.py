@@ -38,7 +38,6 @@ from wherry.storage.open_file import (
     opened_folder,
     opened_regular,
     read_descriptor,
-    read_regular,
     root_at,
     special,
     status_of,
@@ -114,7 +113,8 @@ class LocalStore(Store):
 
     def read(self, path: str, start: int, stop: int) -> bytes:
         """See Store."""
-        return read_regular(path, start, stop, self.root)
+        with self.descriptor(path) as descriptor:
+            return read_descriptor(descriptor, start, stop)
 
     def readinto(self, path: str, start: int, buffer: memoryview, mark: str = "") -> int:  # noqa: ARG002  for objects
         """See Store."""
@@ -204,16 +204,6 @@ def with_open_root(location: Location) -> Location:
     if root is None or root.folder is not None:
         return location
     return replace(location, store=LocalStore(open_root(root)))
-
-
-def open_local(location: Location) -> int:
-    """Open a local file for reading; the caller closes the descriptor.
-
-    Raises:
-        HostileError, OSError: as `open_regular`.
-    """
-    assert isinstance(location.store, LocalStore)
-    return open_regular(location.path, root=location.store.root)
 
 
 def make_folder(location: Location) -> None:
@@ -374,11 +364,6 @@ class PinnedStore(LocalStore):
     def first_seen(self, path: str) -> Entry | None:
         """The entry of a file when it was first opened; None if it was never read."""
         return self._first.get(path)
-
-    def read(self, path: str, start: int, stop: int) -> bytes:
-        """See Store."""
-        with self.descriptor(path) as descriptor:
-            return read_descriptor(descriptor, start, stop)
 
     @contextmanager
     def descriptor(self, path: str) -> Generator[int]:

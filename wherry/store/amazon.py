@@ -105,15 +105,11 @@ class AmazonStore(RangedStore, ObjectStore):
     def head(self, path: str) -> StoredObject | None:
         """See Store."""
         try:
-            answer = self._call(path, "head_object", ChecksumMode="ENABLED")
-        except FileNotFoundError:
-            self.require_bucket(path)
-            return None
+            return super().head(path)
         except StorageError as error:
             if error.kind == FORBIDDEN:
                 self.probe(path)
             raise
-        return _describe(answer, answer["ContentLength"], answer.get("Metadata", {}).get(_RUN, ""))
 
     def remove_many(self, marks: Mapping[str, str]) -> None:
         """See Store. Stores of others do not all know the request; there each object is removed by itself."""
@@ -140,10 +136,14 @@ class AmazonStore(RangedStore, ObjectStore):
         checksum, nbytes = checksum_of(data), sum(one.nbytes for one in data)
         where = _part_arguments(upload, number)
 
+        async def send_by_client() -> tuple[str, str]:
+            sent = {"data": data, "checksum": checksum, **where}
+            answer = await call_client(self.fs, upload.path, "upload_part", **sent)
+            return answer["ETag"], from_base64(answer.get("ChecksumCRC32C"))
+
         def once(seconds: float) -> Part:
-            mark, reported = self._sent_plainly(upload.path, data, checksum, where, seconds) or call_async(
-                self.fs, lambda: self._sent_by_client(upload.path, data, checksum, where), seconds
-            )
+            sent = self._sent_plainly(upload.path, data, checksum, where, seconds)
+            mark, reported = sent or call_async(self.fs, send_by_client, seconds)
             if reported not in ("", checksum):
                 raise altered_error(f"s3://{upload.path}", checksum, reported)
             return Part(number, nbytes, mark, reported)
@@ -152,14 +152,8 @@ class AmazonStore(RangedStore, ObjectStore):
 
     def parts(self, upload: Upload) -> list[Part]:
         """See Store. SeaweedFS lists what a part replaced too, in any order."""
-        rows: list[Mapping[str, Any]] = []
-        after: dict[str, Any] = {}
-        while True:
-            page = self._call(upload.path, "list_parts", UploadId=upload.key, **after)
-            rows += page.get("Parts", ())
-            if not page.get("IsTruncated"):
-                return _latest_parts(rows)
-            after = {"PartNumberMarker": page["NextPartNumberMarker"]}
+        pages = self._pages(upload.path, "list_parts", ("PartNumberMarker",), UploadId=upload.key)
+        return _latest_parts([row for page in pages for row in page.get("Parts", ())])
 
     def abort(self, upload: Upload) -> None:
         """See Store."""
@@ -169,15 +163,12 @@ class AmazonStore(RangedStore, ObjectStore):
     def uploads(self, prefix: str) -> Iterator[Upload]:
         """See Store. S3 does not tell the metadata of an upload, so their run is empty."""
         bucket, key, _version = self.fs.split_path(prefix)
-        after: dict[str, Any] = {}
-        while True:
-            page = self._call(prefix, "list_multipart_uploads", Prefix=key, **after)
+        for page in self._pages(
+            prefix, "list_multipart_uploads", ("KeyMarker", "UploadIdMarker"), Prefix=key
+        ):
             for row in page.get("Uploads", ()):
                 begun = row["Initiated"].timestamp() if "Initiated" in row else time.time()
                 yield AnonymousUpload(f"{bucket}/{row['Key']}", row["UploadId"], "", begun)
-            if not page.get("IsTruncated"):
-                return
-            after = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
 
     async def _list_one(self, bucket: str) -> None:
         await self.fs._call_s3("list_objects_v2", Bucket=bucket, MaxKeys=1)  # noqa: SLF001  fsspec's own way
@@ -213,8 +204,9 @@ class AmazonStore(RangedStore, ObjectStore):
         sent = {"data": data, "checksum": checksum, "Metadata": {_RUN: run}, **condition}
         return _describe(self._call(path, "put_object", nbytes, **sent), nbytes, run)
 
-    async def _mark_of(self, fs: Any, path: str) -> str:
-        return (await call_client(fs, path, "head_object"))["ETag"]
+    async def _look(self, fs: Any, path: str) -> StoredObject:
+        answer = await call_client(fs, path, "head_object", ChecksumMode="ENABLED")
+        return _describe(answer, answer["ContentLength"], answer.get("Metadata", {}).get(_RUN, ""))
 
     async def _delete(self, fs: Any, path: str, mark: str) -> None:
         await call_client(fs, path, "delete_object", IfMatch=mark)
@@ -286,12 +278,17 @@ class AmazonStore(RangedStore, ObjectStore):
         stated = {**where, "ChecksumAlgorithm": "CRC32C", "ChecksumCRC32C": checksum}
         return await presign(self.fs, path, "upload_part", headers, **stated)
 
-    async def _sent_by_client(
-        self, path: str, data: Sequence[memoryview], checksum: str, where: Mapping[str, Any]
-    ) -> tuple[str, str]:
-        """ETag and checksum of a part that the client has sent."""
-        answer = await call_client(self.fs, path, "upload_part", data=data, checksum=checksum, **where)
-        return answer["ETag"], from_base64(answer.get("ChecksumCRC32C"))
+    def _pages(
+        self, path: str, method: str, markers: Sequence[str], **what: Any
+    ) -> Iterator[Mapping[str, Any]]:
+        """The pages of a listing, of which each says in its markers where the next one begins."""
+        after: dict[str, Any] = {}
+        more = True
+        while more:
+            page = self._call(path, method, **what, **after)
+            yield page
+            if more := bool(page.get("IsTruncated")):
+                after = {marker: page[f"Next{marker}"] for marker in markers}
 
     def _call(self, path: str, method: str, nbytes: int = 0, **sent: Any) -> Any:
         return self.request(path, partial(call_client, path=path, method=method, **sent), nbytes)

@@ -181,14 +181,6 @@ class AzureStore(RangedStore, ObjectStore):
     aborts_apart = False
     algorithm = MD5
 
-    def head(self, path: str) -> StoredObject | None:
-        """See Store."""
-        try:
-            return _describe(self._properties(path))
-        except FileNotFoundError:
-            self.require_bucket(path)
-            return None
-
     def begin(self, path: str, run: str) -> Upload:
         """See Store."""
         upload = Upload(path, uuid4().hex[:12], run)
@@ -220,30 +212,6 @@ class AzureStore(RangedStore, ObjectStore):
         if not blocks:
             raise FileNotFoundError(f"no upload {upload.key} of {upload.path}")
         return parts_of(blocks)
-
-    def assemble(self, upload: Upload, parts: Sequence[Part]) -> StoredObject:
-        """See Store. A blob that appears removes the blocks of all other uploads to its name."""
-        path, nbytes = upload.path, sum(part.nbytes for part in parts)
-
-        async def join(fs: Any) -> StoredObject:
-            from azure.storage.blob import BlobBlock
-
-            blocks = [BlobBlock(part.mark) for part in parts if part.nbytes]
-            how = {"metadata": {_RUN: upload.run}, **_in_state("")}
-            answer = await _blob(fs, path).commit_block_list(blocks, **how)
-            return StoredObject(nbytes, _quote(answer["etag"]), upload.run)
-
-        try:
-            if not nbytes:
-                self.parts(upload)  # a list without blocks is always accepted
-            return self.request(path, join)
-        except (FileExistsError, FileNotFoundError) as error:
-            found = self.head(path)
-            if found is not None and is_same(found, upload.run, nbytes, ""):
-                return found
-            if found is not None:
-                raise FileExistsError(path) from error
-            raise FileNotFoundError(f"no upload {upload.key} of {path}") from error
 
     def abort(self, upload: Upload) -> None:
         """See Store. Nothing is removed where a blob exists; the service removes its blocks after a week.
@@ -321,17 +289,38 @@ class AzureStore(RangedStore, ObjectStore):
 
         return self.request(path, send, len(whole))
 
-    async def _mark_of(self, fs: Any, path: str) -> str:
-        return _quote((await _blob(fs, path).get_blob_properties()).etag)
+    async def _look(self, fs: Any, path: str) -> StoredObject:
+        return _describe(await _blob(fs, path).get_blob_properties())
 
     async def _delete(self, fs: Any, path: str, mark: str) -> None:
         await _blob(fs, path).delete_blob(**_in_state(mark))
+
+    def _assemble(self, upload: Upload, parts: Sequence[Part]) -> StoredObject:
+        """A blob that appears removes the blocks of all other uploads to its name: what is missing says little."""
+        path, nbytes = upload.path, sum(part.nbytes for part in parts)
+
+        async def join(fs: Any) -> StoredObject:
+            from azure.storage.blob import BlobBlock
+
+            blocks = [BlobBlock(part.mark) for part in parts if part.nbytes]
+            how = {"metadata": {_RUN: upload.run}, **_in_state("")}
+            answer = await _blob(fs, path).commit_block_list(blocks, **how)
+            return StoredObject(nbytes, _quote(answer["etag"]), upload.run)
+
+        try:
+            if not nbytes:
+                self.parts(upload)  # a list without blocks is always accepted
+            return self.request(path, join)
+        except (FileExistsError, FileNotFoundError) as error:
+            if self.head(path) is not None:
+                raise FileExistsError(path) from error
+            raise FileNotFoundError(f"no upload {upload.key} of {path}") from error
 
     def _copy(
         self, source: str, found: StoredObject, path: str, run: str, guard: Callable[[], None]
     ) -> StoredObject:
         """A copy that the service has not finished when it answers is waited for."""
-        origin = {"source_etag": found.mark, "source_match_condition": _match_condition()}
+        origin = {f"source_{name}": value for name, value in _in_state(found.mark).items()}
         how = {"metadata": {_RUN: run}, **origin, **_in_state("")}
 
         async def copy(fs: Any) -> None:
@@ -399,13 +388,7 @@ def _in_state(mark: str) -> dict[str, Any]:
 
     if not mark:
         return {"match_condition": MatchConditions.IfMissing}
-    return {"etag": mark, "match_condition": _match_condition()}
-
-
-def _match_condition() -> Any:
-    from azure.core import MatchConditions
-
-    return MatchConditions.IfNotModified
+    return {"etag": mark, "match_condition": MatchConditions.IfNotModified}
 
 
 def _describe(found: Any) -> StoredObject:

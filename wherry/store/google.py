@@ -117,14 +117,6 @@ class GoogleStore(RangedStore, ObjectStore):
         ]
         return found, "nextPageToken" in answer
 
-    def head(self, path: str) -> StoredObject | None:
-        """See Store."""
-        try:
-            return describe_row(self.request(path, lambda fs: read_row(fs, path)))
-        except FileNotFoundError:
-            self.require_bucket(path)
-            return None
-
     def remove_object(self, path: str, mark: str, guard: Callable[[], None] = lambda: None) -> bool:
         """See Store: the store compares the state, and says which of both it is."""
         guard()
@@ -242,6 +234,9 @@ class GoogleStore(RangedStore, ObjectStore):
             while block := await answer.content.read(_BLOCK):
                 into.add(block)
 
+    async def _look(self, fs: Any, path: str) -> StoredObject:
+        return describe_row(await _call(fs, "GET", "b/{}/o/{}", *_split(path), json_out=True, fields=_FIELDS))
+
     def _put(
         self, path: str, data: Sequence[memoryview], checksum: str, run: str, replaces: str
     ) -> StoredObject:
@@ -347,11 +342,6 @@ def describe_row(row: Mapping[str, Any]) -> StoredObject:
     run = row.get("metadata", {}).get(RUN, "")
     checksums = by_algorithm(from_base64(row.get("crc32c")))
     return StoredObject(int(row.get("size", 0)), row["generation"], run, checksums)
-
-
-async def read_row(fs: Any, path: str) -> dict[str, Any]:
-    """The row of an object."""
-    return await _call(fs, "GET", "b/{}/o/{}", *_split(path), json_out=True, fields=_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ A branch can move while it is read. So it is resolved to its commit once, and ev
 are read by range with one request; the file system of its library reads 5 MB ahead and asks for the file again for each
 read.
 
-Files are written in three steps (`HubCommit`), after which each was read back:
+Files are written in three steps (`HubCommit`), so that they appear after each was read back:
 
 1. A branch `wherry-<id>` begins at the head of the target's branch and gets a commit with all files.
 2. The caller reads every file back from that commit.
@@ -32,7 +32,7 @@ from wherry.core.progress import logger
 from wherry.errors import NotFoundError, TargetExistsError, TargetInUseError, WherryError
 from wherry.remote.addresses import configured_hosts, guard_httpx, require_named_address
 from wherry.remote.failures import status_of
-from wherry.store.remote_store import FsspecStore
+from wherry.store.remote_store import FsspecStore, range_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Mapping
@@ -97,40 +97,6 @@ def api_of(fs: Any) -> Any:
     return HfApi(endpoint=fs.endpoint, token=fs.token)
 
 
-def check_connections(fs: Any) -> None:
-    """Have the client of the Hub check the address of each connection; it has one for the whole process.
-
-    Args:
-        fs: its file system, which has the endpoint that the configuration names.
-    """
-    from huggingface_hub.utils import get_session
-
-    hosts = configured_hosts(fs.endpoint)
-    guard_httpx(get_session(), lambda host, address: require_named_address(host, address, hosts))
-
-
-def pin_revision(fs: Any, place: HubPath) -> HubPath:
-    """A path in the commit at which its revision is now.
-
-    Raises:
-        FileNotFoundError: as the client says it: the repository or the revision does not exist.
-    """
-    found = api_of(fs).repo_info(place.repo, repo_type=place.kind, revision=place.revision or MAIN)
-    return replace(place, revision=found.sha)
-
-
-def read_range(fs: Any, path: str, start: int, stop: int) -> bytes:
-    """Bytes [start, stop) of a file; fewer where it ends earlier."""
-    from huggingface_hub.utils import get_session, hf_raise_for_status
-
-    headers = {**api_of(fs)._build_hf_headers(), "Range": f"bytes={start}-{stop - 1}"}  # noqa: SLF001  as its own calls
-    answer: Any = get_session().get(fs.url(path), headers=headers)
-    if answer.status_code == _BEYOND_END:
-        return b""
-    hf_raise_for_status(answer)
-    return answer.content
-
-
 class HubStore(FsspecStore):
     """Repositories of the Hub."""
 
@@ -140,7 +106,20 @@ class HubStore(FsspecStore):
 
     def read(self, path: str, start: int, stop: int) -> bytes:
         """See Store."""
-        return self.run(path, partial(read_range, self.fs, self._full(path), start, stop), stop - start)
+        full = self._full(path)
+
+        def get() -> bytes:
+            from huggingface_hub.utils import get_session, hf_raise_for_status
+
+            own: dict[str, str] = api_of(self.fs)._build_hf_headers()  # noqa: SLF001  as its own calls
+            headers = {**own, "Range": range_header(start, stop - start)}
+            answer: Any = get_session().get(self.fs.url(full), headers=headers)
+            if answer.status_code == _BEYOND_END:
+                return b""
+            hf_raise_for_status(answer)
+            return answer.content
+
+        return self.run(path, get, stop - start)
 
     def _full(self, path: str) -> str:
         """A path in the commit that was seen first."""
@@ -149,11 +128,20 @@ class HubStore(FsspecStore):
             return path
         root = replace(place, path="")
         if root not in self._commits:
-            self._commits[root] = self.run(path, partial(pin_revision, self.fs, root))
+
+            def pin() -> HubPath:
+                how = {"repo_type": root.kind, "revision": root.revision or MAIN}
+                return replace(root, revision=api_of(self.fs).repo_info(root.repo, **how).sha)
+
+            self._commits[root] = self.run(path, pin)
         return replace(self._commits[root], path=place.path).text
 
     def _prepare(self, seconds: float) -> None:  # noqa: ARG002  it has no login that expires
-        check_connections(self.fs)
+        """Have the client of the Hub, which is one for the whole process, check the address of each connection."""
+        from huggingface_hub.utils import get_session
+
+        hosts = configured_hosts(self.fs.endpoint)  # which the configuration names
+        guard_httpx(get_session(), partial(require_named_address, names=hosts))
 
 
 class HubCommit:

@@ -41,7 +41,7 @@ from wherry.remote.failures import (
     one_line,
     translate_error,
 )
-from wherry.remote.transfers import RANGE_CURE, BufferFill, exchange
+from wherry.remote.transfers import CONNECT_SECONDS, RANGE_CURE, BufferFill, exchange
 from wherry.remote.waits import RetryPolicy, call_with_retries, storage_timeout
 from wherry.runtime import threads
 from wherry.store.content import CRC32C, checksum_of, is_same, joined_checksum, views_of
@@ -58,8 +58,6 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-CONNECT_SECONDS = 10.0
-CONNECTIONS = 32  # to one store
 # Fields of a listing that identify the state of an object, by the names of the stores; the last ones are times.
 _MARKS = ("generation", "etag", "ETag", "blob_id", "mtime", "created")
 _answered: set[str] = set()  # buckets and hosts that have answered in this process
@@ -505,6 +503,14 @@ class ObjectStore(FsspecStore):
 
     algorithm = CRC32C
 
+    def head(self, path: str) -> StoredObject | None:
+        """See Store."""
+        try:
+            return self.request(path, lambda fs: self._look(fs, path))
+        except FileNotFoundError:
+            self.require_bucket(path)
+            return None
+
     def put_object(self, path: str, data: Content, run: str, *, replaces: str = "") -> StoredObject:
         """See Store."""
         views = views_of(data)
@@ -529,7 +535,7 @@ class ObjectStore(FsspecStore):
 
         async def remove(fs: Any) -> bool:
             nonlocal sent
-            if sent and await self._mark_of(fs, path) != mark:
+            if sent and (await self._look(fs, path)).mark != mark:
                 return False
             sent += 1
             await self._delete(fs, path, mark)
@@ -564,7 +570,8 @@ class ObjectStore(FsspecStore):
             nbytes = sum(part.nbytes for part in parts)
             if (found := self._own(upload.path, upload.run, nbytes, joined_checksum(parts))) is None:
                 raise
-            self.abort(upload)
+            if self.aborts_apart:  # else the parts went when the object appeared
+                self.abort(upload)
             return found
 
     def _own(self, path: str, run: str, nbytes: int, checksum: str) -> StoredObject | None:
@@ -582,8 +589,8 @@ class ObjectStore(FsspecStore):
         """
         raise NotImplementedError
 
-    async def _mark_of(self, fs: Any, path: str) -> str:
-        """The state of an object.
+    async def _look(self, fs: Any, path: str) -> StoredObject:
+        """The object at a path.
 
         Raises:
             FileNotFoundError: it does not exist.
@@ -651,7 +658,10 @@ def remote_store(protocol: str) -> FsspecStore:
     if protocol in OF_OTHER_STORES:
         raise _not_opened(protocol, "it opens other URIs unchecked")
     try:
-        return _kind(protocol)(protocol, policy)
+        if protocol not in _KINDS:
+            return FsspecStore(protocol, policy)
+        module, _, name = _KINDS[protocol].partition(".")
+        return getattr(import_module(f"wherry.store.{module}"), name)(protocol, policy)
     except ImportError as error:
         known = protocol_of(protocol)
         if known.extra:
@@ -670,13 +680,6 @@ def remote_store(protocol: str) -> FsspecStore:
         raise _not_opened(
             protocol, f"its library does not open with the URI alone: {one_line(error)}"
         ) from error
-
-
-def _kind(protocol: str) -> type[FsspecStore]:
-    if protocol not in _KINDS:
-        return FsspecStore
-    module, _, name = _KINDS[protocol].partition(".")
-    return getattr(import_module(f"wherry.store.{module}"), name)
 
 
 def _not_opened(protocol: str, why: str) -> UsageError:
