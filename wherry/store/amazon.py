@@ -24,11 +24,9 @@ from wherry.errors import StorageError, UnsupportedError
 from wherry.installation import package_command
 from wherry.remote.addresses import checking_resolver
 from wherry.remote.failures import FORBIDDEN, altered_error, is_plain_failure, status_of
-from wherry.remote.transfers import BodyRequest, exchange, is_plain
+from wherry.remote.transfers import CONNECT_SECONDS, CONNECTIONS, BodyRequest, is_plain
 from wherry.store.content import Body, by_algorithm, checksum_of, from_base64, joined_checksum, to_base64
 from wherry.store.remote_store import (
-    CONNECT_SECONDS,
-    CONNECTIONS,
     ObjectStore,
     RangedStore,
     call_async,
@@ -177,8 +175,8 @@ class AmazonStore(RangedStore, ObjectStore):
         headers = {"Range": range_header(start, nbytes)} | ({"If-Match": mark} if mark else {})
         return await presign(self.fs, path, "get_object", headers, **self.fs.req_kw)
 
-    def _refusal(self, answer: HttpAnswer, path: str) -> Exception | None:
-        return refusal(answer, path, "GetObject")
+    def _refusal(self, request: BodyRequest, answer: HttpAnswer, path: str) -> Exception | None:
+        return refusal(answer, path, "GetObject" if request.method == "GET" else "UploadPart")
 
     async def _receive(self, path: str, start: int, into: BufferFill, mark: str) -> None:
         bucket, key, version = self.fs.split_path(path)
@@ -260,14 +258,10 @@ class AmazonStore(RangedStore, ObjectStore):
     ) -> tuple[str, str] | None:
         """ETag and checksum of a part, sent by this thread; None if only the client can send it."""
         request = call_async(self.fs, lambda: self._part_request(path, to_base64(checksum), where), seconds)
-        if request is None:
+        answer = self._exchanged(path, request, seconds, views=data)
+        if answer is None:
             return None
-        answer = exchange(request, seconds, views=data)
-        if answer.is_success:
-            return answer.headers["etag"], from_base64(answer.headers.get("x-amz-checksum-crc32c"))
-        if (error := refusal(answer, path, "UploadPart")) is not None:
-            raise error
-        return None
+        return answer.headers["etag"], from_base64(answer.headers.get("x-amz-checksum-crc32c"))
 
     async def _part_request(self, path: str, checksum: str, where: Mapping[str, Any]) -> BodyRequest | None:
         """The request that puts a part; None if only the client can send it."""

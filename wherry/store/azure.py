@@ -34,9 +34,10 @@ from uuid import uuid4
 from wherry.errors import StorageError, UsageError
 from wherry.remote.addresses import guard
 from wherry.remote.failures import AZURE, altered_error
+from wherry.remote.transfers import CONNECT_SECONDS
 from wherry.remote.waits import waiting
 from wherry.store.content import MD5, Body, by_algorithm, checksum_of, is_same
-from wherry.store.remote_store import CONNECT_SECONDS, ObjectStore, RangedStore
+from wherry.store.remote_store import ObjectStore, RangedStore
 from wherry.store.store import Part, PartLimits, StoredObject, Upload
 
 if TYPE_CHECKING:
@@ -110,29 +111,6 @@ def parts_of(blocks: Iterable[tuple[BlockName, int]]) -> list[Part]:
 
 class NoCredentialsError(Exception):
     """No account is named, and so no credentials are either."""
-
-
-def open_azure(timeout: float) -> Any:
-    """The file system of adlfs, with one attempt for each request.
-
-    Args:
-        timeout: seconds without progress after which a request fails.
-
-    Raises:
-        ImportError: adlfs is not installed.
-        NoCredentialsError: no account is named.
-        UsageError: what names it is malformed.
-    """
-    kind = _kind(timeout)
-    if not _has_account():
-        raise NoCredentialsError("no storage account is named")
-    try:
-        return kind()
-    except ValueError as error:
-        raise UsageError(
-            "the connection string or the key of the Azure account is malformed",
-            cure="set AZURE_STORAGE_CONNECTION_STRING as the page Access keys of the account shows it",
-        ) from error
 
 
 @cache
@@ -244,7 +222,16 @@ class AzureStore(RangedStore, ObjectStore):
             yield from (Upload(path, key, run) for key, run in runs.items())
 
     def _open(self, timeout: float) -> Any:
-        return open_azure(timeout)
+        kind = _kind(timeout)
+        if not _has_account():
+            raise NoCredentialsError("no storage account is named")
+        try:
+            return kind()
+        except ValueError as error:
+            raise UsageError(
+                "the connection string or the key of the Azure account is malformed",
+                cure="set AZURE_STORAGE_CONNECTION_STRING as the page Access keys of the account shows it",
+            ) from error
 
     async def _list_one(self, bucket: str) -> None:
         found = self.fs.service_client.get_container_client(bucket).list_blobs(results_per_page=1)

@@ -21,7 +21,6 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -38,7 +37,7 @@ from wherry.remote.failures import (
     kind_of,
     translate_error,
 )
-from wherry.remote.transfers import BodyRequest, exchange, is_plain
+from wherry.remote.transfers import BodyRequest, is_plain
 from wherry.store.content import (
     CRC32C,
     Body,
@@ -78,8 +77,8 @@ _UPLOAD, _PART, _JOIN = "upload", "part-", "join-"
 _REPEATS = 3  # of a part that another state of itself obstructs
 _PAGE = 1000  # objects of one page of a listing
 _BLOCK = 256 << 10  # bytes, as many as a socket of asyncio gives at a time
-RUN = "wherry-run"  # key of the metadata
-ABSENT = "0"  # the generation of an object that does not exist
+_RUN = "wherry-run"  # key of the metadata
+_ABSENT = "0"  # the generation of an object that does not exist
 _KIND = "application/octet-stream"
 _INSERT = "upload/storage/v1/b/{}/o"
 _NOT_FOUND = 404
@@ -174,8 +173,13 @@ class GoogleStore(RangedStore, ObjectStore):
         """See Store."""
         paths = [path for path, _found in self._list_objects(_folder(upload))]
         marks = [path for path in paths if path.endswith(f"/{_UPLOAD}")]
+
+        def discard(path: str) -> None:
+            with suppress(FileNotFoundError):
+                self.request(path, lambda fs: delete_object(fs, path))
+
         for group in ([path for path in paths if path not in marks], marks):
-            for_each(self._discard, group)
+            for_each(discard, group)
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
         """See Store. All objects with the prefix are listed."""
@@ -193,10 +197,28 @@ class GoogleStore(RangedStore, ObjectStore):
         yield from found.values()
 
     def _open(self, timeout: float) -> Any:
-        return open_google(timeout)
+        """With one attempt for each request; see decision 029 for why it is the class of `gcsfs.core`."""
+        import gcsfs
+        from gcsfs.core import GCSFileSystem
+
+        kind = gcsfs.GCSFileSystem if os.environ.get("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT") else GCSFileSystem
+        session = {
+            "timeout": aiohttp_timeout(timeout),
+            "middlewares": (_fail_at_once,),
+            "trace_configs": [redirect_guard()],
+        }
+        anonymous = {} if _has_google_login() else {"token": "anon"}
+        fs: Any = kind(**stated_options("gs", session_kwargs=session, use_listings_cache=False, **anonymous))
+        if "_set_session" not in vars(fs):  # fsspec returns the same object again
+            fs._set_session = partial(_guarded_session, fs._set_session)  # noqa: SLF001  gcsfs has no option for it
+        return fs
 
     def _prepare(self, seconds: float) -> None:
-        refresh_login(self.fs, seconds)
+        """Renew expired credentials of Google here; in the loop of fsspec that would stop all other calls."""
+        login: Any = getattr(self.fs, "credentials", None)
+        held: Any = getattr(login, "credentials", None)
+        if held is not None and not held.valid:
+            in_thread(login.maybe_refresh, seconds)
 
     async def _list_one(self, bucket: str) -> None:
         await self.fs._call("GET", "b/{}/o", bucket, maxResults=1)  # noqa: SLF001  fsspec's own way
@@ -207,8 +229,11 @@ class GoogleStore(RangedStore, ObjectStore):
         headers = {"Range": range_header(start, nbytes)}
         return body_request(self.fs, "GET", self.fs.url(path, generation=mark or None), headers, {})
 
-    def _refusal(self, answer: HttpAnswer, path: str) -> Exception | None:  # noqa: ARG002  the protocol's
-        return refused_by_google(answer)
+    def _refusal(self, request: BodyRequest, answer: HttpAnswer, path: str) -> Exception | None:  # noqa: ARG002
+        if answer.status == _NOT_FOUND:
+            return FileNotFoundError(answer.status)
+        error = AnswerError(answer.status, answer.headers, answer.body.decode(errors="replace"))
+        return error if is_plain_failure(error) else None
 
     async def _receive(self, path: str, start: int, into: BufferFill, mark: str) -> None:
         """With the session of gcsfs, but not its `_cat_file`, which takes an answer as a whole."""
@@ -240,21 +265,52 @@ class GoogleStore(RangedStore, ObjectStore):
     def _put(
         self, path: str, data: Sequence[memoryview], checksum: str, run: str, replaces: str
     ) -> StoredObject:
-        fs, what = self.fs, insertion(path, data, run, checksum, replaces or ABSENT)
+        bucket, name = _split(path)
+        row = {"name": name, "contentType": _KIND, "crc32c": to_base64(checksum), "metadata": {_RUN: run}}
+        mark = uuid4().hex
+        head = f"--{mark}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{json.dumps(row)}\r\n"
+        head += f"--{mark}\r\nContent-Type: {_KIND}\r\n\r\n"
+        body = [memoryview(head.encode()), *data, memoryview(f"\r\n--{mark}--".encode())]
+        headers = {"Content-Type": f'multipart/related; boundary="{mark}"'}
+        params = {"uploadType": "multipart", "ifGenerationMatch": replaces or _ABSENT, "fields": _FIELDS}
+
+        async def insert() -> dict[str, Any]:
+            whole = Body(body)
+            how = {"headers": {**headers, "Content-Length": str(whole.nbytes)}, "data": whole, **params}
+            url = f"{self.fs._location}/{_INSERT}"  # noqa: SLF001  gcsfs has no public name for it
+            return await _call(self.fs, "POST", url, bucket, json_out=True, **how)
 
         def once(seconds: float) -> StoredObject:
             try:
-                row = insert_object(fs, what, seconds) or call_async(fs, lambda: insert(fs, what), seconds)
+                row = self._sent_plainly(path, headers, params, body, seconds)
+                row = row or call_async(self.fs, insert, seconds)
             except FileNotFoundError as error:
                 raise bucket_not_found("gs", path) from error
             found = describe_row(row)
             reported = f"{CRC32C}:{found.checksums[CRC32C]}"
             if reported != checksum:
-                call_async(fs, lambda: delete_object(fs, path, found.mark), seconds)
+                call_async(self.fs, lambda: delete_object(self.fs, path, found.mark), seconds)
                 raise altered_error(f"gs://{path}", checksum, reported)
             return found
 
         return self.transfer(path, once, sum(one.nbytes for one in data))
+
+    def _sent_plainly(
+        self,
+        path: str,
+        headers: Mapping[str, str],
+        params: Mapping[str, str],
+        body: Sequence[memoryview],
+        seconds: float,
+    ) -> dict[str, Any] | None:
+        """The row of an object that this thread has put; None if only gcsfs can send it."""
+        request = None
+        if sends_plainly(self.fs):
+            bucket = quote(path.partition("/")[0], safe="")
+            url = f"{self.fs._location}/{_INSERT.format(bucket)}"  # noqa: SLF001
+            request = body_request(self.fs, "POST", url, headers, params)
+        answer = self._exchanged(path, request, seconds, views=body)
+        return None if answer is None else json_value(answer.body)
 
     def _copy(
         self, source: str, found: StoredObject, path: str, run: str, guard: Callable[[], None]
@@ -282,10 +338,21 @@ class GoogleStore(RangedStore, ObjectStore):
         """
         parts = [one.part for one in sources]
         nbytes, checksum = sum(part.nbytes for part in parts), joined_checksum(parts)
-        rows = [(one.path, one.part.mark) for one in sources]
+        bucket, name = _split(path)
+        rows = [
+            {
+                "name": _split(one.path)[1],
+                "generation": one.part.mark,
+                "objectPreconditions": {"ifGenerationMatch": one.part.mark},
+            }
+            for one in sources
+        ]
+        made = {"sourceObjects": rows, "destination": {"contentType": _KIND, "metadata": {_RUN: run}}}
+        how = {"json": made, "fields": _FIELDS, "ifGenerationMatch": _ABSENT}
 
         async def send(fs: Any) -> StoredObject:
-            found = describe_row(await compose(fs, path, rows, run))
+            row = await _call(fs, "POST", "b/{}/o/{}/compose", bucket, name, json_out=True, **how)
+            found = describe_row(row)
             if not is_same(found, run, nbytes, checksum):
                 await delete_object(fs, path, found.mark)
                 raise altered_error(f"gs://{path}", checksum, f"{CRC32C}:{found.checksums[CRC32C]}")
@@ -312,19 +379,18 @@ class GoogleStore(RangedStore, ObjectStore):
 
         return for_each(join, range(len(groups)))
 
-    def _discard(self, path: str) -> None:
-        with suppress(FileNotFoundError):
-            self.request(path, lambda fs: delete_object(fs, path))
-
     def _list_objects(self, prefix: str) -> Iterator[tuple[str, StoredObject]]:
         """Path and description of all objects with a prefix."""
-        page = ""
-        while True:
-            rows, page = self.request(prefix, lambda fs, page=page: list_page(fs, prefix, page))
-            for row in rows:
+        bucket, name = _split(prefix)
+        token: dict[str, str] = {}
+        more = True
+        while more:
+            how = {"prefix": name, "fields": f"items({_FIELDS}),nextPageToken", **token}
+            page = self.call(prefix, "call", "GET", "b/{}/o", bucket, json_out=True, **how)
+            for row in page.get("items", ()):
                 yield f"{row['bucket']}/{row['name']}", describe_row(row)
-            if not page:
-                return
+            if more := bool(page.get("nextPageToken")):
+                token = {"pageToken": page["nextPageToken"]}
 
 
 def _folder(upload: Upload) -> str:
@@ -339,99 +405,15 @@ def _part(number: int, found: StoredObject) -> Part:
 
 def describe_row(row: Mapping[str, Any]) -> StoredObject:
     """An object as a row of an answer describes it."""
-    run = row.get("metadata", {}).get(RUN, "")
+    run = row.get("metadata", {}).get(_RUN, "")
     checksums = by_algorithm(from_base64(row.get("crc32c")))
     return StoredObject(int(row.get("size", 0)), row["generation"], run, checksums)
-
-
-@dataclass(frozen=True, slots=True)
-class Insertion:
-    """The request that puts an object that is in a generation, `0` for none.
-
-    Attributes:
-        bucket: of the object.
-        headers: of the request.
-        params: of the URL.
-        body: a row that describes the object, and its bytes.
-    """
-
-    bucket: str
-    headers: Mapping[str, str]
-    params: Mapping[str, str]
-    body: Sequence[memoryview]
-
-
-def insertion(path: str, data: Sequence[memoryview], run: str, checksum: str, generation: str) -> Insertion:
-    """The request that puts these bytes."""
-    bucket, name = _split(path)
-    row = {"name": name, "contentType": _KIND, "crc32c": to_base64(checksum), "metadata": {RUN: run}}
-    boundary = uuid4().hex
-    head = f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{json.dumps(row)}\r\n"
-    head += f"--{boundary}\r\nContent-Type: {_KIND}\r\n\r\n"
-    tail = f"\r\n--{boundary}--"
-    return Insertion(
-        bucket,
-        {"Content-Type": f'multipart/related; boundary="{boundary}"'},
-        {"uploadType": "multipart", "ifGenerationMatch": generation, "fields": _FIELDS},
-        [memoryview(head.encode()), *data, memoryview(tail.encode())],
-    )
-
-
-async def insert(fs: Any, what: Insertion) -> dict[str, Any]:
-    """Put an object through gcsfs; returns its row."""
-    body = Body(what.body)
-    headers = {**what.headers, "Content-Length": str(body.nbytes)}
-    url = f"{fs._location}/{_INSERT}"  # noqa: SLF001  gcsfs has no public name for it
-    return await _call(fs, "POST", url, what.bucket, json_out=True, headers=headers, data=body, **what.params)
-
-
-def insert_object(fs: Any, what: Insertion, seconds: float) -> dict[str, Any] | None:
-    """Put an object in this thread; returns its row, or None if only gcsfs can send it."""
-    if not sends_plainly(fs):
-        return None
-    url = f"{fs._location}/{_INSERT.format(quote(what.bucket, safe=''))}"  # noqa: SLF001
-    answer = exchange(body_request(fs, "POST", url, what.headers, what.params), seconds, views=what.body)
-    if answer.is_success:
-        return json_value(answer.body)
-    if (error := refused_by_google(answer)) is not None:
-        raise error
-    return None
-
-
-async def compose(fs: Any, path: str, sources: Sequence[tuple[str, str]], run: str) -> dict[str, Any]:
-    """Make an object of others, with the path and generation of each, where none is; returns its row.
-
-    Args:
-        fs: the file system.
-        path: of the object.
-        sources: at most 32 of the same bucket.
-        run: id of the run.
-    """
-    bucket, name = _split(path)
-    rows = [
-        {"name": _split(one)[1], "generation": mark, "objectPreconditions": {"ifGenerationMatch": mark}}
-        for one, mark in sources
-    ]
-    return await _call(
-        fs, "POST", "b/{}/o/{}/compose", bucket, name, json_out=True,
-        json={"sourceObjects": rows, "destination": {"contentType": _KIND, "metadata": {RUN: run}}},
-        fields=_FIELDS, ifGenerationMatch=ABSENT,
-    )  # fmt: skip
 
 
 async def delete_object(fs: Any, path: str, generation: str | None = None) -> None:
     """Remove an object that is in a generation; without one, in any."""
     condition = {} if generation is None else {"ifGenerationMatch": generation}
     await _call(fs, "DELETE", "b/{}/o/{}", *_split(path), **condition)
-
-
-async def list_page(fs: Any, prefix: str, page: str) -> tuple[list[dict[str, Any]], str]:
-    """Rows of the objects with a prefix, and the token of the next page; empty if there is none."""
-    bucket, name = _split(prefix)
-    token = {"pageToken": page} if page else {}
-    fields = f"items({_FIELDS}),nextPageToken"
-    found = await _call(fs, "GET", "b/{}/o", bucket, json_out=True, prefix=name, fields=fields, **token)
-    return found.get("items", []), found.get("nextPageToken", "")
 
 
 def sends_plainly(fs: Any) -> bool:
@@ -462,14 +444,6 @@ def body_request(
     return BodyRequest(method, f"{url}{joint}{query}", fs._get_headers(dict(headers)))  # noqa: SLF001
 
 
-def refused_by_google(answer: HttpAnswer) -> Exception | None:
-    """The exception for an answer; None if gcsfs must try it itself, which knows the reasons."""
-    if answer.status == _NOT_FOUND:
-        return FileNotFoundError(answer.status)
-    error = AnswerError(answer.status, answer.headers, answer.body.decode(errors="replace"))
-    return error if is_plain_failure(error) else None
-
-
 async def _call(fs: Any, method: str, path: str, *names: str, **what: Any) -> Any:
     return await fs._call(method, path, *names, **what)  # noqa: SLF001  of which `fs.call` is the synchronous form
 
@@ -487,40 +461,10 @@ class AnswerError(Exception):
         self.status, self.headers = status, headers
 
 
-def open_google(timeout: float) -> Any:
-    """GCSFileSystem with one attempt for each request; see decision 029 for why it is the class of `gcsfs.core`."""
-    import gcsfs
-    from gcsfs.core import GCSFileSystem
-
-    kind = gcsfs.GCSFileSystem if os.environ.get("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT") else GCSFileSystem
-    session = {
-        "timeout": aiohttp_timeout(timeout),
-        "middlewares": (_fail_at_once,),
-        "trace_configs": [redirect_guard()],
-    }
-    anonymous = {} if _has_google_login() else {"token": "anon"}
-    fs: Any = kind(**stated_options("gs", session_kwargs=session, use_listings_cache=False, **anonymous))
-    if "_set_session" not in vars(fs):  # fsspec returns the same object again
-        fs._set_session = partial(_guarded_session, fs._set_session)  # noqa: SLF001  gcsfs has no option for it
-    return fs
-
-
 async def _guarded_session(opening: Callable[[], Awaitable[Any]]) -> Any:
     """The session of gcsfs, whose connections are checked."""
     session = await opening()
     return session if "_resolve_host" in vars(session.connector) else guard(session, configured=True)
-
-
-def refresh_login(fs: Any, seconds: float) -> None:
-    """Renew expired credentials of Google here; in the loop of fsspec that would stop all other calls.
-
-    Raises:
-        TimeoutError, Exception: it failed.
-    """
-    login: Any = getattr(fs, "credentials", None)
-    held: Any = getattr(login, "credentials", None)
-    if held is not None and not held.valid:
-        in_thread(login.maybe_refresh, seconds)
 
 
 async def _fail_at_once(request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:

@@ -442,13 +442,9 @@ class RangedStore(FsspecStore):
         full = self._full(path)
         with closing(BufferFill(buffer)) as into:
             request = call_async(self.fs, lambda: self._range_request(full, start, into.size, mark), seconds)
-            if request is not None:
-                answer = exchange(request, seconds, into=into)
-                if answer.is_success:
-                    require_range(answer.status, answer.headers, start)
-                    return into.count
-                if (error := self._refusal(answer, full)) is not None:
-                    raise error
+            if (answer := self._exchanged(full, request, seconds, into=into)) is not None:
+                require_range(answer.status, answer.headers, start)
+                return into.count
             call_async(self.fs, lambda: self._receive(full, start, into, mark), seconds)
             return into.count
 
@@ -456,7 +452,36 @@ class RangedStore(FsspecStore):
         """The request whose answer goes straight into the buffer; None if only the library can send it."""
         return None
 
-    def _refusal(self, answer: HttpAnswer, path: str) -> Exception | None:
+    def _exchanged(
+        self,
+        path: str,
+        request: BodyRequest | None,
+        seconds: float,
+        *,
+        views: Sequence[memoryview] | None = None,
+        into: BufferFill | None = None,
+    ) -> HttpAnswer | None:
+        """The answer to a request that this thread sends; None if only the library can send it.
+
+        Args:
+            path: of the object.
+            request: as the library has made it, if this thread may send it.
+            seconds: that it may take.
+            views, into: as for `exchange`.
+
+        Raises:
+            Exception: what `exchange` raises, or what the answer means.
+        """
+        if request is None:
+            return None
+        answer = exchange(request, seconds, views=views, into=into)
+        if answer.is_success:
+            return answer
+        if (error := self._refusal(request, answer, path)) is not None:
+            raise error
+        return None
+
+    def _refusal(self, request: BodyRequest, answer: HttpAnswer, path: str) -> Exception | None:
         """The exception for an answer to such a request; None if the library must try it itself."""
         raise NotImplementedError
 

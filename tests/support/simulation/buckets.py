@@ -586,7 +586,7 @@ def simulated_buckets():
         for module in ("amazon", "google"):
             replace(patch(f"wherry.store.{module}.call_async", call))
         replace(patch("wherry.store.amazon.AmazonStore._sent_plainly", lambda *_: None))
-        replace(patch("wherry.store.google.insert_object", lambda *_: None))
+        replace(patch("wherry.store.google.GoogleStore._sent_plainly", lambda *_: None))
         for module, name in (
             ("amazon", "AmazonStore"),
             ("google", "GoogleStore"),
