@@ -32,6 +32,7 @@ import threading
 from collections import OrderedDict
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, Generic, TypeVar
 from urllib.parse import unquote_to_bytes, urlsplit
 
@@ -48,7 +49,6 @@ _ATTEMPTS = (
 _NO_CALL = (errno.ENOSYS, errno.EPERM)  # an older kernel; a sandbox that does not know the call
 O_PATH = getattr(os, "O_PATH", os.O_RDONLY)
 _PART = O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_calls: list[Callable[[int, str, int], tuple[int, int]] | None] = []
 _CACHED = ("models--", "datasets--", "spaces--")
 _DELETED = " (deleted)"  # what Linux appends to the path of a deleted file
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -113,9 +113,7 @@ def open_beneath(folder: int, path: str, flags: int) -> int:
     Raises:
         OSError: it cannot be opened; with EXDEV if a link leads out of the folder, or its end is not known.
     """
-    if not _calls:
-        _calls.append(_load_call())
-    call = _calls[0]
+    call = _load_call()
     if call is not None:
         sys.audit("open", path, None, flags)
         code, descriptor = call(folder, path, flags)
@@ -126,6 +124,7 @@ def open_beneath(folder: int, path: str, flags: int) -> int:
     return _open_each_part(folder, path, flags)
 
 
+@cache
 def _load_call() -> Callable[[int, str, int], tuple[int, int]] | None:
     """`openat2` as a function that returns error and descriptor; None where there is no such call."""
     if sys.platform != "linux":
@@ -239,6 +238,11 @@ class Root:
     def holds(self, path: str) -> bool:
         """Whether a path is this root or lies below it."""
         return _is_within(path, self.path)
+
+    def inside(self, path: str) -> tuple[int, str] | None:
+        """The descriptor of the open folder and the path from there; None if it is closed, or elsewhere."""
+        name = None if self.folder is None else self.folder.relative(path)
+        return None if self.folder is None or name is None else (self.folder.descriptor, name)
 
     def admits(self, path: str, real: str) -> bool:
         """Whether a path below this root, or next to it, may point to a real path.
@@ -448,11 +452,11 @@ def root_within(outer: Root, path: str) -> Root:
 
 def stable_path(path: str, root: Root | None) -> str:
     """A path for another library that leads through the open folder of a root, where there is one."""
-    name = None if root is None or root.folder is None else root.folder.relative(path)
-    if root is None or root.folder is None or name is None or not _HAS_PROC:
+    inside = None if root is None else root.inside(path)
+    if inside is None or not _HAS_PROC:
         return path
-    folder = f"/proc/self/fd/{root.folder.descriptor}"
-    return folder if name == "." else f"{folder}/{name}"
+    descriptor, name = inside
+    return f"/proc/self/fd/{descriptor}" if name == "." else f"/proc/self/fd/{descriptor}/{name}"
 
 
 def read_descriptor(descriptor: int, start: int, stop: int) -> bytes:
@@ -503,30 +507,24 @@ def loop_refusal(path: str) -> HostileError:
 def _open_admitted(path: str, root: Root | None, flags: int, mode: int = 0) -> int:
     """A descriptor of a file or folder to which links may lead; the caller closes it."""
     flags |= os.O_CLOEXEC if flags & O_PATH else _ALWAYS
-    name = None if root is None or root.folder is None else root.folder.relative(path)
-    if root is None or root.folder is None or name is None:
-        descriptor = _open(path, path, flags, mode, None)
-    else:
-        folder = root.folder.descriptor
+    inside = None if root is None else root.inside(path)
+    folder, name = inside or (None, path)
+    if folder is not None:
         try:
             return open_beneath(folder, name, flags)  # nothing outside can be reached
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise _failure(error, path, name, flags, folder) from error
-        descriptor = _open(path, name, flags, mode, folder)
+    try:
+        descriptor = os.open(name, flags, mode, dir_fd=folder)
+    except OSError as error:
+        raise _failure(error, path, name, flags, folder) from error
     try:
         _require_admitted(descriptor, path, root)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
-
-
-def _open(path: str, name: str, flags: int, mode: int, folder: int | None) -> int:
-    try:
-        return os.open(name, flags, mode) if folder is None else os.open(name, flags, mode, dir_fd=folder)
-    except OSError as error:
-        raise _failure(error, path, name, flags, folder) from error
 
 
 def _failure(error: OSError, path: str, name: str, flags: int, folder: int | None) -> Exception:

@@ -79,12 +79,9 @@ class LocalStore(Store):
 
     def stat(self, path: str) -> Entry | None:
         """See Store."""
-        name, bound = (
-            path.rstrip("/").rpartition("/")[2],
-            self.root is not None and self.root.folder is not None,
-        )
+        name, root = path.rstrip("/").rpartition("/")[2], self.root
         try:
-            status = status_of(path, self.root) if self.root and bound else os.stat(path)  # noqa: PTH116  as PTH123
+            status = os.stat(path) if root is None or root.folder is None else status_of(path, root)  # noqa: PTH116  as PTH123
         except (FileNotFoundError, NotADirectoryError):
             return None
         except HostileError as error:

@@ -135,8 +135,8 @@ class AmazonStore(RangedStore, ObjectStore):
         where = _part_arguments(upload, number)
 
         async def send_by_client() -> tuple[str, str]:
-            sent = {"data": data, "checksum": checksum, **where}
-            answer = await call_client(self.fs, upload.path, "upload_part", **sent)
+            how = {"checksum": checksum, **where}
+            answer = await call_client(self.fs, upload.path, "upload_part", data=data, **how)
             return answer["ETag"], from_base64(answer.get("ChecksumCRC32C"))
 
         def once(seconds: float) -> Part:

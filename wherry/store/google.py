@@ -382,15 +382,14 @@ class GoogleStore(RangedStore, ObjectStore):
     def _list_objects(self, prefix: str) -> Iterator[tuple[str, StoredObject]]:
         """Path and description of all objects with a prefix."""
         bucket, name = _split(prefix)
-        token: dict[str, str] = {}
+        how: dict[str, Any] = {"prefix": name, "fields": f"items({_FIELDS}),nextPageToken"}
         more = True
         while more:
-            how = {"prefix": name, "fields": f"items({_FIELDS}),nextPageToken", **token}
             page = self.call(prefix, "call", "GET", "b/{}/o", bucket, json_out=True, **how)
             for row in page.get("items", ()):
                 yield f"{row['bucket']}/{row['name']}", describe_row(row)
             if more := bool(page.get("nextPageToken")):
-                token = {"pageToken": page["nextPageToken"]}
+                how["pageToken"] = page["nextPageToken"]
 
 
 def _folder(upload: Upload) -> str:
