@@ -383,13 +383,17 @@ class GoogleStore(RangedStore, ObjectStore):
         """Path and description of all objects with a prefix."""
         bucket, name = _split(prefix)
         how: dict[str, Any] = {"prefix": name, "fields": f"items({_FIELDS}),nextPageToken"}
-        more = True
-        while more:
-            page = self.call(prefix, "call", "GET", "b/{}/o", bucket, json_out=True, **how)
+
+        async def listed(fs: Any) -> dict[str, Any]:
+            return await _call(fs, "GET", "b/{}/o", bucket, json_out=True, **how)
+
+        while True:
+            page = self.request(prefix, listed)
             for row in page.get("items", ()):
                 yield f"{row['bucket']}/{row['name']}", describe_row(row)
-            if more := bool(page.get("nextPageToken")):
-                how["pageToken"] = page["nextPageToken"]
+            if not page.get("nextPageToken"):
+                return
+            how["pageToken"] = page["nextPageToken"]
 
 
 def _folder(upload: Upload) -> str:
