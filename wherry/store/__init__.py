@@ -1,10 +1,10 @@
 """Store: the one interface of stores, and the stores that other machines have.
 
-- Store, Capabilities, Entry: what a store does, what it can do, and what it holds (`store`).
-- Protocols: what is known of each, as data (`protocols`).
-- Remote store: opened from a protocol (`remote_store`), with deadlines, retries and errors that name the cure
-  (`fsspec_store`), reads that fill buffers (`ranged_store`), and the rules of parts, puts and removals
-  (`object_store`); a module for each provider.
+- Store, Capabilities, Entry: what a store does, what it can do, and what it holds; and what is known of each protocol,
+  as data (`store`).
+- Remote store: opened from a protocol, with deadlines, retries and errors that name the cure, reads that fill buffers,
+  and the rules of parts, puts and removals (`remote_store`); a module for each provider.
+- Content: checksums of parts and objects, and bodies of requests (`content`).
 
 `wherry.storage` has files of this machine, and views that pin the state of what they read.
 """
