@@ -516,7 +516,8 @@ def _open_admitted(path: str, root: Root | None, flags: int, mode: int = 0) -> i
             if error.errno != errno.EXDEV:
                 raise _failure(error, path, name, flags, folder) from error
     try:
-        descriptor = os.open(name, flags, mode, dir_fd=folder)
+        where = {} if folder is None else {"dir_fd": folder}
+        descriptor = os.open(name, flags, mode, **where)
     except OSError as error:
         raise _failure(error, path, name, flags, folder) from error
     try:

@@ -53,7 +53,7 @@ def simulated():
         replace(patch.object(lease_watch, "_process", _process_in_table(lease_watch)))
         replace(patch.object(lease_watch, "_pid_namespace", _namespace))
         replace(patch.object(secrets, "token_hex", _token_hex(secrets.token_hex)))
-        for module in ("google", "google_calls", "azure"):
+        for module in ("google", "azure"):
             replace(patch(f"wherry.store.{module}.uuid4", _uuid4(uuid.uuid4)))
         replace(patch.dict(os.environ, {"WHERRY_KEY": KEY}))
         replace(simulated_files())
