@@ -24,13 +24,10 @@ from isal.isal_zlib import crc32
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-    from typing import TypeAlias
 
     from typing_extensions import Buffer
 
-    from wherry.store.store import Part, StoredObject
-
-    Content: TypeAlias = bytes | Sequence[memoryview]
+    from wherry.store.store import Content, Part, StoredObject
 
 
 _TOP = 1 << 31

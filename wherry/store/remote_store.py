@@ -52,8 +52,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from wherry.remote.transfers import BodyRequest, HttpAnswer
-    from wherry.store.content import Content
-    from wherry.store.store import Part, StoredObject, Upload
+    from wherry.store.store import Content, Part, StoredObject, Upload
 
 
 _T = TypeVar("_T")

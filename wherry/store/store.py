@@ -21,8 +21,9 @@ from wherry.remote.failures import AZURE as AZURE_NAMES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from datetime import datetime
+    from typing import TypeAlias
 
-    from wherry.store.content import Content
+    Content: TypeAlias = bytes | Sequence[memoryview]  # of an object, whole or in pieces
 
 
 NAMED_STATES = ("generation", "etag")  # versions that the store gives, and that a read can name
