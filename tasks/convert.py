@@ -11,7 +11,7 @@ from wherry.core.units import DEFAULT_UNIT, parse_size
 from wherry.errors import NotRecordedError
 from wherry.tasks.common import STEP, progress_artifact
 from wherry.tasks.run_log import run_logger
-from wherry.workers.convert_on import convert_on
+from wherry.workers import convert_on
 
 
 @task(name="convert", task_run_name="convert {request[source][uri]}", **STEP)

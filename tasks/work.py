@@ -18,7 +18,7 @@ from wherry.workers.work import work as make_units
 
 if TYPE_CHECKING:
     from wherry.core.receipt import GroupReceipt
-    from wherry.workers.record import TaskRecord
+    from wherry.workers.records import TaskRecord
     from wherry.workers.unit import Unit
 
 

@@ -66,7 +66,14 @@ class DaskPool:
 
 @contextmanager
 def pool(where: Workplace) -> Generator[DaskPool]:
-    """Open a pool; see OpenPool."""
+    """Connect to a cluster, or start one on this machine.
+
+    Args:
+        where: address of the scheduler, or number of workers to start.
+
+    Raises:
+        StorageError: it is not reachable, or did not start.
+    """
     if where.address:
         with _client(where.address) as client:
             yield DaskPool(client, where.address)

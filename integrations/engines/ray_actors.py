@@ -41,7 +41,7 @@ class RayActor:
     """What runs on a worker."""
 
     def run(self, function: WorkerFunction, *arguments: Any) -> Mapping[str, Any]:
-        """Call a function of `wherry.workers.job_work`."""
+        """Call a function of `wherry.workers.work`."""
         return function(*arguments)
 
 
@@ -109,7 +109,15 @@ class RayPool:
 
 @contextmanager
 def pool(where: Workplace) -> Generator[RayPool]:
-    """Open a pool; see OpenPool."""
+    """Connect to a cluster, or start one on this machine.
+
+    Args:
+        where: address of the cluster, or number of workers to start.
+
+    Raises:
+        UsageError: this process uses Ray already.
+        StorageError: it is not reachable, or did not start.
+    """
     if ray.is_initialized():
         raise UsageError("this process uses Ray already", cure="call ray.shutdown() before the conversion")
     with _cluster(where.address) if where.address else _own_cluster(where.workers):

@@ -18,7 +18,7 @@ ALLOWED = {
     ("wherry/remote/waits.py", "_has_waits_after_pause"): "it is what tells",
     ("wherry/target/lease.py", "_beat"): "renews a lease, in a thread of its own",
     ("wherry/target/lease.py", "_release_later"): "releases a lease, in a thread of its own",
-    ("wherry/workers/claims.py", "beat"): "renews a claim, in a thread of its own",
+    ("wherry/workers/records.py", "beat"): "renews a claim, in a thread of its own",
     # work goes on meanwhile, and its progress is shown
     ("wherry/workers/coordinator.py", "_collect_results"): "units are made meanwhile",
     ("wherry/workers/engines.py", "_carry_with_processes"): "units are made meanwhile",

@@ -21,10 +21,8 @@ from tests.support.object_stores import leftover_names, model
 from tests.support.processes import is_running
 from wherry.errors import WherryError
 from wherry.storage.stores import locate
-from wherry.workers.claims import claims_among
 from wherry.workers.commit import commit
-from wherry.workers.record import TaskKind, records_by_unit
-from wherry.workers.records import job_records
+from wherry.workers.records import TaskKind, claims_among, job_records, records_by_unit
 
 MANIFEST = (INFRA / "units" / "kubernetes.yaml").read_text()
 SLURM = INFRA / "units" / "slurm.sh"

@@ -30,8 +30,8 @@ from wherry.workers import convert_on, coordinator, engines, make
 from wherry.workers import job as job_module
 from wherry.workers.commit import commit
 from wherry.workers.coordinator import Coordinator
-from wherry.workers.job_work import carry_with_pool
 from wherry.workers.records import Records
+from wherry.workers.work import carry_with_pool
 
 SHARD, UNIT = "200KB", 210_000  # of 6 units
 FILES = ("mkdir", "rename", "link", "unlink", "rmdir", "fsync")
@@ -113,7 +113,7 @@ def main(verb, source, target, place, number) -> None:
     elif verb == "pool":
         carried(source, target)
     else:
-        convert_on.convert_on(request_of(source, target, SHARD), verb, unit_bytes=UNIT)
+        convert_on(request_of(source, target, SHARD), verb, unit_bytes=UNIT)
     del calls[""]
     print(json.dumps(calls))
 

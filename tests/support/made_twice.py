@@ -12,8 +12,7 @@ from pathlib import Path
 from tests.support.jobs import row_of
 from wherry.storage.stores import locate
 from wherry.workers.job import opened_job
-from wherry.workers.record import TaskKind, records_by_unit
-from wherry.workers.records import job_records
+from wherry.workers.records import TaskKind, job_records, records_by_unit
 
 
 def made_by_processes(target, seed):

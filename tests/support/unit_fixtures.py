@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
 import pytest
 
 from tests.support.object_stores import model, small_parts
+from wherry.core.tensorspec import TensorSpec
 from wherry.workers import work as working
+from wherry.workers.unit import cut
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +29,27 @@ def small():
     with small_parts(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(working, "LOOK_SECONDS", 0.05)
         yield
+
+
+@dataclass(frozen=True)
+class PlanContents:
+    """What a plan moves, as far as its units depend on it: bytes of the tensors, and of those that are stored."""
+
+    plan: str
+    pairs: Mapping
+    nbytes: Mapping
+    stored: Mapping
+    made_of: Callable
+    is_view: bool = False
+
+    def cut(self, files, unit_bytes):
+        """The units of a plan with these contents."""
+
+        def manifest(sizes):
+            specs = {path: TensorSpec(path, (nbytes,), "uint8") for path, nbytes in sizes.items()}
+            return SimpleNamespace(tensors=specs)
+
+        original = SimpleNamespace(manifest=manifest(self.stored))
+        source = SimpleNamespace(original=original, made_of=self.made_of, is_view=self.is_view)
+        plan = SimpleNamespace(digest=self.plan, pairs=self.pairs, manifest=manifest(self.nbytes))
+        return cut(source, plan, files, unit_bytes)

@@ -8,12 +8,12 @@ from concurrent.futures import Future
 
 from tests.support.jobs import undisturbed, worker_named
 from wherry.core.request import TargetRequest, convert_request
-from wherry.workers import job_work
+from wherry.workers import work as working
 from wherry.workers.commit import commit
 from wherry.workers.coordinator import Coordinator
 from wherry.workers.job import split
-from wherry.workers.job_work import carry_with_pool
-from wherry.workers.record import TaskKind
+from wherry.workers.records import TaskKind
+from wherry.workers.work import carry_with_pool
 
 MOST_BYTES = 2000  # of an argument or an answer
 
@@ -40,7 +40,7 @@ class ImaginaryPool:
         self.calls.append((worker, title))
         future = Future()
         self.futures.append(future)
-        what = TaskKind(arguments[2]) if function is job_work.do else function.__name__
+        what = TaskKind(arguments[2]) if function is working.do else function.__name__
         answer = self.faults(worker, what, len(self.calls))
         if answer is self.HANGS:
             return future
@@ -86,7 +86,7 @@ def carried(made, pool):
 
 def coordinated(made, pool):
     """The coordinator that has carried a job."""
-    with job_work.job_work(made) as tasks:
+    with working.job_work(made) as tasks:
         coordinator = Coordinator(tasks, pool)
         try:
             assert len(list(coordinator.results())) == len(made.units)

@@ -16,9 +16,7 @@ from wherry.target import lease_watch, leftovers
 from wherry.target.clean import clean
 from wherry.target.lease_watch import judge_all, this_process
 from wherry.target.leftovers import owners_of_export, owners_of_job
-from wherry.workers.claims import Claim
-from wherry.workers.record import ClaimRecord
-from wherry.workers.records import job_records
+from wherry.workers.records import Claim, ClaimRecord, job_records
 
 FOREVER = 1e12  # seconds; everything is younger
 

@@ -10,7 +10,7 @@ from tests.support.jobs import receipts, worker_named
 from tests.support.large_files import MB, alone, job_of
 from wherry.storage.stores import locate
 from wherry.store.azure import AzureStore
-from wherry.workers import claims, make
+from wherry.workers import make, records
 from wherry.workers.commit import commit
 from wherry.workers.job import opened_job
 from wherry.workers.work import work
@@ -84,6 +84,6 @@ def test_a_worker_that_begins_an_upload_too_late_removes_no_block_of_the_others(
 def make_unit(target, number):
     with opened_job(target) as opened:
         unit = opened.units[number]
-        claim = claims.Claims(opened.records).take(opened.tasks[unit.number], opened.records.names())
+        claim = records.Claims(opened.records).take(opened.tasks[unit.number], opened.records.names())
         receipt = make.make_unit(opened, unit, claim)
         opened.records.create(receipt.name, receipt, claim.token)

@@ -30,9 +30,8 @@ from wherry.workers import commit as committing
 from wherry.workers.commit import commit
 from wherry.workers.estimate import plan_for_workers
 from wherry.workers.job import split
-from wherry.workers.job_work import carry_with_pool
 from wherry.workers.records import job_records
-from wherry.workers.work import work
+from wherry.workers.work import carry_with_pool, work
 
 OPTIONS = {"data_file_size": "1MB"}
 SMALL_FILES = {"data_file_size": "100KB"}

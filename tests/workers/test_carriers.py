@@ -28,8 +28,7 @@ from wherry.errors import (
     UsageError,
 )
 from wherry.storage.stores import locate
-from wherry.workers import THREADS
-from wherry.workers.convert_on import convert_on
+from wherry.workers import THREADS, convert_on
 from wherry.workers.engines import ENGINES, carry, engine_of
 from wherry.workers.records import job_records
 

@@ -21,12 +21,11 @@ from tests.support.worker_pools import (
 from wherry.converter import job as jobs
 from wherry.errors import NotFoundError, StorageError
 from wherry.storage.stores import locate
-from wherry.workers import coordinator, job_work, make
-from wherry.workers.claims import Claims
+from wherry.workers import coordinator, make
+from wherry.workers import work as working
 from wherry.workers.commit import commit
-from wherry.workers.job_work import carry_with_pool
-from wherry.workers.record import ChallengeRecord, TaskKind
-from wherry.workers.records import job_records
+from wherry.workers.records import ChallengeRecord, Claims, TaskKind, job_records
+from wherry.workers.work import carry_with_pool
 
 HANGS = ImaginaryPool.HANGS
 FAILED = {"error": {"what": "the storage does not answer", "uri": None, "cure": None, "retryable": True}}
@@ -49,7 +48,7 @@ def test_every_unit_is_made_once_by_workers_that_have_proved_themselves(source, 
     assert units == [f"unit-{unit.name}-1" for unit in made.units]
     assert len(pool.units_of("a")) == len(pool.units_of("b")) == 6
     assert challenges(target) == []
-    assert job_work._open.job is None
+    assert working._open.job is None
     assert committed_as_by_one(made, source, tmp_path)
     assert [name for name in leftover_names(target) if not name.startswith("undisturbed")] == []
 
@@ -146,7 +145,7 @@ def test_the_units_of_another_carrier_are_not_made_again(source, target):
 
     with pytest.raises(KeyboardInterrupt):
         carried(made, ImaginaryPool("a", interrupted))
-    assert job_work._open.job is None
+    assert working._open.job is None
     pool = ImaginaryPool("b")
     assert sorted(carried(made, pool)) == list(range(12))
     assert len(pool.units_of("b")) == 8
@@ -183,7 +182,7 @@ def test_the_unit_of_a_worker_that_was_killed_in_it_goes_to_another_at_once(
                 patch.setattr(make, "finish", lambda _writer: (_ for _ in ()).throw(_Killed))
                 patch.setattr(Claims, "renewed", lambda *_: _Nothing())
                 with pytest.raises(_Killed):
-                    job_work.do(made.uri, pool.token, "receipt", int(pool.calls[-1][1].split("-")[1]))
+                    working.do(made.uri, pool.token, "receipt", int(pool.calls[-1][1].split("-")[1]))
             pool.workers.discard("b")
             return HANGS
         if not makes(function):
@@ -229,7 +228,7 @@ def test_a_straggler_that_ends_after_all_changes_nothing(source, target, tmp_pat
             return HANGS
         if held and makes(function) and pool.calls[-1][1].endswith("-2"):
             number = int(pool.calls[-1][1].split("-")[1])
-            answer = job_work.do(made.uri, token[0], "receipt", number)
+            answer = working.do(made.uri, token[0], "receipt", number)
             pool.futures[held[0]].set_result(answer)  # both have the receipt
             return answer
         if not makes(function) and challenges(target):
@@ -270,7 +269,7 @@ def test_a_worker_that_cannot_is_named_and_left_out(source, target, caplog, answ
         if isinstance(answer, Exception):
             return answer
         token = challenges(target)[0].split("-")[1]
-        return {**job_work.prove(made.uri, token), **answer}
+        return {**working.prove(made.uri, token), **answer}
 
     made = job_of(source, target)
     pool = ImaginaryPool("ab", faults)
@@ -282,8 +281,8 @@ def test_a_worker_that_cannot_is_named_and_left_out(source, target, caplog, answ
 
 def test_what_a_worker_writes_must_hold_the_secret(source, target):
     made = job_of(source, target)
-    with job_work.job_work(made) as challenge:
-        answer = job_work.prove(made.uri, challenge.token)
+    with working.job_work(made) as challenge:
+        answer = working.prove(made.uri, challenge.token)
         assert challenge.problem(answer) == ""
         name = f"challenge-{challenge.token}-{answer['name']}"
         made.records.replace(name, ChallengeRecord("another"), "00000000")
@@ -292,7 +291,7 @@ def test_what_a_worker_writes_must_hold_the_secret(source, target):
             challenge.problem({**answer, "name": "../x"})
             == "what it writes next to the target is not seen here"
         )
-        job_work.close(challenge.token)
+        working.close(challenge.token)
     assert challenges(target) == []
 
 
@@ -312,7 +311,7 @@ def test_a_worker_with_another_key_says_so(source, target, monkeypatch):
 
     def faults(_worker, _function, _call):
         monkeypatch.setenv("WHERRY_KEY", "a key of somebody else")
-        answer = job_work.prove(made.uri, "12345678")
+        answer = working.prove(made.uri, "12345678")
         monkeypatch.delenv("WHERRY_KEY")
         return answer
 
@@ -326,9 +325,9 @@ def test_a_worker_with_another_key_says_so(source, target, monkeypatch):
 def test_a_worker_that_does_not_see_the_record_of_the_coordinator_says_so(source, target):
     made = job_of(source, target)
     assert (
-        "does not see the files that the coordinator wrote" in job_work.prove(made.uri, "12345678")["problem"]
+        "does not see the files that the coordinator wrote" in working.prove(made.uri, "12345678")["problem"]
     )
-    job_work.close("12345678")
+    working.close("12345678")
 
 
 def test_a_pool_without_workers_is_not_waited_for_without_end(source, target, monkeypatch):
@@ -417,6 +416,6 @@ def test_the_claim_of_a_worker_holds_off_the_workers_of_others_alone(source, tar
 def test_a_worker_answers_what_went_wrong(source, target, tmp_path):
     made = job_of(source, target)
     made.records.end()
-    answer = job_work.do(made.uri, "12345678", "receipt", 0)
+    answer = working.do(made.uri, "12345678", "receipt", 0)
     assert answer["error"]["what"] == "no job found"
     assert not answer["error"]["retryable"]

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from array import array
+
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.unit_fixtures import PlanContents
 from wherry.core.tensorspec import Span
 from wherry.mover.move import RAW_BYTES, Move
-from wherry.workers.target_files import TargetFiles
-from wherry.workers.unit import PlanContents, UnitFile, cut
+from wherry.workers.unit import FilesOfMoves, TargetFiles, UnitFile
 
 MIB = 1 << 20
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be loaded
+
+
+def in_one_file(nbytes, name):
+    return FilesOfMoves(array("q", [nbytes]), [frozenset([name])])
 
 
 @st.composite
@@ -30,7 +36,9 @@ def targets(draw, *, is_view=False):
     contents = PlanContents(
         "plan", {path: path for path in nbytes}, nbytes, stored, needs.__getitem__, is_view
     )
-    return contents, TargetFiles(held, {path: home for path, home in homes.items() if nbytes[path]})
+    return contents, TargetFiles(
+        held, {path: in_one_file(nbytes[path], home) for path, home in homes.items() if nbytes[path]}
+    )
 
 
 def moves_of(contents):
@@ -43,12 +51,13 @@ def moves_of(contents):
 @given(targets(), st.integers(1, 100 * MIB))
 def test_every_file_and_every_move_is_in_exactly_one_unit(target, size):
     contents, files = target
-    units = cut(contents, files, size)
+    units = contents.cut(files, size)
     made = [file for unit in units for file in unit.files]
     assert sorted(made) == sorted(UnitFile(name, nbytes) for name, nbytes in files.sizes.items())
     for move in moves_of(contents):
         [unit] = [one for one in units if one.has(move.source, move.span)]
-        assert files.homes[move.source] in {file.name for file in unit.files}
+        [home] = files.moves[move.source].files
+        assert home <= {file.name for file in unit.files}
     moved = sum(part.nbytes for unit in units for part in unit.parts)
     assert moved == sum(contents.nbytes.values())
 
@@ -56,7 +65,7 @@ def test_every_file_and_every_move_is_in_exactly_one_unit(target, size):
 @UNHURRIED
 @given(targets(), st.integers(1, 100 * MIB))
 def test_a_unit_is_not_larger_than_was_chosen_unless_one_file_is(target, size):
-    for unit in cut(*target, size):
+    for unit in target[0].cut(target[1], size):
         assert unit.nbytes <= size or len(unit.files) == 1
 
 
@@ -64,7 +73,7 @@ def test_a_unit_is_not_larger_than_was_chosen_unless_one_file_is(target, size):
 @given(targets(is_view=True), st.integers(1, 100 * MIB))
 def test_every_stored_tensor_is_hashed_by_exactly_one_unit_that_needs_it_if_there_is_one(target, size):
     contents, files = target
-    units = cut(contents, files, size)
+    units = contents.cut(files, size)
     hashed = [path for unit in units for path in unit.hashed]
     assert sorted(hashed) == sorted(contents.stored)
     needed = {path for unit in units for path in unit.sources}
@@ -83,25 +92,26 @@ def test_hashing_is_shared_out_evenly():
         "plan", {path: path for path in tensors}, tensors, stored, lambda _path: list(stored), True
     )
     files = TargetFiles(
-        {f"file-{n}": 10 for n in range(8)}, {path: f"file-{n}" for n, path in enumerate(tensors)}
+        {f"file-{n}": 10 for n in range(8)},
+        {path: in_one_file(10, f"file-{n}") for n, path in enumerate(tensors)},
     )
-    assert [len(unit.hashed) for unit in cut(contents, files, 10)] == [1] * 8
+    assert [len(unit.hashed) for unit in contents.cut(files, 10)] == [1] * 8
 
 
 @UNHURRIED
 @given(targets(), st.integers(1, 100 * MIB))
 def test_units_depend_on_the_plan_alone(target, size):
     contents, files = target
-    one, other = cut(contents, files, size), cut(contents, files, size)
+    one, other = contents.cut(files, size), contents.cut(files, size)
     assert [unit.name for unit in one] == [unit.name for unit in other]
     elsewhere = PlanContents("other", contents.pairs, contents.nbytes, contents.stored, contents.made_of)
-    assert {unit.digest for unit in cut(elsewhere, files, size)}.isdisjoint(unit.digest for unit in one)
+    assert {unit.digest for unit in elsewhere.cut(files, size)}.isdisjoint(unit.digest for unit in one)
 
 
 @UNHURRIED
 @given(targets())
 def test_a_target_that_cannot_be_cut_is_one_unit(target):
     contents, files = target
-    [unit] = cut(contents, TargetFiles(files.sizes, {}, "its bytes are encoded"), MIB)
+    [unit] = contents.cut(TargetFiles(files.sizes, {}, "its bytes are encoded"), MIB)
     assert all(unit.has(move.source, move.span) for move in moves_of(contents))
     assert {file.name for file in unit.files} == set(files.sizes)

@@ -15,10 +15,10 @@ from tests.support.object_stores import leftover_names, model
 from tests.support.processes import gone, is_running
 from tests.support.worker_pools import committed_as_by_one, job_of, request_of, same_tensors, set_variables
 from wherry.errors import MissingExtraError, StorageError, WherryError
-from wherry.workers import job_work
-from wherry.workers.convert_on import convert_on
+from wherry.workers import convert_on
+from wherry.workers import work as working
 from wherry.workers.coordinator import ALLOWED_LOSSES, Workplace
-from wherry.workers.job_work import carry_with_pool
+from wherry.workers.work import carry_with_pool
 
 distributed = pytest.importorskip("distributed", reason="distributed is not installed")
 
@@ -70,7 +70,7 @@ def test_a_cluster_that_runs_is_used_and_stays_as_it_was(source, target, tmp_pat
     assert left(target) == []
     assert process_ids(cluster) == before
     with distributed.Client(cluster.scheduler_address, set_as_default=False) as client:
-        assert set(client.run(lambda: job_work._open.job is None).values()) == {True}
+        assert set(client.run(lambda: working._open.job is None).values()) == {True}
         assert client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.tasks)) == []
 
 

@@ -47,11 +47,9 @@ from wherry.target.leftovers import JOB
 from wherry.workers import job as job_module
 from wherry.workers import make
 from wherry.workers import work as working
-from wherry.workers.claims import Claims
 from wherry.workers.commit import commit
 from wherry.workers.job import opened_job, split
-from wherry.workers.record import encode
-from wherry.workers.records import job_records
+from wherry.workers.records import Claims, encode, job_records
 from wherry.workers.work import work
 
 
@@ -96,7 +94,7 @@ def test_workers_share_the_units(source, target, tmp_path):
     assert committed(target).target.checkpoint_digest == undisturbed(source, tmp_path).checkpoint_digest
 
 
-@pytest.mark.parametrize("step", ["move", "finish", "_describe_file", "_require_moved"])
+@pytest.mark.parametrize("step", ["move", "finish", "_describe_file", "this_worker"])
 def test_a_unit_of_a_worker_that_was_killed_is_made_again(source, target, tmp_path, monkeypatch, step):
     job = made_job(source, target)
     with monkeypatch.context() as patch:
@@ -122,7 +120,9 @@ def test_a_claim_of_another_machine_expires_when_it_is_not_renewed(source, targe
     assert committed(target).target.checkpoint_digest == undisturbed(source, tmp_path).checkpoint_digest
 
 
-@pytest.mark.parametrize("call", ["wherry.workers.work.run_claimed", "wherry.workers.claims.Claims.renewed"])
+@pytest.mark.parametrize(
+    "call", ["wherry.workers.work._run_claimed", "wherry.workers.records.Claims.renewed"]
+)
 def test_a_worker_that_is_interrupted_between_its_claim_and_its_unit_gives_it_back(
     source, target, monkeypatch, call
 ):

@@ -25,9 +25,9 @@ from wherry.converter.convert import convert_all
 from wherry.errors import TargetExistsError
 from wherry.storage.stores import locate
 from wherry.target.clean import clean
+from wherry.workers import convert_on
 from wherry.workers import engines as module
 from wherry.workers.commit import commit
-from wherry.workers.convert_on import convert_on
 from wherry.workers.job import split
 from wherry.workers.work import work
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from types import SimpleNamespace
 
-from wherry.workers.record import Task, TaskKind
+from wherry.workers.records import Task, TaskKind
 from wherry.workers.work import LOOKED_AT, LOOKED_AT_LAST, in_order
 
 

@@ -19,7 +19,7 @@ from wherry.store.remote_store import FsspecStore
 from wherry.workers.commit import commit
 from wherry.workers.estimate import plan_for_workers
 from wherry.workers.job import split
-from wherry.workers.job_work import carry_with_pool
+from wherry.workers.work import carry_with_pool
 
 UNIT = 1_000_000
 # Target format → its options. The second is made of a view, whose source is also read for its own digests.

@@ -38,8 +38,7 @@ from wherry.workers import make, read_back
 from wherry.workers.commit import commit
 from wherry.workers.job import opened_job, split
 from wherry.workers.read_back import evidence_of, valid_proofs
-from wherry.workers.record import Task, TaskKind
-from wherry.workers.records import job_records
+from wherry.workers.records import Task, TaskKind, job_records
 from wherry.workers.work import work
 
 SUFFIXES = (".safetensors", ".distcp", "/d/", "__0_0")

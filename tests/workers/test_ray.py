@@ -16,10 +16,10 @@ from tests.support.jobs import receipts
 from tests.support.object_stores import leftover_names
 from tests.support.worker_pools import committed_as_by_one, job_of, request_of, same_tensors
 from wherry.errors import StorageError, UsageError
-from wherry.workers import job_work
-from wherry.workers.convert_on import convert_on
+from wherry.workers import convert_on
+from wherry.workers import work as working
 from wherry.workers.coordinator import Workplace
-from wherry.workers.job_work import carry_with_pool
+from wherry.workers.work import carry_with_pool
 
 ray = pytest.importorskip("ray", reason="ray is not installed")
 
@@ -114,7 +114,7 @@ def test_each_node_has_a_worker_and_one_that_dies_changes_nothing(source, target
                 break
             time.sleep(0.1)
         for worker in pool.present():  # units of a few KiB are made before a process has started
-            pool.submit(worker, "begin", job_work.close, "").result(120)
+            pool.submit(worker, "begin", working.close, "").result(120)
         for _receipt in carry_with_pool(made, pool):
             makers = {row["worker"] for row in receipts(target).values()}
             if len(makers) == 2 and not lost:

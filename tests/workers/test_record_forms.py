@@ -11,8 +11,7 @@ from wherry.errors import CorruptError
 from wherry.storage.stores import locate
 from wherry.target.leftovers import JOB
 from wherry.workers.commit import commit
-from wherry.workers.record import SharedFile, decode
-from wherry.workers.records import job_records
+from wherry.workers.records import SharedFile, decode, job_records
 from wherry.workers.work import work
 
 REQUESTS = [

@@ -14,9 +14,9 @@ from wherry.core.request import LayoutRequest, TargetRequest, convert_request
 from wherry.errors import CorruptError, IncompleteError, MismatchError
 from wherry.storage import direct
 from wherry.workers import commit as committing
-from wherry.workers.attempts import shared_file as begun
 from wherry.workers.commit import commit
 from wherry.workers.job import opened_job, split
+from wherry.workers.make import shared_file as begun
 from wherry.workers.work import work
 
 LARGE = 20_202_000  # bytes of the tensors that are large enough to be read back by themselves

@@ -28,11 +28,11 @@ from wherry.errors import (
 )
 from wherry.target.clean import clean
 from wherry.target.files import SharedFiles
-from wherry.workers import claims, make
-from wherry.workers.attempts import shared_file as begun
+from wherry.workers import make, records
 from wherry.workers.commit import commit
 from wherry.workers.job import opened_job
-from wherry.workers.target_files import regions_of
+from wherry.workers.make import shared_file as begun
+from wherry.workers.unit import regions_of
 from wherry.workers.work import work
 
 FORMATS = ["safetensors", "npz", "torch-zip", "flax-msgpack", "dcp", "hf"]
@@ -101,7 +101,7 @@ def test_a_region_of_a_worker_that_was_killed_is_made_again(model, target, tmp_p
 def test_a_region_is_written_by_its_unit_alone(model, target):
     job = job_of(model, target, "npz")
     with opened_job(target) as opened:
-        claim = claims.Claims(opened.records).take(opened.tasks[2], opened.records.names())
+        claim = records.Claims(opened.records).take(opened.tasks[2], opened.records.names())
         make.make_unit(opened, opened.units[2], claim)
     data, region = shared_file(target).read_bytes(), job.units[2].region
     assert any(data[region.start : region.stop])
@@ -129,7 +129,7 @@ def test_a_worker_that_comes_back_after_the_commit_changes_no_byte(
     def come_back():
         with opened_job(target) as opened:
             unit = opened.units[1]
-            claim = claims.Claims(opened.records).take(opened.tasks[unit.number], opened.records.names())
+            claim = records.Claims(opened.records).take(opened.tasks[unit.number], opened.records.names())
             try:
                 ended.append(make.make_unit(opened, unit, claim))
             except WherryError as error:
@@ -161,7 +161,7 @@ def test_a_worker_whose_unit_was_made_by_another_stops(model, target):
     with opened_job(target) as opened:
         for name in (name for name in opened.records.names() if name.startswith("claim-receipt-00001")):
             opened.records.remove(name)
-        claim = claims.Claims(opened.records).take(opened.tasks[1], opened.records.names())
+        claim = records.Claims(opened.records).take(opened.tasks[1], opened.records.names())
         with pytest.raises(TargetExistsError, match=r"unit 00001-\w{8} was made by another worker"):
             make.make_unit(opened, opened.units[1], claim)
 

@@ -22,8 +22,8 @@ from wherry.core.request import TargetRequest, convert_request
 from wherry.errors import IncompleteError, MismatchError
 from wherry.families import load_family
 from wherry.storage.stores import locate
+from wherry.workers import convert_on
 from wherry.workers.commit import commit
-from wherry.workers.convert_on import convert_on
 from wherry.workers.job import split
 from wherry.workers.records import job_records
 

@@ -15,10 +15,10 @@ from wherry.errors import IncompleteError, StorageError
 from wherry.storage.stores import locate
 from wherry.store.memory import MemoryStore
 from wherry.target.clean import clean
-from wherry.workers import claims, make
-from wherry.workers.attempts import shared_file
+from wherry.workers import make, records
 from wherry.workers.commit import commit
 from wherry.workers.job import opened_job
+from wherry.workers.make import shared_file
 from wherry.workers.work import work
 
 PART = 256 << 10
@@ -109,7 +109,7 @@ def made_late(target, number):
             name for name in opened.records.names() if name.startswith(f"claim-receipt-{number:05d}")
         ):
             opened.records.remove(name)
-        claim = claims.Claims(opened.records).take(opened.tasks[number], opened.records.names())
+        claim = records.Claims(opened.records).take(opened.tasks[number], opened.records.names())
         receipt = make.make_unit(opened, opened.units[number], claim)
         opened.records.remove(claim.name)
         return receipt

@@ -9,10 +9,10 @@ from itertools import pairwise
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.unit_fixtures import PlanContents
 from wherry.core.digest import LEAF, leaf_count
 from wherry.core.tensorspec import Span
-from wherry.workers.target_files import FilesOfMoves, TargetFiles
-from wherry.workers.unit import PlanContents, cut, shares
+from wherry.workers.unit import FilesOfMoves, TargetFiles, shares
 
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be loaded
 
@@ -91,9 +91,9 @@ def test_a_unit_has_its_moves_and_reads_them(tensor):
     rows, _unit_of = tensor
     names = sorted({name for names in rows.files for name in names}, key=lambda name: int(name[1:]))
     whole = rows.stops[-1]
-    files = TargetFiles(dict.fromkeys(names, 10), {}, spread={("t",): rows})
+    files = TargetFiles(dict.fromkeys(names, 10), {("t",): rows})
     contents = PlanContents("plan", {("t",): ("t",)}, {("t",): whole}, {("t",): whole}, lambda path: [path])
-    units = cut(contents, files, 10)
+    units = contents.cut(files, 10)
     for move, files_of_move in moves_of(rows):
         owners = [unit for unit in units if unit.has(("t",), move)]
         assert {file.name for unit in owners for file in unit.files} == files_of_move

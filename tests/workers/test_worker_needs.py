@@ -10,7 +10,7 @@ from tests.support.jobs import claimed, made_job
 from tests.support.worker_pools import ImaginaryPool, coordinated, job_of
 from wherry.errors import MissingExtraError, StorageError
 from wherry.workers import job as job_module
-from wherry.workers import job_work
+from wherry.workers import work as working
 from wherry.workers.work import work
 
 
@@ -43,7 +43,7 @@ def test_a_worker_of_an_engine_without_a_codec_is_named_and_left_out(source, tar
         token = next(name.split("-")[1] for name in made.records.names() if name.startswith("challenge"))
         with monkeypatch.context() as patch:
             patch.setattr(job_module, "_CODECS", ("a_codec_that_is_missing",))
-            return job_work.prove(made.uri, token)
+            return working.prove(made.uri, token)
 
     made, pool = job_of(source, target), ImaginaryPool("ab", faults)
     found = coordinated(made, pool)

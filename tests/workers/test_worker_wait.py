@@ -10,7 +10,8 @@ from tests.support.jobs import receipts
 from tests.support.waits import waits_reported_at_once
 from tests.support.worker_pools import ImaginaryPool, carried, committed_as_by_one, job_of, makes
 from wherry.errors import StorageError, UsageError
-from wherry.workers import coordinator, job_work
+from wherry.workers import coordinator
+from wherry.workers import work as working
 
 HANGS = ImaginaryPool.HANGS
 
@@ -81,7 +82,7 @@ def test_a_machine_that_is_replaced_by_one_that_cannot_is_still_waited_for(sourc
     """A coordinator that had workers waits the whole time for the next."""
     made, pool = job_of(source, target), SpotPool(0.1)
     monkeypatch.setattr(coordinator, "REFUSED_SECONDS", 0.0)
-    real = job_work.prove
+    real = working.prove
 
     def late(worker, function, call):
         if worker == "c" and function == "prove":

@@ -230,7 +230,7 @@ def convert(
     `wherry convert SRC --to orbax A --to hf B`.
     """
     from wherry.console import results, tables
-    from wherry.workers.convert_on import convert_on
+    from wherry.workers import convert_on
 
     request = convert_request(
         source, matched_targets(targets, stated_formats(targets, to), given.pop("options")), **given

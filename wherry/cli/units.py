@@ -13,7 +13,7 @@ from wherry.core.request import TargetRequest, convert_request
 from wherry.core.units import DEFAULT_UNIT, duration, parse_size, plural, show_seconds, show_size
 
 if TYPE_CHECKING:
-    from wherry.workers.record import TaskRecord
+    from wherry.workers.records import TaskRecord
     from wherry.workers.unit import Unit
 
 unit_size = click.option(

@@ -43,7 +43,7 @@ from wherry.target.janitor import tidy as tidy_left_behind
 from wherry.target.lease import Lease, LeaseFile
 from wherry.verifier.workflow import comparison, verify_and_record
 from wherry.version import __version__
-from wherry.workers.convert_on import convert_on
+from wherry.workers import convert_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence

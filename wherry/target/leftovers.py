@@ -1,7 +1,7 @@
 """leftovers: what runs have left, who may still use it, and the rule by which it is removed.
 
 What belongs to a target is used by whoever holds the lease of the target. A job has no lease while its workers make
-units: each renews a claim (`wherry.workers.claims`). The folder of an export is shared by processes that are named in
+units: each renews a claim (`wherry.workers.records`). The folder of an export is shared by processes that are named in
 it (`wherry.live.shares`). A lease that is not renewed has no owner any more. A claim or a name that shows no life
 proves nothing, unless its process was one of this machine and has ended: the worker may be one of many, and the next
 one not named yet. Only where no owner can be checked, the age of what is left decides.

@@ -11,57 +11,62 @@ digests (short runs, workers without kernels, SHA-256) is read here, as a conver
 A part of a shared upload is sent whole. One with bytes that depend on other units (the checksum in the frame of a
 member whose tensor lies in two regions, the directory of an archive) cannot be sent by a unit. So the commit moves what
 has bytes in such a part once more: one or two moves of 8 MiB for a region.
+
+Leaves that lie in several units are joined from values: nobody reads a byte for that. A tensor of which something is
+missing (runs were short, a worker had no kernels) has no leaves here, and is read.
 """
 
 from __future__ import annotations
 
 import secrets
 import shlex
+from collections import defaultdict
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.converter.convert import convert_all
 from wherry.converter.job import targets_of
-from wherry.core.keypath import render
+from wherry.core.algorithms import HASH_BYTES
+from wherry.core.digest import LEAF, LeafHasher, leaf_count, tensor_digest
+from wherry.core.keypath import KeyPath, render
 from wherry.core.units import plural
-from wherry.errors import IncompleteError, TargetInUseError, storage_errors
+from wherry.errors import IncompleteError, MismatchError, TargetInUseError, storage_errors
 from wherry.mover.hashing import Hashes, hash_checkpoint
 from wherry.mover.readback import ReadEvidence
 from wherry.runtime import threads
 from wherry.storage.copy import add_name
 from wherry.storage.folders import make_folders, sync_folder, sync_tree
+from wherry.store.remote_store import heads
 from wherry.target.area import JOURNAL, left_for
 from wherry.target.file_ranges import file_sizes, ranges_of
 from wherry.target.journal import finished_journal, open_journal
 from wherry.target.object_staging import is_committed
 from wherry.target.uploaded_file import part_size
-from wherry.workers.attempts import (
+from wherry.workers.job import opened_job
+from wherry.workers.make import (
     SharedUploads,
-    attempt_folder,
-    folder_token,
+    is_as_made,
+    made_folder,
     made_place,
-    map_of_job,
+    member,
     object_path,
     receipt_of,
-    shared_marks,
     shared_record,
     staging_of,
-    watch_files,
 )
-from wherry.workers.claims import TOKEN_DIGITS, claims_of
-from wherry.workers.job import opened_job
-from wherry.workers.joined_leaves import joined_leaves, merged_hashes, merged_moves, with_boxes
-from wherry.workers.read_back import differences, evidence_of, is_blamed, valid_proofs
-from wherry.workers.record import Task, TaskKind, TaskRecord, records_by_unit
+from wherry.workers.read_back import differences, evidence_of, valid_proofs
+from wherry.workers.records import TOKEN_DIGITS, Task, TaskKind, TaskRecord, records_by_unit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from wherry.converter.job import Job
-    from wherry.core.keypath import KeyPath
+    from wherry.core.leaf_values import LeafValues
     from wherry.core.progress import OnProgress
     from wherry.core.receipt import GroupReceipt
+    from wherry.core.tensorspec import Span, TensorSpec
     from wherry.storage.location import Location
     from wherry.store.store import Part
     from wherry.target.durable_move import DurableMove
@@ -98,34 +103,23 @@ def commit(uri: str, *, progress: OnProgress | None = None) -> GroupReceipt:
         )
         shared = SharedUploads(split)
         receipts = None if is_made else _receipts(split, shared)
-        if receipts is None:  # only the job is left, or another commit was interrupted
-            group = convert_all(split.record.request, progress=progress)
-        else:  # all of them is checked before anything is moved
-            boxes, sources = dict["KeyPath", tuple[bytes, ...]](), None
+        prepare: Callable[[Job], Job] | None = None  # only the job is left, or another commit was interrupted
+        if receipts is not None:  # all of them is checked before anything is moved
+            moves, boxes = _merged_moves(receipts, split.uri), dict[KeyPath, tuple[bytes, ...]]()
             if len(split.algorithms) == 1:
                 held, specs = [(one, one.boxes) for one in receipts], job.checkpoint.manifest.tensors
-                boxes = joined_leaves(held, specs, split.algorithms[0], split.uri)
-            if job.checkpoint.is_view:
-                specs = job.checkpoint.original.manifest.tensors
-                sources = merged_hashes(receipts, specs, split.algorithms, split.uri)
-            evidence = _evidence(split, receipts, boxes)
-            _compose(split, receipts, boxes, shared)
-
-            def prepare(job: Job) -> Job:
-                return replace(job, evidence=evidence, source_hashes=_with_rest(job, sources, progress))
-
-            group = convert_all(split.record.request, progress=progress, prepare=prepare)
+                boxes = _joined_leaves(held, specs, split.algorithms[0], split.uri)
+            sources = _merged_hashes(split, receipts) if job.checkpoint.is_view else None
+            evidence = _evidence(split, receipts, moves, boxes)
+            _compose(split, receipts, _with_boxes(moves, boxes), shared)
+            prepare = partial(_prepared, evidence=evidence, sources=sources, progress=progress)
+        group = convert_all(split.record.request, progress=progress, prepare=prepare)
         split.records.end()
     return group
 
 
 def _receipts(split: SplitJob, shared: SharedUploads) -> list[TaskRecord] | None:
-    """One valid receipt of each unit; None if another commit has used their files, and was interrupted.
-
-    Raises:
-        IncompleteError: units are not made.
-        MismatchError: a receipt does not cover its unit, or two receipts of one unit differ.
-    """
+    """One valid receipt of each unit; None if another commit has used their files, and was interrupted."""
     finished = records_by_unit(TaskKind.MAKE, split.records.names())
 
     def found_of(unit: Unit) -> TaskRecord | None:
@@ -142,7 +136,7 @@ def _receipts(split: SplitJob, shared: SharedUploads) -> list[TaskRecord] | None
     kept = {unit.files[0].name for unit in split.units if unit.number in found}
     for unit in split.units:
         if unit.number not in found and unit.number in finished:
-            _make_again(split, unit, finished[unit.number])
+            _make_again(split, unit)
             if unit.region is not None and unit.files[0].name not in kept:  # the file that they share is lost
                 split.records.remove(shared_record(unit))
     more = ", …" if len(missing) > _NAMED else ""
@@ -153,31 +147,24 @@ def _receipts(split: SplitJob, shared: SharedUploads) -> list[TaskRecord] | None
     )
 
 
-def _make_again(split: SplitJob, unit: Unit, receipts: list[str], proofs: Sequence[TaskRecord] = ()) -> None:
-    """Remove the receipts of a unit whose files are not there as it was left, and what is still there of them.
+def _make_again(split: SplitJob, unit: Unit, proofs: Sequence[TaskRecord] = ()) -> None:
+    """Remove the receipts of a unit whose files are not as it was left, its claims, and what is there of its objects.
 
-    Args:
-        split: the job.
-        unit: the unit.
-        receipts: its receipts.
-        proofs: which other units' proofs are of no use without it; those of a file that it shares are neither.
+    Proofs that name it are of no use without it, nor those of a file that it shares.
     """
-    tokens, names = {name[-TOKEN_DIGITS:] for name in receipts}, split.records.names()
     void = {unit.number, *(proof.unit for proof in proofs)}
     if unit.region is not None:  # what it writes again changes the state of the file for all
         void |= {one.number for one in split.units if one.files[0].name == unit.files[0].name}
-    own = [name for number in void for name in records_by_unit(TaskKind.READ, names).get(number, ())]
-    again = [
-        Task(TaskKind.MAKE, unit),
-        *(Task(TaskKind.READ, split.units[number]) for number in sorted(void)),
-    ]
-    for name in [*receipts, *own, *(claim for task in again for claim in claims_of(task, names))]:
+    made = Task(TaskKind.MAKE, unit).key
+    keys = {made, *(Task(TaskKind.READ, split.units[number]).key for number in void)}
+    key_of = {name: name.removeprefix("claim-").rpartition("-")[0] for name in split.records.names()}
+    names = sorted((name for name, key in key_of.items() if key in keys), reverse=True)  # claims are the last
+    for name in names:
         split.records.remove(name)
-    store = split.records.store
-    if store is None:
+    if (store := split.records.store) is None:
         return
-    for file in unit.files:
-        path = object_path(split, file.name)
+    tokens = {name[-TOKEN_DIGITS:] for name in names if name.startswith(made)}
+    for path in (object_path(split, file.name) for file in unit.files):
         found = store.head(path)
         if found is not None and found.run in tokens:
             store.remove_object(path, found.mark)
@@ -193,22 +180,28 @@ def _is_composed(split: SplitJob) -> bool:
     )
 
 
-def _with_rest(
-    job: Job, sources: Mapping[str, Hashes] | None, progress: OnProgress | None
-) -> dict[str, Hashes] | None:
-    """The digests of the source of a view; tensors that workers have not hashed are read."""
+def _prepared(
+    job: Job,
+    evidence: Callable[[Location], ReadEvidence],
+    sources: Mapping[str, Hashes] | None,
+    progress: OnProgress | None,
+) -> Job:
+    """The job with what workers have found; tensors of the source of a view that none has hashed are read."""
     if sources is None:
-        return None
-    source, memory, found = job.checkpoint.original, job.plan.memory, dict[str, "Hashes"]()
+        return replace(job, evidence=evidence)
+    source, memory, found = job.checkpoint.original, job.plan.memory, dict[str, Hashes]()
     for name, known in sources.items():
         rest = [path for path in source.manifest.tensors if path not in known.digests]
         read = hash_checkpoint(source, name, memory=memory, progress=progress, stage="digest", paths=rest)
         found[name] = known.joined(read)
-    return found
+    return replace(job, evidence=evidence, source_hashes=found)
 
 
 def _evidence(
-    split: SplitJob, receipts: list[TaskRecord], boxes: Mapping[KeyPath, Sequence[bytes]]
+    split: SplitJob,
+    receipts: list[TaskRecord],
+    moves: Iterable[DurableMove],
+    boxes: Mapping[KeyPath, Sequence[bytes]],
 ) -> Callable[[Location], ReadEvidence]:
     """A function that gives what workers have read back, of the target as it is staged.
 
@@ -220,44 +213,94 @@ def _evidence(
     found = split.records.read_all([name for of_unit in names for name in of_unit], TaskRecord)
     if not found:
         return lambda _staged: ReadEvidence()
-    shared = shared_marks(split, receipts)
+    shared = _shared_marks(split, receipts)
     proofs = valid_proofs(split, receipts, found, shared)
-    difference = next(differences(proofs, receipts, merged_moves(receipts, split.uri)), None)
+    difference = next(differences(proofs, receipts, moves), None)
     if difference is None:
         return lambda staged: replace(
             evidence_of(proofs, receipts, boxes, staged),
             changed=watch_files(split, receipts, staged, shared),
         )
-    by_name = {receipt.name: receipt for receipt in receipts}
-    wrong = [by_name[name] for name in difference.proof.of]
-    wrong = [one for one in wrong if is_blamed(split, one, difference)] or wrong
+    wrong = [receipt for receipt in receipts if receipt.name in difference.proof.of]
+    wrong = [one for one in wrong if difference.blames(split.units[one.unit])] or wrong
     for receipt in wrong:
         void = [proof for proof in proofs if receipt.name in proof.of]
-        _make_again(split, split.units[receipt.unit], [receipt.name], void)
+        _make_again(split, split.units[receipt.unit], void)
+    where = "" if difference.leaf is None else f" of leaf {difference.leaf}"
     raise IncompleteError(
         f"{', '.join(f'unit {split.units[one.unit].name}' for one in wrong)}: {difference.proof.worker} read back"
-        f" other bytes{difference.where} than {', '.join(one.worker for one in wrong)} wrote",
+        f" other bytes{where} than {', '.join(one.worker for one in wrong)} wrote",
         uri=split.uri,
         path=render(difference.source),
         cure=f"run `wherry work {shlex.quote(split.job.committed.uri)}`, which writes them again",
     )
 
 
+def _shared_marks(split: SplitJob, receipts: Sequence[TaskRecord]) -> dict[str, str]:
+    """Name of each file of a file system that several units have made → its present state."""
+    marks: dict[str, str] = {}
+    for receipt in receipts if split.records.store is None else ():
+        name = receipt.files[0].name
+        if split.units[receipt.unit].region is not None and name not in marks:
+            entry = made_place(split, receipt, name).stat()
+            marks[name] = entry.mark if entry else ""
+    return marks
+
+
+def watch_files(
+    split: SplitJob, receipts: Sequence[TaskRecord], staged: Location, shared: Mapping[str, str]
+) -> Callable[[], frozenset[str]]:
+    """A function that tells which files of a staged target are no longer as they were read, by their paths.
+
+    That is as their receipts say, or, of files that several units have made on a file system, as `shared` does. Objects
+    that several units make were not read by workers.
+
+    Args:
+        split: the job.
+        receipts: one of each unit.
+        staged: where the target is staged.
+        shared: name of each file of several units → its state.
+    """
+    store = split.records.store
+    rows = [(member(staged, file.name), one, file) for one in receipts for file in one.files]
+    if store is not None:
+        made = {
+            object_path(split, file.name): (place.path, one, file)
+            for place, one, file in rows
+            if split.units[one.unit].region is None
+        }
+
+        def replaced() -> frozenset[str]:
+            found = ((made[path], state) for path, state in heads(store, made))
+            return frozenset(path for (path, one, file), state in found if not is_as_made(state, one, file))
+
+        return replaced
+
+    def state(place: Location) -> str:
+        entry = place.stat()
+        return entry.inode if entry else ""
+
+    # The writer of the format may write headers again, which changes the time of the last change.
+    first = {
+        place: state(place)
+        if (entry := place.stat()) and entry.mark == shared.get(file.name, file.mark)
+        else None
+        for place, _one, file in rows
+    }
+    return lambda: frozenset(place.path for place, inode in first.items() if state(place) != inode)
+
+
 def _compose(
-    split: SplitJob,
-    receipts: list[TaskRecord],
-    boxes: Mapping[KeyPath, Sequence[bytes]],
-    shared: SharedUploads,
+    split: SplitJob, receipts: list[TaskRecord], rows: list[DurableMove], shared: SharedUploads
 ) -> None:
     """Leave files, objects and a journal as a run does that was interrupted after its last move."""
     area, store = staging_of(split), split.records.store
-    rows = with_boxes(merged_moves(receipts, split.uri), boxes)
     if store is not None:
         uploads = list(shared.uploads.values())
         runs = [receipt.token for receipt in receipts] + [upload.run for upload in uploads]
         notes = [note for receipt in receipts for note in receipt.notes]
         parts = [part for receipt in receipts for part in shared.current(receipt)]
-        rows = without_open(split, rows, parts, shared)
+        rows = _without_open(split, rows, parts, shared) if uploads else rows
         sent = [[path, asdict(part)] for path, part in parts]
         members = split.job.row.commit_members
         finished_journal(area, split.record.header, members, runs, rows, notes, sent, uploads)
@@ -287,7 +330,7 @@ def _compose(
 def _gather(split: SplitJob, receipts: list[TaskRecord], draft: Path) -> None:
     """Give the files of all attempts second names in one folder."""
     for receipt in receipts:
-        origin = attempt_folder(split, folder_token(split, receipt))
+        origin = made_folder(split, receipt)
         for file in receipt.files:
             made = Path(made_place(split, receipt, file.name).path)
             place = draft / made.relative_to(origin)
@@ -309,27 +352,15 @@ def _taken_error(split: SplitJob) -> TargetInUseError:
     )
 
 
-# ---- parts that no unit could send -----------------------------------------------------------------------------------
-
-
-def without_open(
+def _without_open(
     split: SplitJob, rows: list[DurableMove], parts: Iterable[tuple[str, Part]], shared: SharedUploads
 ) -> list[DurableMove]:
-    """The moves all of whose bytes are in parts that were sent.
-
-    Args:
-        split: the job.
-        rows: moves that units have made.
-        parts: path of an object and one of its parts, that were sent.
-        shared: the shared uploads.
-    """
-    if not shared.uploads:
-        return rows
-    job, store = split.job, split.records.store
+    """The moves all of whose bytes are in parts that were sent."""
+    store = split.records.store
     assert store is not None, "uploads are in one"
     paths = {upload.path for upload in shared.uploads.values()}
     sent = {(path, part.number) for path, part in parts}
-    file_map, targets = map_of_job(job), targets_of(job.plan)
+    file_map, targets = split.file_map(), targets_of(split.job.plan)
     sizes = file_sizes(file_map)
     assert sizes is not None, "files of unknown sizes have one process"
 
@@ -347,3 +378,110 @@ def without_open(
         return all(map(was_sent, ranges_of(file_map, target.path, row.span) or ()))
 
     return [row for row in rows if is_done(row)]
+
+
+# ---- what receipts say together -------------------------------------------------------------------------------------
+
+
+class _Share(NamedTuple):
+    """What one receipt has of a tensor."""
+
+    receipt: TaskRecord
+    values: LeafValues
+
+
+def _joined_leaves(
+    rows: Iterable[tuple[TaskRecord, Mapping[KeyPath, LeafValues]]],
+    specs: Mapping[KeyPath, TensorSpec],
+    algorithm: str,
+    uri: str,
+) -> dict[KeyPath, tuple[bytes, ...]]:
+    """The leaves of the tensors of which units together have hashed every byte."""
+    shares: dict[KeyPath, defaultdict[int, list[_Share]]] = {}
+    for receipt, held in rows:
+        for path, values in held.items():
+            count = leaf_count(specs[path].nbytes) if path in specs else -1
+            if count < 0 or any(leaf >= count for leaf in (*values.leaves, *values.parts)):
+                raise _invalid(receipt, path, uri)
+            of_leaf = shares.setdefault(path, defaultdict(list))
+            for leaf in (*values.leaves, *values.parts):
+                of_leaf[leaf].append(_Share(receipt, values))
+    found: dict[KeyPath, tuple[bytes, ...]] = {}
+    for path, of_leaf in shares.items():
+        hasher = LeafHasher(specs[path], (algorithm,))
+        # One leaf after the other, so that one is open; where one is not known, the others are of no use.
+        if all(_join_leaf(hasher, leaf, of_leaf[leaf], path, uri) for leaf in range(len(hasher.leaves))):
+            found[path] = hasher.hashes(algorithm)
+    return found
+
+
+def _join_leaf(hasher: LeafHasher, leaf: int, shares: Iterable[_Share], path: KeyPath, uri: str) -> bool:
+    """Whether a leaf is known, after what all receipts have of it was taken."""
+    for receipt, values in shares:
+        digest = values.leaves.get(leaf)
+        if digest is not None and hasher.leaves[leaf] not in (None, digest):
+            raise _invalid(receipt, path, uri)
+        if digest is not None:
+            hasher.preset(leaf, digest)
+        elif leaf in values.parts:
+            try:
+                hasher.take_values(leaf, values.parts[leaf])
+            except ValueError as error:
+                raise _invalid(receipt, path, uri) from error
+    return hasher.leaves[leaf] is not None
+
+
+def _invalid(receipt: TaskRecord, path: KeyPath, uri: str) -> MismatchError:
+    return MismatchError(
+        f"the receipt {receipt.name} by {receipt.worker} has values of a tensor that are invalid, or differ from those"
+        " of another receipt",
+        uri=uri,
+        path=render(path),
+        cure=f"remove {receipt.name} and run `wherry work` again",
+    )
+
+
+def _merged_moves(receipts: Iterable[TaskRecord], uri: str) -> list[DurableMove]:
+    """The moves of all units, each once: one with chunks of two units was made by both."""
+    found: dict[tuple[KeyPath, Span], tuple[DurableMove, TaskRecord]] = {}
+    for receipt in receipts:
+        for move in receipt.moves:
+            first, maker = found.setdefault((move.source, move.span), (move, receipt))
+            if first != move:
+                raise MismatchError(
+                    f"two workers have read different bytes: {maker.worker} and {receipt.worker}",
+                    uri=uri,
+                    path=render(move.source),
+                    cure=f"check both machines, remove {maker.name} and {receipt.name}, and run `wherry work` again",
+                )
+    return [move for move, _receipt in found.values()]
+
+
+def _with_boxes(moves: Iterable[DurableMove], leaves: Mapping[KeyPath, Sequence[bytes]]) -> list[DurableMove]:
+    """The moves, those in boxes with the leaves of their tensors.
+
+    A box has no leaf of its own: its span only orders the boxes of a tensor. So each leaf goes to the moves that have
+    its place among the spans.
+    """
+
+    def complete(move: DurableMove) -> DurableMove:
+        if move.source not in leaves or move.leaves:
+            return move
+        numbers = range(move.span.start // LEAF, leaf_count(move.span.stop))
+        return move._replace(leaves={number: leaves[move.source][number] for number in numbers})
+
+    return [complete(move) for move in moves]
+
+
+def _merged_hashes(split: SplitJob, receipts: Sequence[TaskRecord]) -> dict[str, Hashes]:
+    """The digests of the source's own tensors, by algorithm; without those that units have not hashed whole."""
+    specs = split.job.checkpoint.original.manifest.tensors
+    shared = [(receipt, receipt.sources) for receipt in receipts] if len(split.algorithms) == 1 else []
+    found: dict[str, Hashes] = {}
+    for algorithm in split.algorithms:
+        leaves = _joined_leaves(shared, specs, algorithm, split.uri)
+        for path, text in (row for receipt in receipts for row in receipt.hashed.get(algorithm, {}).items()):
+            leaves[path] = tuple(text[at : at + HASH_BYTES] for at in range(0, len(text), HASH_BYTES))
+        digests = {path: tensor_digest(specs[path], own, algorithm) for path, own in leaves.items()}
+        found[algorithm] = Hashes(algorithm, digests, leaves)
+    return found

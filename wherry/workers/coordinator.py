@@ -91,7 +91,7 @@ class Workload(ABC):
 
 
 if TYPE_CHECKING:
-    # What runs on a worker: a function of `job_work` or `hash_on`, which takes and returns JSON values.
+    # What runs on a worker: a function of `work` or `hash_on`, which takes and returns JSON values.
     WorkerFunction = Callable[..., Mapping[str, Any]]
 
 
@@ -108,7 +108,7 @@ class Workplace(NamedTuple):
 
 
 class WorkerPool(Protocol):
-    """Workers, each a process that makes one unit at a time.
+    """Workers, each a process that makes one unit at a time; the `pool` of an engine's adapter opens it.
 
     Only names of functions, small arguments and answers of a few hundred bytes pass through the engine: bytes of
     checkpoints go between the workers and the stores.
@@ -138,22 +138,6 @@ class WorkerPool(Protocol):
         ...
 
 
-class OpenPool(Protocol):
-    """What the adapter of an engine is: opens a pool, as a context manager."""
-
-    def __call__(self, where: Workplace) -> Any:
-        """Connect to the engine, or start one on this machine; a `with` block of it gives a WorkerPool.
-
-        Args:
-            where: address of the engine, or number of workers to start.
-
-        Raises:
-            UsageError: the address is invalid.
-            StorageError: the engine is not reachable, or did not start.
-        """
-        ...
-
-
 # ---- the coordinator -------------------------------------------------------------------------------------------------
 
 
@@ -161,47 +145,32 @@ LOOK_SECONDS = 0.5  # between two looks at the pool, while nothing ends
 AGAIN_SECONDS = 1.0  # before a unit that failed, or that another process makes, is tried again
 ALLOWED_STRIKES = 3  # failures of a worker, one after the other
 ALLOWED_FAILURES = 5  # of the same unit
-ALLOWED_LOSSES = (
-    10  # of workers that were making the same unit: spot machines die without a fault of the unit
-)
+# Of workers that were making the same unit: spot machines die without a fault of the unit.
+ALLOWED_LOSSES = 10
 _CLOSE_SECONDS = 5.0
 _log = logger(__name__)
 
 
 @dataclass(slots=True)
-class Post:
-    """A worker, as the coordinator sees it.
-
-    Attributes:
-        name: of the worker.
-        future: what it is doing; None if it is idle.
-        unit: number of the unit that it makes; None while it proves itself.
-        since: monotonic time at which it began.
-        answer: how it has proved itself; None until then.
-        strikes: failures, one after the other.
-    """
+class _Post:
+    """A worker, as the coordinator sees it."""
 
     name: str
-    future: Future[Any] | None = None
-    unit: int | None = None
-    since: float = 0.0
-    answer: Mapping[str, Any] | None = None
-    strikes: int = 0
+    future: Future[Any] | None = None  # what it is doing; None if it is idle
+    unit: int | None = None  # number of the unit that it makes; None while it proves itself
+    since: float = 0.0  # monotonic time at which it began
+    answer: Mapping[str, Any] | None = None  # how it has proved itself; None until then
+    strikes: int = 0  # failures, one after the other
 
 
 @dataclass(slots=True)
-class UnitState:
-    """A unit that is not done, as its coordinator sees it.
+class _UnitState:
+    """A unit that is not done, as its coordinator sees it."""
 
-    Attributes:
-        ready: monotonic time from which on it can be given to a worker; units go in the order of these times.
-        attempts, losses, failures: how often it was given to a worker, its worker was lost, and it was not made.
-    """
-
-    ready: float = 0.0
-    attempts: int = 0
-    losses: int = 0
-    failures: int = 0
+    ready: float = 0.0  # monotonic time from which on it can be given to a worker; units go in this order
+    attempts: int = 0  # how often it was given to a worker
+    losses: int = 0  # how often its worker was lost
+    failures: int = 0  # how often it was not made
 
 
 def run_workload(work: Workload, pool: WorkerPool, counts: UnitCounts | None = None) -> Generator[Any]:
@@ -234,10 +203,10 @@ class Coordinator:
             counts: gets the numbers of workers and of failed attempts.
         """
         self._work, self._pool, self._counts = work, pool, counts or UnitCounts()
-        self._left: dict[int, UnitState] = {}
+        self._left: dict[int, _UnitState] = {}
         self._taken: list[float] = []  # seconds of each unit that was done
-        self._posts: dict[str, Post] = {}
-        self._wait = WorkerWait(work.uri, work.again)
+        self._posts: dict[str, _Post] = {}
+        self._wait = _WorkerWait(work)
         self.left_out: dict[str, str] = {}  # name of each worker that gets no unit → why
 
     def results(self) -> Iterator[Any]:
@@ -248,9 +217,8 @@ class Coordinator:
         """
         finished = self._work.finished()
         yield from finished.values()
-        self._left = {
-            number: UnitState() for number in range(len(self._work.names)) if number not in finished
-        }
+        numbers = range(len(self._work.names))
+        self._left = {number: _UnitState() for number in numbers if number not in finished}
         while self._left:
             self._meet()
             now = time.monotonic()
@@ -286,7 +254,7 @@ class Coordinator:
                 post.future.cancel()
             self._lose(post)
         for name in sorted(present - self._posts.keys() - self.left_out.keys()):
-            post = self._posts[name] = Post(name)
+            post = self._posts[name] = _Post(name)
             self._start(post, f"prove-{name}", self._work.first())
 
     def _assign(self, now: float) -> None:
@@ -296,7 +264,7 @@ class Coordinator:
             number for number, unit in self._left.items() if number not in running and unit.ready <= now
         ]
         waiting.sort(key=lambda number: self._left[number].ready)
-        rest: list[Post] = []
+        rest: list[_Post] = []
         for post in self._idle():
             number = next((number for number in waiting if self._suits(post, number)), None)
             if number is None:
@@ -310,10 +278,10 @@ class Coordinator:
                 _log.warning("unit %s is slow; it gets a second attempt", self._work.names[number])
                 self._give(post, number)
 
-    def _idle(self) -> list[Post]:
+    def _idle(self) -> list[_Post]:
         return [post for post in self._posts.values() if post.answer is not None and post.future is None]
 
-    def _suits(self, post: Post, number: int) -> bool:
+    def _suits(self, post: _Post, number: int) -> bool:
         return self._work.suits(number, post.answer or {})
 
     def _suits_none(self, now: float) -> bool:
@@ -328,13 +296,13 @@ class Coordinator:
         slow = {unit for unit in self._stragglers() if not any(self._suits(post, unit) for post in idle)}
         return {post.unit for post in posts if post.unit in self._left} <= slow
 
-    def _give(self, post: Post, number: int) -> None:
+    def _give(self, post: _Post, number: int) -> None:
         left = self._left[number]
         left.attempts, post.unit = left.attempts + 1, number
         title = f"unit-{self._work.names[number]}-{left.attempts}"
         self._start(post, title, self._work.call(number))
 
-    def _start(self, post: Post, title: str, call: Call) -> None:
+    def _start(self, post: _Post, title: str, call: Call) -> None:
         post.future = self._pool.submit(post.name, title, call.function, *call.arguments)
         post.since = time.monotonic()
 
@@ -366,7 +334,7 @@ class Coordinator:
                 yield result
             post.unit = None
 
-    def _result(self, post: Post, number: int, future: Future[Any]) -> Any:
+    def _result(self, post: _Post, number: int, future: Future[Any]) -> Any:
         """The result of a unit, if the worker has done it, and is the first; else None."""
         if future.exception() is not None:
             self._lose(post)
@@ -390,12 +358,8 @@ class Coordinator:
             left.ready = time.monotonic() + AGAIN_SECONDS
         return None
 
-    def _lose(self, post: Post) -> None:
-        """Let the unit of a worker that is lost be the next.
-
-        Raises:
-            StorageError: it was one loss too many.
-        """
+    def _lose(self, post: _Post) -> None:
+        """Let the unit of a worker that is lost be the next."""
         if post.unit is None or post.unit not in self._left:
             return
         left, name = self._left[post.unit], self._work.names[post.unit]
@@ -409,12 +373,8 @@ class Coordinator:
                 cure="give the workers more memory, or make smaller units: --unit 256MiB",
             )
 
-    def _fail(self, post: Post, number: int, left: UnitState, error: Mapping[str, Any]) -> None:
-        """Note that a unit was not made.
-
-        Raises:
-            StorageError: no retry can cure it, or it was one failure too many.
-        """
+    def _fail(self, post: _Post, number: int, left: _UnitState, error: Mapping[str, Any]) -> None:
+        """Note that a unit was not made; it ends the run if no retry can cure it, or it was one failure too many."""
         name = self._work.names[number]
         left.failures += 1
         self._counts.failed += 1
@@ -427,7 +387,7 @@ class Coordinator:
                 retryable=bool(error["retryable"]),
             )
 
-    def _leave_out(self, post: Post, problem: str) -> None:
+    def _leave_out(self, post: _Post, problem: str) -> None:
         _log.warning("worker %s is left out: %s", post.name, problem)
         self.left_out[post.name] = problem
         del self._posts[post.name]
@@ -475,19 +435,11 @@ def worker_wait() -> float:
     return WAIT_SECONDS if stated is None else duration(stated)
 
 
-class WorkerWait:
+class _WorkerWait:
     """Waits of one coordinator; begins with the first."""
 
-    def __init__(self, uri: str, again: str) -> None:
-        """Begin to wait.
-
-        Args:
-            uri: of the workload.
-            again: what the same command does when it is run again.
-        """
-        self._uri, self._again = uri, again
-        self._seconds = worker_wait()
-        self._since = time.monotonic()
+    def __init__(self, work: Workload) -> None:
+        self._work, self._seconds, self._since = work, worker_wait(), time.monotonic()
         self._had_worker = False
         self._line = ExitStack()
         self._text = ""
@@ -498,15 +450,7 @@ class WorkerWait:
         self._since, self._had_worker, self._text = time.monotonic(), True, ""
 
     def go_on(self, left_out: Mapping[str, str], silent: Collection[str]) -> None:
-        """Wait on, as there is no worker that can make units.
-
-        Args:
-            left_out: name of each worker that gets no unit → why.
-            silent: the names of those that have not answered.
-
-        Raises:
-            StorageError: it has waited long enough.
-        """
+        """Wait on, as there is no worker that can make units; some were left out, and some have not answered."""
         refused = left_out and not silent and not self._had_worker
         limit = min(self._seconds, REFUSED_SECONDS) if refused else self._seconds
         rows = [f"{name}: {problem}" for name, problem in sorted(left_out.items())]
@@ -516,13 +460,13 @@ class WorkerWait:
         if time.monotonic() - self._since > limit:
             raise StorageError(
                 f"no worker can make units; {why}",
-                uri=self._uri,
+                uri=self._work.uri,
                 cure="start workers that see source and target, with the same wherry and WHERRY_KEY, and run the same "
-                f"command again; it {self._again}. To wait longer for workers, set {_VARIABLE}, for example 1h",
+                f"command again; it {self._work.again}. To wait longer for workers, set {_VARIABLE}, for example 1h",
                 retryable=True,
             )
         if why != self._text:
             self._line.close()
             what = f"a worker that can make units ({why}; gives up after {show_seconds(limit)})"
-            self._line.enter_context(waiting(self._uri, what=what)).since = self._since
+            self._line.enter_context(waiting(self._work.uri, what=what)).since = self._since
             self._text = why

@@ -28,12 +28,11 @@ from wherry.errors import IncompleteError, StorageError, TargetExistsError, Usag
 from wherry.runtime import child, threads
 from wherry.target.key import key_for_workers
 from wherry.text.json_values import json_value
-from wherry.workers.claims import claims_among
 from wherry.workers.commit import commit
 from wherry.workers.coordinator import Workplace
 from wherry.workers.job import split
-from wherry.workers.job_work import carry_with_pool
-from wherry.workers.record import TaskKind, records_by_unit
+from wherry.workers.records import TaskKind, claims_among, records_by_unit
+from wherry.workers.work import carry_with_pool
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Sequence
@@ -81,7 +80,7 @@ def engine_of(on: str) -> tuple[str, Workplace]:
 def pool_of(on: str) -> AbstractContextManager[WorkerPool]:
     """The workers of an engine; see `engine_of`."""
     name, where = engine_of(on)
-    return child_pool(where.workers) if name == PROCESSES else service(name).pool(where)
+    return _child_pool(where.workers) if name == PROCESSES else service(name).pool(where)
 
 
 def convert_units(
@@ -107,12 +106,7 @@ def convert_units(
 
 
 def _round(job: SplitJob, on: str, progress: OnProgress | None) -> GroupReceipt:
-    """Have the units made that are left, and commit.
-
-    Raises:
-        IncompleteError: what a receipt names is not there, or not any more as it was left.
-        WherryError: see `convert_on`.
-    """
+    """Have the units made that are left, and commit."""
     before = set(records_by_unit(TaskKind.MAKE, job.records.names()))
     counts = UnitCounts(len(job.units), len(before))
     total = sum(unit.nbytes for unit in job.units)
@@ -124,7 +118,7 @@ def _round(job: SplitJob, on: str, progress: OnProgress | None) -> GroupReceipt:
             is_new = kind is TaskKind.READ or number not in before
             counts.done += kind is TaskKind.MAKE and is_new
             meters[kind].add(job.units[number].nbytes * is_new, job.units[number].name)
-    require_made(job, [])
+    _require_made(job, [])
     return commit(job.uri, progress=progress)
 
 
@@ -175,7 +169,7 @@ def _carry_with_processes(job: SplitJob, count: int, counts: UnitCounts) -> Gene
             yield from fresh()
         yield from fresh()
         errors = [text for process in workers if (text := _error(process))]
-    require_made(job, errors)
+    _require_made(job, errors)
 
 
 def variables() -> dict[str, str]:
@@ -200,16 +194,8 @@ def stop(workers: Sequence[Child], grace: float) -> None:
         process.result(max(0.0, deadline - time.monotonic()))
 
 
-def require_made(job: SplitJob, errors: Sequence[str]) -> None:
-    """Refuse to go on if units are left after all workers have ended.
-
-    Args:
-        job: the job.
-        errors: of workers that have failed.
-
-    Raises:
-        StorageError: units are left.
-    """
+def _require_made(job: SplitJob, errors: Sequence[str]) -> None:
+    """Refuse to go on if units are left after all workers have ended, some with errors."""
     left = len(job.units) - len(records_by_unit(TaskKind.MAKE, job.records.names()))
     if left:
         raise StorageError(
@@ -223,13 +209,13 @@ def require_made(job: SplitJob, errors: Sequence[str]) -> None:
 
 def _error(worker: Child) -> str:
     """What a worker has said about its failure; empty if it did not fail."""
-    done_ = worker.result()
-    if not done_.code:
+    result = worker.result()
+    if not result.code:
         return ""
     try:
-        return json_value(done_.output)["what"]
+        return json_value(result.output)["what"]
     except (ValueError, KeyError, TypeError):
-        return f"process {worker.pid} ended with exit code {done_.code}"
+        return f"process {worker.pid} ended with exit code {result.code}"
 
 
 # ---- a pool of them, for calls ---------------------------------------------------------------------------------------
@@ -239,18 +225,12 @@ _LOOK_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class ChildPool:
-    """Processes of this machine; see WorkerPool.
-
-    Attributes:
-        count: number of workers.
-        executor: has a thread for each.
-        over: set when the pool is closed: the children are killed.
-    """
+class _ChildPool:
+    """Processes of this machine; see WorkerPool."""
 
     count: int
-    executor: ThreadPool
-    over: threading.Event
+    executor: ThreadPool  # has a thread for each
+    over: threading.Event  # set when the pool is closed: the children are killed
 
     def present(self) -> Collection[str]:
         """See WorkerPool."""
@@ -279,16 +259,12 @@ class ChildPool:
 
 
 @contextmanager
-def child_pool(count: int) -> Generator[ChildPool]:
-    """Open a pool; at its end, children that still run are killed.
-
-    Args:
-        count: number of workers.
-    """
+def _child_pool(count: int) -> Generator[_ChildPool]:
+    """Open a pool of some workers; at its end, children that still run are killed."""
     over = threading.Event()
     with threads.executor(count, "wherry-child", numbers=False) as executor:
         try:
-            yield ChildPool(count, executor, over)
+            yield _ChildPool(count, executor, over)
         finally:
             over.set()
             executor.shutdown(wait=True, cancel_futures=True)

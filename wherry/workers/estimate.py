@@ -31,8 +31,7 @@ from wherry.formats.registry import find_target_format
 from wherry.ledger.open import resolve_named
 from wherry.mover.readback import is_run
 from wherry.storage.stores import locate
-from wherry.workers.target_files import target_files
-from wherry.workers.unit import UNIT_BYTES, PlanContents, cut, most_of_file
+from wherry.workers.unit import CLIENT_BYTES, UNIT_BYTES, units_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
 
 
 DEFAULT_RATE = 400_000_000  # bytes a second that one worker reads, and writes meanwhile
-CLIENT_BYTES = 32 << 20  # of the library of a store
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,32 +114,6 @@ def parse_rate(text: str) -> int:
         raise UsageError(f"invalid rate {text!r}", cure="write for example 400MB/s") from error
 
 
-def units_of(
-    source: Checkpoint, plan: Plan, target: Location, unit_bytes: int = UNIT_BYTES
-) -> tuple[tuple[Unit, ...], str]:
-    """The units of a plan, and why they are not several; no units if one process has to make the target.
-
-    Args:
-        source: the opened source, or its view in the layout of the target's system.
-        plan: the plan.
-        target: where its files will be.
-        unit_bytes: size of a unit.
-    """
-    local = target.store.capabilities.local
-    files = target_files(plan, source.reader.companion, target, most_of_file(unit_bytes, local=local))
-    if not files.sizes:
-        return (), files.whole
-    contents = PlanContents(
-        plan=plan.digest,
-        pairs=plan.pairs,
-        nbytes={path: spec.nbytes for path, spec in plan.manifest.tensors.items()},
-        stored={path: spec.nbytes for path, spec in source.original.manifest.tensors.items()},
-        made_of=source.made_of,
-        is_view=source.is_view,
-    )
-    return cut(contents, files, unit_bytes), files.whole
-
-
 def plan_for_workers(
     request: ConvertRequest, workers: int, unit_bytes: int = UNIT_BYTES, rate: int = DEFAULT_RATE
 ) -> tuple[Plan, WorkerPlan]:
@@ -164,10 +136,8 @@ def plan_for_workers(
         back = _read_back(source, plan, units, place)
         shared = _shared_traffic(source, plan, units, back, workers) if units else ONE_PROCESS
         plan = replace(plan, traffic=traffic_of(source, plan, shared))
-    loads = [
-        max(read, unit.nbytes) + proved
-        for unit, read, proved in zip(units, back.bytes_in, back.by_unit, strict=True)
-    ]
+    rows = zip(units, back.bytes_in, back.by_unit, strict=True)
+    loads = [max(read, unit.nbytes) + proved for unit, read, proved in rows]
     if not units:
         loads = [max(plan.nbytes_in, plan.nbytes_out) + plan.nbytes_out * (plan.verify == "digest")]
     stores = plan.traffic.stores
@@ -193,17 +163,11 @@ def large_files(units: Sequence[Unit], target: Location) -> str:
 
 
 class _Reads(NamedTuple):
-    """What is read of a source, and read back of a target.
+    """What is read of a source, and read back of a target."""
 
-    Attributes:
-        bytes_in: bytes of the source that each unit reads.
-        by_unit: bytes of each unit that another worker reads.
-        alone: bytes that the commit reads alone.
-    """
-
-    bytes_in: list[int]
-    by_unit: list[int]
-    alone: int
+    bytes_in: list[int]  # bytes of the source that each unit reads
+    by_unit: list[int]  # bytes of each unit that another worker reads
+    alone: int  # bytes that the commit reads alone
 
 
 def _read_back(source: Checkpoint, plan: Plan, units: Sequence[Unit], target: Location) -> _Reads:

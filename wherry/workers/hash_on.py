@@ -117,9 +117,7 @@ def hash_on(
         StorageError: no worker can read it, or the storage failed.
     """
     units, specs = read_units(checkpoint.manifest.tensors, reading.unit_bytes), checkpoint.manifest.tensors
-    leaves: dict[KeyPath, list[bytes]] = {
-        path: [b""] * leaf_count(spec.nbytes) for path, spec in specs.items()
-    }
+    leaves = {path: [b""] * leaf_count(spec.nbytes) for path, spec in specs.items()}
     meter = Meter("verify", sum(spec.nbytes for spec in specs.values()), progress)
     with pool_of(on) as pool:
         for number, hashes in run_workload(ReadWork(reading, checkpoint, units), pool):
@@ -205,9 +203,8 @@ def _reading(row: Mapping[str, Any]) -> ReadOrder:
 # ---- units of a checkpoint that is read ------------------------------------------------------------------------------
 
 
-_MOST_CHUNK = (
-    64 << 20
-)  # a tensor of larger chunks is not cut: each of its readers would decode all of a chunk
+# A tensor of larger chunks is not cut: each of its readers would decode all of a chunk.
+_MOST_CHUNK = 64 << 20
 
 
 def read_bytes(unit: ReadUnit, specs: Mapping[KeyPath, TensorSpec]) -> int:

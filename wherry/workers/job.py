@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry.converter.convert import existing, plan_jobs
-from wherry.converter.job import algorithms_of, header_of, identity_of
+from wherry.converter.job import algorithms_of, header_of, identity_of, inside
 from wherry.core.progress import RunContext, logger
 from wherry.core.units import show_size
 from wherry.errors import (
@@ -38,6 +38,7 @@ from wherry.formats.checkpoint import open_source
 from wherry.formats.pin import settled_checkpoint
 from wherry.installation import package_command
 from wherry.ledger.open import resolve_named
+from wherry.mover.map_writer import map_of
 from wherry.runtime.interpreter import available_memory
 from wherry.storage.folders import remove_leftover
 from wherry.storage.location import MOST_CONFIG
@@ -52,9 +53,16 @@ from wherry.target.key import key_for_workers
 from wherry.target.lease_watch import judge_all
 from wherry.target.leftovers import JOB, clean_leftovers, owners_of_job, unverified_row
 from wherry.version import __version__
-from wherry.workers.estimate import CLIENT_BYTES, units_of
-from wherry.workers.record import SCHEMA, JobRecord, Task, TaskKind
-from wherry.workers.records import Records, job_records, target_of
+from wherry.workers.records import (
+    SCHEMA,
+    JobRecord,
+    Records,
+    Task,
+    TaskKind,
+    job_records,
+    target_of,
+)
+from wherry.workers.unit import CLIENT_BYTES, units_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -62,7 +70,7 @@ if TYPE_CHECKING:
     from wherry.converter.job import Job
     from wherry.core.request import ConvertRequest
     from wherry.storage.location import Location
-    from wherry.workers.records import Records
+    from wherry.target.file_map import FileMap
     from wherry.workers.unit import Unit
 
 
@@ -93,20 +101,26 @@ class SplitJob:
         Left to the commit are the regions of an object, which cannot be read before its upload is complete. None are
         left to anybody where nothing is read back at all.
         """
-        read = self.units if self.job.plan.verify == "digest" else ()
+        reads, local = self.job.plan.verify == "digest", self.records.store is None
         return (
             *(Task(TaskKind.MAKE, unit) for unit in self.units),
-            *(
-                Task(TaskKind.READ, unit)
-                for unit in read
-                if unit.region is None or self.records.store is None
-            ),
+            *(Task(TaskKind.READ, unit) for unit in self.units if reads and (local or unit.region is None)),
         )
 
     @property
     def uri(self) -> str:
         """The folder of the job."""
         return self.records.folder.uri
+
+    def file_map(self) -> FileMap:
+        """The map of the target; its files state another time than those that were written.
+
+        Raises:
+            WherryError: a companion that decides bytes cannot be read.
+        """
+        job, plan = self.job, self.job.plan
+        companion = job.checkpoint.reader.companion
+        return map_of(job.row, inside(job, job.committed), plan.manifest, plan.options, companion)
 
 
 def split(request: ConvertRequest, unit_bytes: int) -> SplitJob:

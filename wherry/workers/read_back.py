@@ -35,16 +35,14 @@ from wherry.runtime import threads
 from wherry.runtime.threads import Crew
 from wherry.target.file_ranges import lengths_of, ranges_of
 from wherry.version import __version__
-from wherry.workers.attempts import made_place, map_of_job, member, receipt_of
-from wherry.workers.make import this_worker
-from wherry.workers.record import BlockHash, MadeFile, TaskKind, TaskRecord, records_by_unit
+from wherry.workers.make import made_place, member, receipt_of, this_worker
+from wherry.workers.records import BlockHash, MadeFile, TaskKind, TaskRecord, records_by_unit
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, Span, TensorSpec
-    from wherry.mover.move import Move
     from wherry.mover.readback import StoredPart
     from wherry.storage.location import Location
     from wherry.target.durable_move import Checks, DurableMove
@@ -70,17 +68,15 @@ def prove_unit(split: SplitJob, unit: Unit, names: Sequence[str], token: str) ->
     clock, job = time.monotonic(), split.job
     made = _MadeFiles(split, names)
     made.receipt(unit)  # of files that are not read too
-    least = least_alone(objects=split.records.store is not None)
-    back = ReadBack(
-        made,
-        targets_of(job.plan),
-        job.target.uri,
-        FilesBeingWritten(least=least),
-        algorithms=split.algorithms,
-    )
-    back.add(_moves_of(split, unit))
+    files = FilesBeingWritten(least=least_alone(objects=split.records.store is not None))
+    back = ReadBack(made, targets_of(job.plan), job.target.uri, files, algorithms=split.algorithms)
+    moves = joint_moves([job.plan])
+    for source in dict.fromkeys(part.source for part in (*unit.parts, *unit.also_read)):
+        back.add(move for move in moves.of(source) if unit.reads(source, move.span))
     parts = list(back.parts())
-    back.with_checksums |= made.with_checksums()
+    back.with_checksums |= {
+        move.source for receipt in made.receipts.values() for move in receipt.moves if move.checks
+    }
     _read(split, back, parts)
     moved = [(move, values) for move, values in back.moves_read() if unit.has(move.source, move.span)]
     # The tensors in boxes that were read as far as the unit moves them, and its moves whose leaves were all read.
@@ -121,7 +117,7 @@ class _MadeFiles:
 
     def __init__(self, split: SplitJob, names: Sequence[str]) -> None:
         self._split, self._finished = split, records_by_unit(TaskKind.MAKE, names)
-        self._map = map_of_job(split.job)
+        self._map = split.file_map()
         self._units: dict[str, list[Unit]] = {}
         for unit in split.units:
             for file in unit.files:
@@ -152,10 +148,6 @@ class _MadeFiles:
             self.receipts[unit.number] = known
         return known
 
-    def with_checksums(self) -> set[KeyPath]:
-        """The sources of which receipts have checksums."""
-        return {move.source for receipt in self.receipts.values() for move in receipt.moves if move.checks}
-
     def extents(self, path: KeyPath, where: Region | Span) -> tuple[Extent, ...] | None:
         """See WrittenBytes."""
         found = ranges_of(self._map, path, where)
@@ -170,23 +162,15 @@ class _MadeFiles:
 
     def _extent(self, found: FileRange) -> Extent:
         name = found.file
-        receipts = [self.receipt(unit) for unit in self._units[name] if has_bytes(unit, found)]
+        receipts = [
+            self.receipt(unit)
+            for unit in self._units[name]
+            if (at := unit.region) is None
+            or (found.start < at.stop and max(found.stop, found.start + 1) > at.start)
+        ]
         place = made_place(self._split, receipts[0], name)
         self.names[place.path] = name
         return Extent(place, found.start, found.stop - found.start)
-
-
-def has_bytes(unit: Unit, found: FileRange) -> bool:
-    """Whether a unit has made bytes of a byte range of its file."""
-    region = unit.region
-    return region is None or (found.start < region.stop and max(found.stop, found.start + 1) > region.start)
-
-
-def _moves_of(split: SplitJob, unit: Unit) -> Iterator[Move]:
-    """The moves of a unit, and those that share a leaf with them."""
-    moves = joint_moves([split.job.plan])
-    for source in dict.fromkeys(part.source for part in (*unit.parts, *unit.also_read)):
-        yield from (move for move in moves.of(source) if unit.reads(source, move.span))
 
 
 def _read(split: SplitJob, back: ReadBack, parts: Sequence[StoredPart]) -> None:
@@ -218,10 +202,14 @@ class Difference(NamedTuple):
     source: KeyPath
     leaf: int | None
 
-    @property
-    def where(self) -> str:
-        """Which bytes of the tensor, for a message."""
-        return "" if self.leaf is None else f" of leaf {self.leaf}"
+    def blames(self, unit: Unit) -> bool:
+        """Whether a unit has written these bytes."""
+        if self.leaf is None:
+            return unit.number == self.proof.unit
+        start, stop = self.leaf * LEAF, (self.leaf + 1) * LEAF
+        return any(
+            part.source == self.source and part.start < stop and part.stop > start for part in unit.parts
+        )
 
 
 def valid_proofs(
@@ -296,9 +284,8 @@ def evidence_of(
     read = {(proof.unit, move.source, move.span): move.checks for proof in proofs for move in proof.moves}
     made = [(receipt.unit, move) for receipt in receipts for move in receipt.moves]
     lost = [move for unit, move in made if (unit, move.source, move.span) not in read]
-    gone = {
-        (move.source, move.span) for move in lost
-    }  # one with chunks of two units must be in the proofs of both
+    # A move with chunks of two units must be in the proofs of both.
+    gone = {(move.source, move.span) for move in lost}
     unread = {(move.source, leaf) for move in lost for leaf in move.leaves}
     spans: dict[tuple[KeyPath, Span], Checks] = {}
     leaves: defaultdict[KeyPath, dict[int, bytes]] = defaultdict(dict)
@@ -322,29 +309,16 @@ def evidence_of(
 def _read_of_boxes(
     source: KeyPath, wanted: Sequence[bytes], proved: Collection[int], receipts: Iterable[TaskRecord]
 ) -> tuple[dict[int, bytes], list[tuple[int, bytes]]]:
-    """The leaves of a tensor in boxes that were read back whole, and what was read back of the others.
-
-    Args:
-        source: key path of the tensor in the source.
-        wanted: its leaves.
-        proved: the units whose boxes of it were read back.
-        receipts: one of each unit.
-    """
-    held = [(receipt.unit in proved, receipt.boxes.get(source)) for receipt in receipts]
-    rows = [(was_read, values) for was_read, values in held if values is not None]
-    unread = {leaf for was_read, values in rows if not was_read for leaf in (*values.leaves, *values.parts)}
-    whole = {leaf for was_read, values in rows if was_read for leaf in values.leaves}
+    """The leaves of a tensor in boxes that were read back whole, and what some units' proofs have of the others."""
+    held = {one.unit: one.boxes[source] for one in receipts if source in one.boxes}
+    read = [values for unit, values in held.items() if unit in proved]
+    unread = {
+        leaf
+        for unit, values in held.items()
+        if unit not in proved
+        for leaf in (*values.leaves, *values.parts)
+    }
+    whole = {leaf for values in read for leaf in values.leaves}
     leaves = {leaf: digest for leaf, digest in enumerate(wanted) if leaf in whole or leaf not in unread}
-    parts = (part for was_read, values in rows if was_read for part in values.parts.items())
+    parts = (part for values in read for part in values.parts.items())
     return leaves, [(leaf, part) for leaf, part in parts if leaf not in leaves]
-
-
-def is_blamed(split: SplitJob, receipt: TaskRecord, difference: Difference) -> bool:
-    """Whether a receipt is of a unit that has written what was read back otherwise."""
-    unit, leaf = split.units[receipt.unit], difference.leaf
-    if leaf is None:
-        return unit.number == difference.proof.unit
-    start, stop = leaf * LEAF, (leaf + 1) * LEAF
-    return any(
-        part.source == difference.source and part.start < stop and part.stop > start for part in unit.parts
-    )

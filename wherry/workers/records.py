@@ -1,37 +1,362 @@
-"""Records: small signed files in the folder of a job, next to its target: on a file system, or in a store of objects.
+"""Records: what the processes of a job leave for each other: small signed files in its folder, next to the target.
 
-A record is created on the condition that it does not exist, so of two processes one gets it. Each is signed with the
-user's key (`WHERRY_KEY`, which several machines can share): what another user has put there is not believed.
+On a file system they are files, in a store objects. A record is created on the condition that it does not exist, so of
+two processes one gets it. Each is signed with the user's key (`WHERRY_KEY`, which several machines can share): what
+another user has put there is not believed. The signature says who wrote it, not that it is right: its writer may be a
+worker with a fault. Every record is a dataclass of this module; its fields are the form that is checked where it is
+read.
+
+A worker's `TaskRecord` says what it has written of a unit, or what storage gave when it was read back. Hashes of leaves
+merge in any order, so the digests of the result are those of a conversion in one process. Of leaves of which other
+units have the rest (of tensors in boxes, and of the stored tensors of a view) it has values, which the commit joins
+with those of the other records.
+
+Claims: which worker has a task. A claim is a record that its owner renews, and that expires when it does not. Clocks
+are never compared: a claim expires when it has not changed while another worker watched it for `expiry` seconds; the
+owner of a claim on the same machine is looked up in the process table. The next attempt at the task is a new claim,
+create-only, so one worker gets it. A worker whose claim has expired may still finish: an attempt has files of its own,
+or objects that carry its id, so it changes nothing of a later attempt.
 """
 
 from __future__ import annotations
 
+import base64
 import io
+import json
+import re
 import secrets
-from dataclasses import dataclass
-from functools import partial
+import threading
+from collections.abc import Mapping  # noqa: TC003  pydantic reads it
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
-from wherry.errors import HostileError, NotFoundError, UnsupportedError, storage_errors
+from pydantic import (
+    ConfigDict,
+    Field,
+    GetPydanticSchema,
+    NonNegativeInt,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic_core import core_schema
+
+from wherry.core.keypath import KeyPath, parse, render
+from wherry.core.leaf_values import LeafValues
+from wherry.core.progress import logger
+from wherry.core.request import ConvertRequest  # noqa: TC001  pydantic reads it
+from wherry.errors import (
+    CorruptError,
+    HostileError,
+    NotFoundError,
+    UnsupportedError,
+    WherryError,
+    describe_exception,
+    storage_errors,
+)
 from wherry.runtime import threads
 from wherry.storage.folders import DRAFT, PREFIX, remove_leftover, rename_without_replacing, sync_folder
 from wherry.storage.location import MOST_CONFIG, Location
 from wherry.storage.stores import LocalStore
+from wherry.store.store import Part, Upload  # noqa: TC001  pydantic reads it
+from wherry.target.durable_move import DurableMove, decode_all, encode_all
 from wherry.target.key import KEY_ENV, journal_key
-from wherry.target.leftovers import JOB, JOB_SUFFIX
+from wherry.target.lease_watch import Sighting, Verdict, Watch, this_process
+from wherry.target.leftovers import CLAIM_SECONDS, JOB, JOB_SUFFIX
 from wherry.target.signed_log import checked_lines, sign
-from wherry.workers.record import decode, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Generator, Iterable, Sequence
 
     from wherry.store.store import Store
+    from wherry.workers.unit import Unit
 
 
+SCHEMA = 2  # of the records of a job
+TOKEN_DIGITS = 8  # hex digits of the id of an attempt
 _MOST_RECORD = 4 * MOST_CONFIG
 _AT_ONCE = 16  # requests
+_BEATS = 4  # renewals in the time after which a claim expires
+_NAME = re.compile(r"(receipt|proof)-(\d+)-([0-9a-f]{8})")
+_CLAIM = re.compile(r"claim-((?:receipt|proof)-\d+)-(\d+)")
+_STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+_log = logger(__name__)
 R = TypeVar("R")
+
+
+# ---- forms -----------------------------------------------------------------------------------------------------------
+
+
+def _form_of(decode: Callable[[Any], Any], encode: Callable[[Any], Any]) -> GetPydanticSchema:
+    """The form of values that have a JSON form of their own; what cannot be decoded is an error of the form."""
+
+    def read(row: Any) -> Any:
+        try:
+            return decode(row)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(describe_exception(error)) from error
+
+    written = core_schema.plain_serializer_function_ser_schema(encode)
+    schema = core_schema.no_info_plain_validator_function(read, serialization=written)
+    return GetPydanticSchema(lambda _type, _handler: schema)
+
+
+def _raw(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
+_Path = Annotated[KeyPath, _form_of(parse, render)]
+_Raw = Annotated[bytes, _form_of(_raw, lambda raw: base64.b64encode(raw).decode())]
+_Values = Annotated[LeafValues, _form_of(LeafValues.from_json, LeafValues.to_json)]
+_Moves = Annotated[tuple[DurableMove, ...], _form_of(lambda row: tuple(decode_all(row)), encode_all)]
+_Digest = Annotated[str, Field(pattern=r"^[0-9a-z:-]+$")]
+
+
+def encode(record: object) -> dict[str, Any]:
+    """The JSON of a record; the inverse of `decode`."""
+    return _form(type(record)).dump_python(record, mode="json")
+
+
+def decode(form: type[R], text: bytes, name: str, uri: str) -> R:
+    """A record from its JSON.
+
+    Args:
+        form: a dataclass of this module.
+        text: the JSON.
+        name: of the record.
+        uri: folder of the job.
+
+    Raises:
+        CorruptError: it has another form.
+    """
+    try:
+        return _form(form).validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        where = ".".join(str(one) for one in first["loc"])
+        raise CorruptError(
+            f"the record {name} is invalid{where and f' at {where}'}: {first['msg']}",
+            uri=uri,
+            cure="remove the record; workers write it again",
+        ) from None
+
+
+@cache
+def _form(form: type[R]) -> TypeAdapter[R]:
+    return TypeAdapter(form)
+
+
+# ---- what workers have done ------------------------------------------------------------------------------------------
+
+
+class TaskKind(StrEnum):
+    """What a worker does with a unit; the word begins the name of its record."""
+
+    MAKE = "receipt"
+    READ = "proof"
+
+
+class Task(NamedTuple):
+    """What a worker does at a time."""
+
+    kind: TaskKind
+    unit: Unit
+
+    @property
+    def key(self) -> str:
+        """Begins the names of its records, and is in those of its claims."""
+        return f"{self.kind}-{self.unit.number:05d}"
+
+
+class MadeFile(NamedTuple):
+    """A file that was made.
+
+    Attributes:
+        name: relative to the target; `.` for the target itself.
+        nbytes: its size.
+        mark: its state: the time of the last change, an ETag or a generation.
+    """
+
+    name: str
+    nbytes: NonNegativeInt
+    mark: str
+
+
+class BlockHash(NamedTuple):
+    """The hash of bytes in a block that a part shares with others; the commit may write such a block again.
+
+    Attributes:
+        source: key path of the tensor that the part belongs to.
+        name: of the file.
+        start, length: the bytes.
+        digest: their hash.
+    """
+
+    source: _Path
+    name: str
+    start: NonNegativeInt
+    length: NonNegativeInt
+    digest: _Raw
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRecord:
+    """What an attempt at a task has done: what it has made of a unit, or what it has read back of it.
+
+    Attributes:
+        kind: of the task.
+        unit: number of the unit.
+        digest: of the unit.
+        token: id of the attempt.
+        version: of wherry.
+        worker: host and process.
+        seconds: how long it took.
+        moves: the moves that were made, or read back, with the hashes of their leaves; also with the checksums of what
+            was read, where those of what was made have checksums.
+        files: what was made; of a read-back, the files of several units that it has read, as they were before.
+        hashed: algorithm → stored tensor of the source → raw hashes of its leaves, of a view.
+        boxes: tensor that the unit moves in boxes → what was hashed of it when it was made; of those that were hashed.
+        sources: stored tensor of the source of a view → what was hashed of it.
+        notes: what the writer has noted about objects, for the commit.
+        parts: path of an object and one of its parts, with the checksum of the store: of regions, and all of them with
+            `--verify store`.
+        algorithm: of the hashes of a read-back.
+        of: names of the records of what was read back: of the unit, and of units that share leaves with it.
+        blocks: of local files that were read back.
+        boxes_read: tensor that the unit moves in boxes, all of which were read back → digest of what was hashed of it.
+    """
+
+    __pydantic_config__ = _STRICT
+
+    kind: TaskKind
+    unit: NonNegativeInt
+    digest: _Digest
+    token: _Digest
+    version: str
+    worker: str
+    seconds: float
+    moves: _Moves = ()
+    files: tuple[MadeFile, ...] = ()
+    hashed: Mapping[str, Mapping[_Path, _Raw]] = field(default_factory=dict[str, "Mapping[KeyPath, bytes]"])
+    boxes: Mapping[_Path, _Values] = field(default_factory=dict["KeyPath", LeafValues])
+    sources: Mapping[_Path, _Values] = field(default_factory=dict["KeyPath", LeafValues])
+    notes: tuple[list[Any], ...] = ()
+    parts: tuple[tuple[str, Part], ...] = ()
+    algorithm: str = ""
+    of: tuple[str, ...] = ()
+    blocks: tuple[BlockHash, ...] = ()
+    boxes_read: Mapping[_Path, _Digest] = field(default_factory=dict["KeyPath", str])
+
+    @property
+    def name(self) -> str:
+        """Name of the record."""
+        return f"{self.kind}-{self.unit:05d}-{self.token}"
+
+
+def records_by_unit(kind: TaskKind, names: Iterable[str]) -> dict[int, list[str]]:
+    """Number of each unit of which there are records of a kind → their names.
+
+    Args:
+        kind: of the task.
+        names: of the records of a job.
+    """
+    found: dict[int, list[str]] = {}
+    for name in names:
+        if (one := _NAME.fullmatch(name)) and one[1] == kind:
+            found.setdefault(int(one[2]), []).append(name)
+    return found
+
+
+# ---- what else processes leave ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """A conversion that is divided.
+
+    Attributes:
+        header: what identifies the conversion; the same in each of its processes.
+        request: as it was stated.
+        unit_bytes: size of a unit.
+        units: the digests of the units.
+        members: commit members of the target.
+        run: its identity.
+        key_owner: the process whose own key has signed it, if it was one.
+        schema: of the records of the job.
+    """
+
+    __pydantic_config__ = _STRICT
+
+    header: Mapping[str, str]
+    request: ConvertRequest
+    unit_bytes: PositiveInt
+    units: tuple[_Digest, ...]
+    members: tuple[str, ...]
+    run: str
+    key_owner: str = ""
+    schema: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRecord:
+    """A claim; see `Claims`.
+
+    Attributes:
+        token: id of the attempt.
+        run: the same, for `wherry clean`.
+        owner: the process.
+        beat: number of renewals.
+        coordinator: id of the coordinator for which the worker works; empty if there is none.
+    """
+
+    __pydantic_config__ = _STRICT
+
+    token: _Digest
+    run: str
+    owner: str
+    beat: NonNegativeInt
+    coordinator: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFile:
+    """A file of which several units make regions: the folder of a file system in which it lies, or its upload.
+
+    Attributes:
+        token: names the folder; empty in a store of objects.
+        upload: None on a file system.
+    """
+
+    __pydantic_config__ = _STRICT
+
+    token: Annotated[str, Field(pattern=r"^[0-9a-f]*$")] = ""
+    upload: Upload | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a record that names nothing, or both."""
+        if bool(self.token) == (self.upload is not None):
+            raise ValueError("either a token or an upload is required")
+
+    @property
+    def mark(self) -> str:
+        """Identifies it in receipts."""
+        return self.token or (self.upload.key if self.upload else "")
+
+
+@dataclass(frozen=True, slots=True)
+class ChallengeRecord:
+    """What a coordinator, or a worker that answers it, shows that it can write."""
+
+    __pydantic_config__ = _STRICT
+
+    secret: str
+
+
+# ---- where they lie -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +387,23 @@ class Records:
 
         Args:
             name: of the record.
-            record: a dataclass of `wherry.workers.record`.
+            record: a dataclass of this module.
             run: id of the process that creates it.
 
         Raises:
             StorageError: the storage failed.
         """
-        data = sign(encode(record), journal_key())
-        if self.store is None:
-            with storage_errors(self.folder.uri):
-                return self._put(name, data)
+        place, data = self.folder.join(name), sign(encode(record), journal_key())
         try:
-            self.store.put_object(self.folder.join(name).path, data, run)
+            if self.store is None:
+                with storage_errors(self.folder.uri), self._draft(name, data) as draft:
+                    try:
+                        rename_without_replacing(draft, Path(place.path))
+                    except FileExistsError:
+                        return False
+                    sync_folder(Path(self.folder.path))
+            else:
+                self.store.put_object(place.path, data, run)
         except FileExistsError:
             return False
         return True
@@ -86,8 +416,10 @@ class Records:
         """
         place, data = self.folder.join(name), sign(encode(record), journal_key())
         if self.store is None:
-            with storage_errors(place.uri):
-                return self._renew(Path(place.path), data)
+            with storage_errors(place.uri), self._draft(name, data) as draft:
+                if there := Path(place.path).exists():
+                    draft.replace(place.path)
+                return there
         found = self.store.head(place.path)
         if found is None:
             return False
@@ -102,7 +434,7 @@ class Records:
 
         Args:
             name: of the record.
-            form: a dataclass of `wherry.workers.record`.
+            form: a dataclass of this module.
 
         Raises:
             HostileError: it was altered, or signed with another key.
@@ -162,26 +494,15 @@ class Records:
         for name in self.names():
             self.remove(name)
 
-    def _put(self, name: str, data: bytes) -> bool:
-        """Create a file with all of its contents; False if it exists."""
-        folder = Path(self.folder.path)
-        draft = _draft(folder, name, data)
+    @contextmanager
+    def _draft(self, name: str, data: bytes) -> Generator[Path]:
+        """A file with these contents, to be renamed in the block."""
+        path = Path(self.folder.path) / f"{PREFIX}{name}.{secrets.token_hex(4)}{DRAFT}"
+        LocalStore().put(str(path), data, create_only=True)
         try:
-            rename_without_replacing(draft, folder / name)
-        except FileExistsError:
-            return False
+            yield path
         finally:
-            draft.unlink(missing_ok=True)
-        sync_folder(folder)
-        return True
-
-    def _renew(self, path: Path, data: bytes) -> bool:
-        draft = _draft(path.parent, path.name, data)
-        if not path.exists():
-            draft.unlink()
-            return False
-        draft.replace(path)
-        return True
+            path.unlink(missing_ok=True)
 
 
 def job_records(target: Location) -> Records:
@@ -206,7 +527,132 @@ def target_of(place: Location) -> Location:
     return place.parent.join(place.name[len(PREFIX) : -len(JOB_SUFFIX)]) if named else place
 
 
-def _draft(folder: Path, name: str, data: bytes) -> Path:
-    path = folder / f"{PREFIX}{name}.{secrets.token_hex(4)}{DRAFT}"
-    LocalStore().put(str(path), data, create_only=True)
-    return path
+# ---- claims ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A worker's right to a task.
+
+    Attributes:
+        key: of the task.
+        attempt: number of the attempt, from 0.
+        token: id of the attempt; names its files and objects.
+        before: ids of earlier attempts.
+    """
+
+    key: str
+    attempt: int
+    token: str
+    before: frozenset[str] = frozenset()
+
+    @property
+    def name(self) -> str:
+        """Name of the record."""
+        return f"claim-{self.key}-{self.attempt}"
+
+
+@dataclass(slots=True)
+class Claims:
+    """The claims of a job, as one worker sees them.
+
+    Attributes:
+        records: of the job.
+        expiry: seconds after which a claim that is not renewed expires.
+        coordinator: id of the coordinator for which the worker makes units; it knows when an attempt is lost or slow,
+            so a claim that was made for it holds off no other worker of it.
+    """
+
+    records: Records
+    expiry: float = CLAIM_SECONDS
+    coordinator: str = ""
+    _watches: dict[str, Watch] = field(default_factory=dict[str, Watch])
+    _held: dict[str, str] = field(
+        default_factory=dict[str, str]
+    )  # name of each claim that is not over → token
+
+    def take(self, task: Task, names: Iterable[str]) -> Claim | None:
+        """Claim a task; None if another worker has it.
+
+        Args:
+            task: one that is not done.
+            names: of the records of the job.
+
+        Raises:
+            HostileError: a claim was signed with another key.
+            StorageError: the storage failed.
+        """
+        attempts = sorted(attempt for key, attempt in claims_among(names) if key == task.key)
+        earlier = [Claim(task.key, attempt, "").name for attempt in attempts]
+        rows = [self.records.read(name, ClaimRecord) for name in earlier]
+        if earlier:
+            is_ours = self.coordinator and rows[-1] and rows[-1].coordinator == self.coordinator
+            if not (is_ours or self._has_ended(earlier[-1])):
+                return None
+        before = frozenset(row.token for row in rows if row)
+        token = secrets.token_hex(TOKEN_DIGITS // 2)
+        claim = Claim(task.key, attempts[-1] + 1 if attempts else 0, token, before)
+        self._held[claim.name] = token
+        if self.records.create(claim.name, self._record(claim, 0), token):
+            return claim
+        del self._held[claim.name]
+        return None
+
+    @contextmanager
+    def renewed(self, claim: Claim) -> Generator[None]:
+        """Renew a claim while the block runs; it is removed if the block fails, so that another takes over."""
+        over = threading.Event()
+
+        def beat() -> None:
+            count = 0
+            while not over.wait(self.expiry / _BEATS):
+                count += 1
+                try:
+                    self.records.replace(claim.name, self._record(claim, count), claim.token)
+                except WherryError as error:  # harmless if the storage recovers in time
+                    _log.warning("%s was not renewed: %s", claim.name, error)
+
+        heart = threading.Thread(target=beat, name="wherry-claim", daemon=True)
+        heart.start()
+        try:
+            yield
+        except (Exception, KeyboardInterrupt, SystemExit):
+            self.records.remove(claim.name)
+            raise
+        finally:
+            over.set()
+            heart.join()
+            self._held.pop(claim.name, None)
+
+    def release(self) -> None:
+        """Remove the claims that are not over, as their worker was interrupted before it began or renewed them.
+
+        Raises:
+            StorageError: the storage failed.
+        """
+        for name, token in self._held.items():
+            row = self.records.read(name, ClaimRecord)
+            if row is not None and row.token == token:
+                self.records.remove(name)
+        self._held.clear()
+
+    def _has_ended(self, name: str) -> bool:
+        """Whether the owner of a claim has ended, or has not renewed it for long enough; looks once."""
+        watch = self._watches.get(name)
+        if watch is None:
+            watch = self._watches[name] = Watch(name, lambda: self._see(name), self.expiry)
+        return watch.look() in (Verdict.DEAD, Verdict.EXPIRED)
+
+    def _record(self, claim: Claim, beat: int) -> ClaimRecord:
+        owner = json.dumps(this_process(claim.token).to_json())
+        return ClaimRecord(claim.token, claim.token, owner, beat, self.coordinator)
+
+    def _see(self, name: str) -> Sighting | None:
+        row = self.records.read(name, ClaimRecord)
+        return None if row is None else Sighting(row.beat, row.owner.encode())
+
+
+def claims_among(names: Iterable[str]) -> list[tuple[str, int]]:
+    """Task and attempt of every claim among the names of records."""
+    found = (_CLAIM.fullmatch(name) for name in names)
+    return [(one[1], int(one[2])) for one in found if one]

@@ -1,33 +1,54 @@
 """Unit: files of a target, and the moves that fill them: the piece of work that another machine can do.
 
 A unit is one file of the target, several small ones that together stay below the size that was chosen, or a region of
-a larger one. Same plan, same unit, same bytes: `cut` is a pure function of the plan, so every process cuts a plan in
-the same way, and only the number of a unit has to be stated.
+a larger one. Same plan, same unit, same bytes: units are a pure function of the plan, so every process cuts a plan in
+the same way, and only the number of a unit has to be stated. Which files there are, how large they are, and which of
+them each move fills, the map of the target says.
+
+A large file of which the map knows the place of every byte of its tensors has regions, cut at places that its bytes
+do not decide. A region begins at a multiple of a step: on a disk of 64 KiB, so that no two workers write the same block
+or page; in a store of objects of the size of the parts, so that a unit makes whole parts.
 
 A tensor may lie in the files or regions of several units; `shares` shares it out. A move with chunks in the files of
-two units belongs to both: each writes the chunks that are its own. The digest of a tensor has leaves of 4 MiB, which
-chunks do not respect: a unit whose moves end within a leaf also reads the moves that hold the rest of that leaf, so
-that it can hash it. So units are independent, and read little twice.
+two units, or bytes in two regions, belongs to both: each writes what is its own. The digest of a tensor has leaves of
+4 MiB, which chunks do not respect: a unit whose moves end within a leaf also reads the moves that hold the rest of that
+leaf, so that it can hash it. So units are independent, and read little twice.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from wherry.converter.plan import joint_moves
 from wherry.core.digest import LEAF, sha256_of
 from wherry.core.keypath import KeyPath, render
 from wherry.core.tensorspec import Span
 from wherry.core.units import DEFAULT_UNIT, parse_size
+from wherry.formats.registry import find_format
+from wherry.mover.map_writer import map_of
+from wherry.mover.move import cells
+from wherry.target.file_ranges import FileRange, file_of, file_sizes, ranges_of
+from wherry.target.uploaded_file import part_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from wherry.core.keypath import KeyPath
-    from wherry.workers.target_files import FilesOfMoves, TargetFiles
+    from wherry.converter.plan import Plan
+    from wherry.core.tensorspec import TensorSpec
+    from wherry.formats.checkpoint import Checkpoint
+    from wherry.mover.move import JointMoves, Move
+    from wherry.storage.location import Location
+    from wherry.target.file_map import FileMap
+
+
+UNIT_BYTES = parse_size(DEFAULT_UNIT)
+LARGEST_UNIT = 4 << 30
+CLIENT_BYTES = 32 << 20  # of the library of a store, in the memory of a worker
+DISK_STEP = 64 << 10  # at least a page, and a block, of any system
 
 
 class UnitFile(NamedTuple):
@@ -156,31 +177,6 @@ def _begins_in(parts: Iterable[UnitPart], span: Span) -> bool:
 # ---- a plan, cut into units ------------------------------------------------------------------------------------------
 
 
-UNIT_BYTES = parse_size(DEFAULT_UNIT)
-LARGEST_UNIT = 4 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class PlanContents:
-    """What a plan moves, as far as its units depend on it.
-
-    Attributes:
-        plan: digest of the plan.
-        pairs: target key path → key path in the source, or in the view of it.
-        nbytes: target key path → canonical bytes.
-        stored: key path of every stored tensor of the source → bytes.
-        made_of: the stored tensors that a tensor of the view is made of.
-        is_view: whether the source is seen through another layout, so that its own digests need reads of their own.
-    """
-
-    plan: str
-    pairs: Mapping[KeyPath, KeyPath]
-    nbytes: Mapping[KeyPath, int]
-    stored: Mapping[KeyPath, int]
-    made_of: Callable[[KeyPath], Collection[KeyPath]]
-    is_view: bool = False
-
-
 def most_of_file(unit_bytes: int, *, local: bool) -> int:
     """Bytes of a file above which it is cut into regions: the size of a unit.
 
@@ -194,11 +190,27 @@ def most_of_file(unit_bytes: int, *, local: bool) -> int:
     return LARGEST_UNIT if unit_bytes == UNIT_BYTES and not local else unit_bytes
 
 
-def cut(contents: PlanContents, files: TargetFiles, unit_bytes: int = UNIT_BYTES) -> tuple[Unit, ...]:
+def units_of(
+    source: Checkpoint, plan: Plan, target: Location, unit_bytes: int = UNIT_BYTES
+) -> tuple[tuple[Unit, ...], str]:
+    """The units of a plan, and why they are not several; no units if one process has to make the target.
+
+    Args:
+        source: the opened source, or its view in the layout of the target's system.
+        plan: the plan.
+        target: where its files will be.
+        unit_bytes: size of a unit.
+    """
+    files = _target_files(plan, source.reader.companion, target, unit_bytes)
+    return cut(source, plan, files, unit_bytes) if files.sizes else (), files.whole
+
+
+def cut(source: Checkpoint, plan: Plan, files: TargetFiles, unit_bytes: int) -> tuple[Unit, ...]:
     """Cut a plan into units.
 
     Args:
-        contents: what the plan moves.
+        source: the opened source, or its view.
+        plan: the plan.
         files: the files of its target.
         unit_bytes: size of a unit; a larger file that has no regions is one unit.
 
@@ -207,33 +219,42 @@ def cut(contents: PlanContents, files: TargetFiles, unit_bytes: int = UNIT_BYTES
         tensor with elements whose files are.
     """
     groups = [list(files.sizes)] if files.whole else list(_groups(files, unit_bytes))
-    parts, also_read = _parts(contents, files, groups)
+    unit_of = {name: number for number, names in enumerate(groups) for name in names}
+    parts, also_read = [list[UnitPart]() for _ in groups], [list[UnitPart]() for _ in groups]
+    for target, path in plan.pairs.items():
+        if not (nbytes := plan.manifest.tensors[target].nbytes):
+            continue
+        rows = files.moves.get(target)
+        for share in [Share(0, [Span(0, nbytes)], [])] if rows is None else shares(rows, unit_of):
+            parts[share.unit] += [UnitPart(path, *span) for span in share.own]
+            also_read[share.unit] += [UnitPart(path, *span) for span in share.also_read]
     sources = [
-        tuple(dict.fromkeys(one for part in row for one in contents.made_of(part.source))) for row in parts
+        tuple(dict.fromkeys(one for part in row for one in source.made_of(part.source))) for row in parts
     ]
     moved = [sum(part.nbytes for part in (*own, *more)) for own, more in zip(parts, also_read, strict=True)]
-    hashed = _assign_hashing(contents, sources, moved) if contents.is_view else [[] for _ in groups]
+    stored = {path: spec.nbytes for path, spec in source.original.manifest.tensors.items()}
+    hashed = _assign_hashing(stored, sources, moved) if source.is_view else [[] for _ in groups]
+    regions = files.regions
     return tuple(
         Unit(
             number=number,
-            plan=contents.plan,
+            plan=plan.digest,
             files=tuple(
-                UnitFile(files.regions[name].file if name in files.regions else name, files.sizes[name])
-                for name in names
+                UnitFile(regions[name].file if name in regions else name, files.sizes[name]) for name in names
             ),
             parts=tuple(parts[number]),
             sources=sources[number],
             hashed=tuple(hashed[number]),
-            nbytes_in=moved[number] + sum(contents.stored[path] for path in hashed[number]),
+            nbytes_in=moved[number] + sum(stored[path] for path in hashed[number]),
             also_read=tuple(also_read[number]),
-            region=files.regions[names[0]].span if names[0] in files.regions else None,
+            region=regions[names[0]].span if names[0] in regions else None,
         )
         for number, names in enumerate(groups)
     )
 
 
 def _assign_hashing(
-    contents: PlanContents, sources: list[tuple[KeyPath, ...]], moved: list[int]
+    stored: Mapping[KeyPath, int], sources: list[tuple[KeyPath, ...]], moved: list[int]
 ) -> list[list[KeyPath]]:
     """The stored tensors that each unit hashes: each by the unit that reads least, of those that need it or of all."""
     needing: dict[KeyPath, list[int]] = {}
@@ -241,30 +262,11 @@ def _assign_hashing(
         for path in paths:
             needing.setdefault(path, []).append(number)
     loads, hashed = list(moved), [list["KeyPath"]() for _ in sources]
-    for path, nbytes in sorted(contents.stored.items(), key=lambda row: (-row[1], row[0])):
+    for path, nbytes in sorted(stored.items(), key=lambda row: (-row[1], row[0])):
         number = min(needing.get(path, range(len(sources))), key=loads.__getitem__)
         hashed[number].append(path)
         loads[number] += nbytes
     return hashed
-
-
-def _parts(
-    contents: PlanContents, files: TargetFiles, groups: Sequence[Sequence[str]]
-) -> tuple[list[list[UnitPart]], list[list[UnitPart]]]:
-    """What each unit writes, in the order of the target, and what else it reads."""
-    unit_of = {name: number for number, names in enumerate(groups) for name in names}
-    parts, also_read = [list[UnitPart]() for _ in groups], [list[UnitPart]() for _ in groups]
-    for target, source in contents.pairs.items():
-        nbytes = contents.nbytes[target]
-        if not nbytes:
-            continue
-        if target not in files.spread or len(groups) == 1:
-            parts[unit_of.get(files.homes.get(target, ""), 0)].append(UnitPart(source, 0, nbytes))
-            continue
-        for share in shares(files.spread[target], unit_of):
-            parts[share.unit] += [UnitPart(source, *span) for span in share.own]
-            also_read[share.unit] += [UnitPart(source, *span) for span in share.also_read]
-    return parts, also_read
 
 
 def _groups(files: TargetFiles, most: int) -> Iterator[list[str]]:
@@ -310,15 +312,13 @@ def shares(rows: FilesOfMoves, unit_of: Mapping[str, int]) -> Iterator[Share]:
         for unit in {unit_of[name] for name in names}:
             moves_of.setdefault(unit, []).append(number)
     starts = array("q", [0, *rows.stops])
-    for unit, own in sorted(moves_of.items()):
-        more: set[int] = set()
-        for span in (
-            () if rows.box else _join_spans(starts, own)
-        ):  # of boxes, units exchange what they have of a leaf
+    for unit, numbers in sorted(moves_of.items()):
+        own, more = _join_spans(starts, numbers), set[int]()
+        for span in () if rows.box else own:  # of boxes, units exchange what they have of a leaf
             first = bisect_right(rows.stops, span.start // LEAF * LEAF)
             last = bisect_left(starts, -(-span.stop // LEAF) * LEAF, hi=len(rows.stops))
             more.update(range(first, last))
-        yield Share(unit, _join_spans(starts, own), _join_spans(starts, sorted(more.difference(own))))
+        yield Share(unit, own, _join_spans(starts, sorted(more.difference(numbers))))
 
 
 def _join_spans(starts: Sequence[int], numbers: Sequence[int]) -> list[Span]:
@@ -330,3 +330,159 @@ def _join_spans(starts: Sequence[int], numbers: Sequence[int]) -> list[Span]:
             start = found.pop().start
         found.append(Span(start, stop))
     return found
+
+
+# ---- the files of a target -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FilesOfMoves:
+    """The files that get bytes of each move of a tensor, in order, in 16 bytes each: a giant has several 100,000 moves.
+
+    Attributes:
+        stops: where each move ends; the next one begins there. Of a tensor in one file, all are one.
+        files: the names of its files.
+        box: whether the moves are boxes.
+    """
+
+    stops: array[int]
+    files: Sequence[frozenset[str]]
+    box: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFiles:
+    """The files of a target.
+
+    Attributes:
+        sizes: name relative to the target → bytes, in the writer's order; `.` for the target itself if it is one file;
+            empty if the files cannot be known. A file that is cut has its regions here, by their names.
+        moves: target key path → the files of its moves; only of tensors with elements.
+        whole: why the target cannot be cut; empty if it can.
+        regions: name in `sizes` → the region of a file.
+    """
+
+    sizes: Mapping[str, int]
+    moves: Mapping[KeyPath, FilesOfMoves]
+    whole: str = ""
+    regions: Mapping[str, FileRange] = field(default_factory=dict[str, FileRange])
+
+
+def _target_files(
+    plan: Plan, companion: Callable[[str], Location], target: Location, unit_bytes: int
+) -> TargetFiles:
+    """The files of a plan's target; none if one process has to make it."""
+    row, moves = find_format(plan.to), joint_moves([plan])
+    file_map = map_of(row, target, plan.manifest, plan.options, companion)
+    sizes = file_sizes(file_map)
+    if sizes is None:
+        return TargetFiles({}, {}, "the sizes of compressed chunks are not known before they are written")
+    specs = {path: spec for path in plan.pairs if (spec := plan.manifest.tensors[path]).nbytes}
+    flat = {  # of which the place of every byte is known
+        path
+        for path, spec in specs.items()
+        if spec.chunks is None and ranges_of(file_map, spec.path, Span(0, spec.nbytes)) is not None
+    }
+    found = dict["KeyPath", FilesOfMoves]()
+    for path in (path for path in specs if path not in flat):
+        found[path] = _of_chunks(file_map, specs[path], moves, plan.pairs[path])
+        if not all(found[path].files):
+            return TargetFiles(
+                sizes, {}, f"the bytes of {'/'.join(path)} are encoded before they are written"
+            )
+    whole = {name for rows in found.values() for names in rows.files for name in names}
+    store, local = target.store, target.store.capabilities.local
+    most, pieces, regions = (
+        most_of_file(unit_bytes, local=local),
+        dict[str, int](),
+        dict[str, list[FileRange]](),
+    )
+    for name, size in sizes.items():  # a chunk is written whole, or encoded
+        step = part_size(size, store.part_limits) if store.capabilities.parts else DISK_STEP * local
+        if name not in whole and (cuts := regions_of(name, size, most, step)):
+            regions[name] = cuts
+        pieces |= {one.name: one.stop - one.start for one in regions.get(name, ())} or {name: size}
+    for path in flat:
+        span = Span(0, specs[path].nbytes)
+        rows = [(span, _names_at(file_map, path, span, regions))]
+        if len(rows[0][1]) > 1:
+            spans = (move.span for move in moves.of(plan.pairs[path]))
+            rows = ((span, _names_at(file_map, path, span, regions)) for span in spans)
+        found[path] = _of_moves(rows)
+    single = f"{row.name} is one file" if row.single_file else "its tensors fit one file"
+    by_name = {one.name: one for cuts in regions.values() for one in cuts}
+    return TargetFiles(pieces, found, single if len(pieces) == 1 else "", by_name)
+
+
+def _of_chunks(file_map: FileMap, spec: TensorSpec, moves: JointMoves, source: KeyPath) -> FilesOfMoves:
+    """The files of each move of a tensor that is written in chunks, or encoded; none of a move if one is not known."""
+    if spec.chunks in (None, spec.shape):
+        whole = Span(0, spec.nbytes)
+        file = file_of(file_map, spec.path, whole if spec.chunks is None else spec.whole)
+        return _of_moves([(whole, _names([file]))])
+
+    def names(move: Move) -> frozenset[str]:
+        regions = cells(move.region or spec.whole, spec.chunks or ())  # moves to chunks are regions
+        return _names([file_of(file_map, spec.path, cell) for cell in regions])
+
+    rows = ((move.span, names(move)) for move in moves.of(source))
+    return _of_moves(rows, box=moves.are_boxes(source))
+
+
+def _of_moves(rows: Iterable[tuple[Span, frozenset[str]]], *, box: bool = False) -> FilesOfMoves:
+    stops, files = array("q"), list[frozenset[str]]()
+    for span, names in rows:
+        assert span.start == (stops[-1] if stops else 0), "the moves of a tensor follow one another"
+        stops.append(span.stop)
+        files.append(names)
+    if len(files[0]) == 1 and all(names == files[0] for names in files):
+        stops, files = stops[-1:], files[:1]
+    return FilesOfMoves(stops, files, box)
+
+
+def _names(files: Sequence[str | None]) -> frozenset[str]:
+    """The names of files; none if one of them is not known."""
+    found = {_name_set(file) for file in files if file is not None}
+    if None in files:
+        return frozenset()
+    return next(iter(found)) if len(found) == 1 else frozenset[str]().union(*found)
+
+
+@lru_cache(1 << 16)
+def _name_set(file: str) -> frozenset[str]:
+    return frozenset([file])
+
+
+def _names_at(
+    file_map: FileMap, path: KeyPath, span: Span, regions: Mapping[str, Sequence[FileRange]]
+) -> frozenset[str]:
+    """The names of the files that get bytes of a span, and of the regions of those that are cut."""
+    found = set[str]()
+    for file, start, stop in ranges_of(file_map, path, span) or ():
+        rows = regions.get(file, ())
+        first = bisect_right(rows, start, key=lambda one: one.start) - 1
+        last = bisect_left(rows, stop, key=lambda one: one.start)
+        found.update(one.name for one in rows[first:last]) if rows else found.add(file)
+    return frozenset(found)
+
+
+def regions_of(file: str, size: int, unit_bytes: int, step: int) -> list[FileRange]:
+    """Cut a file into regions of nearly the same size.
+
+    Args:
+        file: its name.
+        size: its bytes.
+        unit_bytes: most bytes of a region, unless a step has more.
+        step: a region begins at a multiple of it; 0 if the file is not cut.
+
+    Returns:
+        The regions, in order; none if the file is one unit.
+    """
+    if not step or size <= unit_bytes:
+        return []
+    most = max(unit_bytes // step, 1)
+    steps = -(-size // step)
+    count = -(-steps // most)
+    each = -(-steps // count) * step
+    found = [FileRange(file, at, min(at + each, size)) for at in range(0, size, each)]
+    return found if len(found) > 1 else []

@@ -1,37 +1,61 @@
-"""work: one worker of a job: it claims units, makes them, and writes their receipts, until none is left.
+"""work: what workers of a job do: they make units, and read back units that others have made.
 
-Then it reads back units that others have made. Nobody waits for that: what has no proof is read back by the commit.
+A worker takes tasks by itself (`work`): it claims units, makes them, and writes their receipts, until none is left.
+Then it reads back. Nobody waits for that: what has no proof is read back by the commit. Any number of workers on any
+machines do this at the same time. They agree only through records next to the target, so no engine and no coordinator
+is needed; whatever starts the processes will do.
 
-Any number of workers on any machines do this at the same time. They agree only through records next to the target, so
-no engine and no coordinator is needed; whatever starts the processes will do.
+Or a coordinator gives it tasks (`JobWork`). A worker first shows that it can make a unit, and sees the same storage.
+The coordinator leaves a record with a secret next to the target. A worker opens the job, which it can only do with the
+same wherry, key, plan and source, reads the secret there, and leaves it in a record of its own. So both see what the
+other writes. The secret does not pass through the engine. Arguments and answers are JSON values, so an engine carries
+nothing else. A worker does one task at a time, with all of its cores; it opens the job once.
 """
 
 from __future__ import annotations
 
 import random
+import re
 import secrets
+import threading
 import time
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.progress import logger
-from wherry.errors import IncompleteError, MismatchError, TargetExistsError, WherryError
+from wherry.errors import (
+    IncompleteError,
+    MismatchError,
+    NotFoundError,
+    TargetExistsError,
+    WherryError,
+    wherry_error,
+)
 from wherry.remote.waits import waiting
 from wherry.target.leftovers import CLAIM_SECONDS, JOB
-from wherry.workers.claims import Claims, claims_among
+from wherry.version import __version__
+from wherry.workers.coordinator import Call, Workload, run_workload
 from wherry.workers.job import opened_job, require_able
 from wherry.workers.make import make_unit, this_worker
 from wherry.workers.read_back import prove_unit
-from wherry.workers.record import TaskKind, TaskRecord, records_by_unit
+from wherry.workers.records import (
+    ChallengeRecord,
+    Claims,
+    TaskKind,
+    TaskRecord,
+    claims_among,
+    records_by_unit,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
-    from wherry.workers.claims import Claim
+    from wherry.core.progress import UnitCounts
+    from wherry.workers.coordinator import WorkerPool
     from wherry.workers.job import SplitJob
-    from wherry.workers.record import Task
+    from wherry.workers.records import Claim, Task
     from wherry.workers.unit import Unit
 
 
@@ -39,7 +63,11 @@ LOOK_SECONDS = 1.0  # between two looks, while other workers have the rest
 LOOKED_AT = 2  # claims of others that a worker looks at before it takes a unit that nobody has claimed
 LOOKED_AT_LAST = 4  # where there is no such unit
 _MOST_FAILURES = 3  # of a worker, one after the other
+_NAME = re.compile("[0-9a-f]{8}")
 _log = logger(__name__)
+
+
+# ---- a worker by itself ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,35 +124,6 @@ def work(
             with suppress(WherryError):  # otherwise they expire
                 claims.release()
             raise
-
-
-def run_claimed(split: SplitJob, claims: Claims, task: Task, claim: Claim) -> TaskRecord | None:
-    """Do a task that was claimed, and record what was done; the claim is renewed meanwhile.
-
-    Args:
-        split: the job.
-        claims: its claims.
-        task: what is done.
-        claim: on the task.
-
-    Returns:
-        The record; None if what is to be read back is not there as its receipt says, which the commit will find.
-
-    Raises:
-        TargetExistsError: another attempt has made one of the objects.
-        WherryError: the source cannot be read, or the storage failed.
-    """
-    with claims.renewed(claim):
-        if task.kind is TaskKind.MAKE:
-            record = make_unit(split, task.unit, claim)
-        else:
-            try:
-                record = prove_unit(split, task.unit, split.records.names(), claim.token)
-            except (IncompleteError, MismatchError) as error:
-                _log.warning("unit %s was not read back: %s", task.unit.name, error)
-                return None
-        split.records.create(record.name, record, claim.token)
-    return record
 
 
 def in_order(rest: Sequence[Task], names: Sequence[str], worker: str = "") -> list[Task]:
@@ -185,38 +184,33 @@ class _Worker:
                 if JOB not in names:
                     self._ended = True
                     return None
-                made, read = (records_by_unit(kind, names) for kind in TaskKind)
-                tasks = self._split.tasks
-                left = [task for task in tasks if task.kind is TaskKind.MAKE and task.unit.number not in made]
-                rest = left or [
-                    task
-                    for task in tasks
-                    if task.kind is TaskKind.READ
-                    and task.unit.number not in read
-                    and task.key not in self._left_out
-                ]
+                done = {kind: records_by_unit(kind, names) for kind in TaskKind}
+                left = [task for task in self._split.tasks if task.unit.number not in done[task.kind]]
+                to_make = [task for task in left if task.kind is TaskKind.MAKE]
+                rest = to_make or [task for task in left if task.key not in self._left_out]
                 for task in in_order(rest, names, self._id):
-                    if not left and this_worker() in self._makers_of(made[task.unit.number]):
+                    if not to_make and this_worker() in map(
+                        self._maker, done[TaskKind.MAKE][task.unit.number]
+                    ):
                         self._left_out.add(task.key)
                     elif (claim := self._claims.take(task, names)) is not None:
                         return task, claim
-                if not left:
+                if not to_make:
                     return None
                 time.sleep(LOOK_SECONDS)
 
-    def _makers_of(self, receipts: Sequence[str]) -> set[str]:
-        """Who has written some receipts."""
-        for name in receipts:
-            if name not in self._makers:
-                row = self._split.records.read(name, TaskRecord)
-                self._makers[name] = row.worker if row else ""
-        return {self._makers[name] for name in receipts}
+    def _maker(self, name: str) -> str:
+        """Who has written a receipt."""
+        if name not in self._makers:
+            row = self._split.records.read(name, TaskRecord)
+            self._makers[name] = row.worker if row else ""
+        return self._makers[name]
 
     def _do(self, task: Task, claim: Claim) -> None:
         """Do a task that was claimed; a failure to make a unit that may pass is counted."""
         record = None
         try:
-            record = run_claimed(self._split, self._claims, task, claim)
+            record = _run_claimed(self._split, self._claims, task, claim)
         except TargetExistsError:
             # An earlier attempt was not dead but slow, and has made the object after all.
             self._note_failure(task.unit)
@@ -245,3 +239,254 @@ class _Worker:
                 cure="choose another target, or remove this one",
             )
         time.sleep(LOOK_SECONDS)
+
+
+def _run_claimed(split: SplitJob, claims: Claims, task: Task, claim: Claim) -> TaskRecord | None:
+    """Do a task that was claimed, and record what was done; the claim is renewed meanwhile.
+
+    Returns:
+        The record; None if what is to be read back is not there as its receipt says, which the commit will find.
+    """
+    with claims.renewed(claim):
+        if task.kind is TaskKind.MAKE:
+            record = make_unit(split, task.unit, claim)
+        else:
+            try:
+                record = prove_unit(split, task.unit, split.records.names(), claim.token)
+            except (IncompleteError, MismatchError) as error:
+                _log.warning("unit %s was not read back: %s", task.unit.name, error)
+                return None
+        split.records.create(record.name, record, claim.token)
+    return record
+
+
+# ---- for a coordinator: what it gives to workers ---------------------------------------------------------------------
+
+
+@contextmanager
+def job_work(job: SplitJob) -> Generator[JobWork]:
+    """The tasks of a job for a coordinator while the block runs; its records are removed at the end.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    token, secret = secrets.token_hex(4), secrets.token_hex(16)
+    job.records.create(_challenge(token), ChallengeRecord(secret), token)
+    try:
+        yield JobWork(job, token, secret)
+    finally:
+        for name in job.records.names():
+            if name.startswith(_challenge(token)):
+                job.records.remove(name)
+
+
+def carry_with_pool(job: SplitJob, pool: WorkerPool, counts: UnitCounts | None = None) -> Generator[str]:
+    """Have the units of a job made by a pool; see `wherry.workers.engines.carry`."""
+    with job_work(job) as tasks:
+        yield from run_workload(tasks, pool, counts)
+
+
+class JobWork(Workload):
+    """The tasks of a job; the result of each is the name of its record.
+
+    Units are read back when all are made, and by workers that have not made them. Where no such workers are left, the
+    commit reads them back.
+    """
+
+    again = "resumes with the units that are left"
+
+    def __init__(self, job: SplitJob, token: str, secret: str) -> None:
+        """Begin.
+
+        Args:
+            job: the job.
+            token: id of the coordinator; names its records, and marks the claims of its workers.
+            secret: what its record holds.
+        """
+        self._job, self.token, self._secret, self._tasks = job, token, secret, job.tasks
+        self._left = set(range(len(job.units)))  # units without a receipt
+        self._makers: dict[int, str] = {}  # number of a unit → who made it
+        self.uri = job.uri
+        self.names = [
+            task.unit.name if task.kind is TaskKind.MAKE else f"{task.unit.name}-{task.kind}"
+            for task in self._tasks
+        ]
+
+    def finished(self) -> dict[int, str]:
+        """See Workload."""
+        names = self._job.records.names()
+        done = {kind: records_by_unit(kind, names) for kind in TaskKind}
+        self._left.difference_update(done[TaskKind.MAKE])
+        return {
+            number: done[task.kind][task.unit.number][0]
+            for number, task in enumerate(self._tasks)
+            if task.unit.number in done[task.kind]
+        }
+
+    def first(self) -> Call:
+        """See Workload."""
+        return Call(prove, (self._job.uri, self.token))
+
+    def problem(self, answer: Mapping[str, Any]) -> str:
+        """See Workload.
+
+        Raises:
+            StorageError: the storage failed.
+        """
+        if answer.get("problem"):
+            return str(answer["problem"])
+        if answer.get("version") != __version__:
+            return f"it has wherry {answer.get('version')}; this process has wherry {__version__}"
+        if answer.get("plan") != self._job.job.plan.digest:
+            return "it has another plan"
+        name, read = str(answer.get("name")), self._job.records.read
+        row = read(_challenge(self.token, name), ChallengeRecord) if _NAME.fullmatch(name) else None
+        if row is None or row.secret != self._secret:
+            return "what it writes next to the target is not seen here"
+        return ""
+
+    def suits(self, number: int, answer: Mapping[str, Any]) -> bool:
+        """See Workload."""
+        task = self._tasks[number]
+        if task.kind is TaskKind.MAKE:
+            return True
+        worker = str(answer.get("worker", ""))
+        return not self._left and bool(worker) and worker != self._maker(task.unit.number)
+
+    def call(self, number: int) -> Call:
+        """See Workload."""
+        task = self._tasks[number]
+        return Call(do, (self._job.uri, self.token, str(task.kind), task.unit.number))
+
+    def result(self, number: int, answer: Mapping[str, Any]) -> str | None:
+        """See Workload; None if a unit was not read back: that is left to the commit."""
+        task = self._tasks[number]
+        if task.kind is TaskKind.MAKE:
+            self._left.discard(task.unit.number)
+            if "worker" in answer:
+                self._makers[task.unit.number] = answer["worker"]
+        return answer["record"]
+
+    def last(self) -> Call:
+        """See Workload."""
+        return Call(close, (self.token,))
+
+    def _maker(self, unit: int) -> str:
+        """Who made a unit; the receipts that are not known are read together."""
+        if unit not in self._makers:
+            made = records_by_unit(TaskKind.MAKE, self._job.records.names())
+            names = [names[0] for number, names in made.items() if number not in self._makers]
+            for record in self._job.records.read_all(names, TaskRecord):
+                self._makers[record.unit] = record.worker
+        return self._makers.setdefault(unit, "")
+
+
+def _challenge(token: str, name: str = "") -> str:
+    """The name of the record of a coordinator, or of a worker's answer to it."""
+    return f"challenge-{token}-{name}"
+
+
+# ---- for a coordinator: on a worker ----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _OpenJob:
+    """The job that this process has open for a coordinator.
+
+    Attributes:
+        token: id of the coordinator.
+        stack: closes it.
+        job: and its claims; None before it is open.
+    """
+
+    token: str = ""
+    stack: ExitStack = field(default_factory=ExitStack)
+    job: tuple[SplitJob, Claims] | None = None
+
+
+_lock = threading.Lock()
+_open = _OpenJob()
+
+
+def prove(uri: str, token: str) -> dict[str, Any]:
+    """Show that this worker can make units of a job.
+
+    Args:
+        uri: of the job.
+        token: id of the coordinator.
+
+    Returns:
+        The answer, or in `problem` why it cannot.
+    """
+    try:
+        with _lock:
+            job, _claims = _open_job(uri, token)
+            require_able(job)
+            row = job.records.read(_challenge(token), ChallengeRecord)
+            if row is None:
+                raise MismatchError("it does not see the files that the coordinator wrote next to the target")
+            name = secrets.token_hex(4)
+            job.records.create(_challenge(token, name), row, name)
+            plan, worker = job.job.plan.digest, this_worker()
+            return {"version": __version__, "plan": plan, "name": name, "worker": worker}
+    except (WherryError, ImportError) as error:
+        return {"problem": " ".join(str(error).split())}
+
+
+def do(uri: str, token: str, kind: str, number: int) -> dict[str, Any]:
+    """Do a task of a job: make a unit, or read back one that another process has made.
+
+    Args:
+        uri: of the job.
+        token: id of the coordinator.
+        kind: of the task.
+        number: of the unit.
+
+    Returns:
+        `record`, its name, None if this process cannot read the unit back; or `busy`, if another process does the task;
+        or `error`.
+    """
+    try:
+        with _lock:
+            return _do(*_open_job(uri, token), TaskKind(kind), number)
+    except TargetExistsError as error:  # an earlier attempt was not dead but slow, and has made an object
+        return {"error": {**error.to_json(), "retryable": True}}
+    except Exception as error:  # noqa: BLE001  the coordinator decides
+        return {"error": wherry_error(error, uri=uri).to_json()}
+
+
+def close(token: str) -> dict[str, Any]:
+    """Close the job that this process has open for a coordinator."""
+    with _lock:
+        if _open.token == token:
+            _close()
+    return {}
+
+
+def _do(job: SplitJob, claims: Claims, kind: TaskKind, number: int) -> dict[str, Any]:
+    names = job.records.names()
+    if JOB not in names:
+        raise NotFoundError("the job has ended", uri=job.uri, cure="run the same command again")
+    if done := records_by_unit(kind, names).get(number):
+        return {"record": done[0], "seconds": None}
+    task = next(task for task in job.tasks if task.kind is kind and task.unit.number == number)
+    claim = claims.take(task, names)
+    if claim is None:
+        return {"busy": True}
+    record = _run_claimed(job, claims, task, claim)
+    if record is None:
+        return {"record": None, "seconds": None}
+    return {"record": record.name, "seconds": record.seconds, "worker": record.worker}
+
+
+def _open_job(uri: str, token: str) -> tuple[SplitJob, Claims]:
+    if _open.job is None or _open.token != token:
+        _close()
+        job = _open.stack.enter_context(opened_job(uri))
+        _open.job, _open.token = (job, Claims(job.records, coordinator=token)), token
+    return _open.job
+
+
+def _close() -> None:
+    _open.job, _open.token = None, ""
+    _open.stack.close()
