@@ -10,8 +10,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from wherry.config.options import given_by, option_field, target_of, with_options
-from wherry.config.schema import ENGINE, UNIT, Engine, Size, VerifyLevel
+from wherry.config.schema import (
+    ENGINE,
+    UNIT,
+    Engine,
+    Size,
+    VerifyLevel,
+    given_by,
+    option_field,
+    target_of,
+    with_options,
+)
 from wherry.core.request import ConvertRequest, SourceRequest, TargetRequest, convert_request
 from wherry.core.units import DEFAULT_UNIT
 from wherry.flows.form import FormModel

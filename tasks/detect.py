@@ -8,7 +8,7 @@ from prefect import task
 
 from wherry.core.request import SourceRequest
 from wherry.formats.detect import detect_source
-from wherry.ledger.open import resolve_named
+from wherry.ledger.resolve import resolve_named
 from wherry.tasks.common import STEP
 from wherry.tasks.run_log import run_logger
 

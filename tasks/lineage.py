@@ -8,7 +8,7 @@ from prefect import task
 
 from wherry.core.receipt import from_json
 from wherry.errors import NotRecordedError
-from wherry.ledger.outcomes import record
+from wherry.ledger.record import record
 from wherry.lineage.lineage import show
 from wherry.tasks.common import STEP
 from wherry.tasks.run_log import run_logger

@@ -55,9 +55,8 @@ if TYPE_CHECKING:
     from wherry.errors import WherryError as WherryError
     from wherry.formats.checkpoint import Checkpoint as Checkpoint
     from wherry.formats.discover import discover as discover
-    from wherry.ledger.open import detect as detect
-    from wherry.ledger.open import open_checkpoint
-    from wherry.ledger.resolve import resolve_model
+    from wherry.ledger.resolve import detect as detect
+    from wherry.ledger.resolve import open_checkpoint, resolve_model
     from wherry.lineage.answers import impact as impact
     from wherry.lineage.answers import why as why
     from wherry.lineage.stale import stale as stale
@@ -97,7 +96,7 @@ _DOOR = {
     "WherryError": "wherry.errors:WherryError",
     "audit": "wherry.auditor.audit:audit",
     "convert": "wherry.converter.convert:convert",
-    "detect": "wherry.ledger.open:detect",
+    "detect": "wherry.ledger.resolve:detect",
     "diff": "wherry.compare.differences:diff",
     "discover": "wherry.formats.discover:discover",
     "emit": "wherry.core.emit:emit",
@@ -106,7 +105,7 @@ _DOOR = {
     "impact": "wherry.lineage.answers:impact",
     "merge": "wherry.merger.merge:merge",
     "inspect": "wherry.verifier.inspect:inspect",
-    "open": "wherry.ledger.open:open_checkpoint",
+    "open": "wherry.ledger.resolve:open_checkpoint",
     "plan": "wherry.converter.plan:plan",
     "promote": "wherry.models.promote:promote",
     "prune": "wherry.routes.prune:prune",

@@ -201,8 +201,8 @@ def _values() -> Iterator[tuple[str, Change]]:
 
 def _seal(connection: sqlite3.Connection, change: Callable[[dict[str, Any]], None]) -> None:
     """Change every statement, and compute the chain anew."""
-    from wherry.ledger.append import content_of, hash_of
     from wherry.ledger.schema import GENESIS
+    from wherry.ledger.statements import content_of, hash_of
 
     connection.row_factory = sqlite3.Row
     prev = GENESIS

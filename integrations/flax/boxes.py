@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.keypath import KeyPath, render
 from wherry.core.manifest import Manifest
 from wherry.errors import MismatchError, NotFoundError, missing_extra
-from wherry.ledger.open import open_checkpoint
+from wherry.ledger.resolve import open_checkpoint
 from wherry.storage.sidecar import read_sidecar
 from wherry.tree.axes import BOX_TAG, BOXES, Rules, mesh_axes
 from wherry.tree.forms import BOX, OLD_VARIABLE

@@ -11,7 +11,7 @@ from wherry.auditor.audit import audit
 from wherry.auditor.report import summary
 from wherry.converter.convert import convert
 from wherry.errors import UsageError
-from wherry.ledger.outcomes import record_sidecar
+from wherry.ledger.record import record_sidecar
 from wherry.verifier import full_read
 from wherry.verifier.verify import verify
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from wherry.config.config import load_config
-from wherry.config.lines import lines_of
+from wherry.config.values import lines_of
 from wherry.errors import HostileError, UsageError, WherryError
 
 SECONDS = 5  # of processor time, as SECURITY.md promises

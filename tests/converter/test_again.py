@@ -21,7 +21,7 @@ from wherry.converter.convert import convert_all
 from wherry.core import receipt as receipts
 from wherry.core.request import LayoutRequest, TargetRequest, convert_request
 from wherry.errors import CorruptError, UsageError
-from wherry.ledger.nodes import recorded_requests
+from wherry.ledger.nodes import current_conversions
 from wherry.ledger.record import open_ledger, record_conversion, statements
 from wherry.lineage.stale import stale
 from wherry.storage.sidecar import read_sidecar
@@ -234,12 +234,12 @@ def test_the_ledger_keeps_it(flat, tmp_path):
     first = wherry.convert(flat, tmp_path / "a", to="orbax", only="params")
     with open_ledger() as ledger:
         [statement] = statements(ledger, kinds={"conversion"})
-        assert recorded_requests(ledger, [statement.seq]) == {
-            statement.seq: {"to": "orbax", "only": "params"}
-        }
+        [done] = current_conversions(ledger)
+        assert done.request == {"to": "orbax", "only": "params"}
         assert record_conversion(ledger, first) == statement.seq, "it is the same conversion"
-        old = record_conversion(ledger, replace(first, asked={}))
-        assert recorded_requests(ledger, [old]) == {old: {}}
+        record_conversion(ledger, replace(first, asked={}))
+        [done] = current_conversions(ledger)
+        assert done.request == {}
 
 
 def test_stale_plans_the_stated_options(model, tmp_path):

@@ -193,8 +193,8 @@ def test_a_program_that_ends_waits_for_a_conversion_in_a_thread(source, tmp_path
 
 AFTER_COMMIT = """
 import os, signal, sys
-from wherry.ledger import outcomes
-real, times = outcomes.record_all, int(sys.argv.pop(1))
+from wherry.ledger import record
+real, times = record.record_all, int(sys.argv.pop(1))
 def interrupted(receipts):
     for _ in range(times):
         os.kill(os.getpid(), signal.SIGTERM)

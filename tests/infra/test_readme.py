@@ -136,7 +136,7 @@ def test_the_examples_of_flax_trees(tmp_path, monkeypatch):
     shutil.copytree(place("flax-nnx-state"), tmp_path / "nnx")
     (tmp_path / "axes.toml").write_text(shown("toml", 1))
     carried_out(shown("sh", 3))
-    from wherry.ledger.open import open_checkpoint
+    from wherry.ledger.resolve import open_checkpoint
 
     with open_checkpoint(tmp_path / "boxes") as boxes, open_checkpoint(tmp_path / "boxed") as boxed:
         assert boxes.manifest.tensors.keys() == boxed.manifest.tensors.keys()

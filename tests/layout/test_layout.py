@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from wherry.core.tensorspec import TensorSpec, region_shape
 from wherry.errors import UsageError
 from wherry.layout.copies import Pieces, StoredTensor, TensorPiece, copies, gather
-from wherry.layout.copy_parts import cut_copy
-from wherry.layout.cuts import bands, stacked_grid
+from wherry.layout.cuts import bands, cut_copy, stacked_grid
 from wherry.layout.layout import parse_layout, skeleton, skeletons
 from wherry.layout.runs import runs
 from wherry.layout.words import Scale

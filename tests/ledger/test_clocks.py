@@ -11,9 +11,8 @@ import pytest
 from tests.support.command import typed
 from tests.support.ledger import altered, postgres, url
 from wherry.errors import StorageError
-from wherry.ledger import append as appending
 from wherry.ledger import check as checking
-from wherry.ledger import clocks
+from wherry.ledger import statements as chain
 from wherry.ledger.record import check_chain, head, open_ledger, record_event, statements
 from wherry.routes import prune as pruning
 
@@ -30,13 +29,13 @@ def note(url, text="x"):
 
 
 def _set_clock(monkeypatch, **ahead):
-    for module in (checking, clocks):
+    for module in (checking, chain):
         monkeypatch.setattr(module, "utc_now", lambda: at(**ahead))
 
 
 def _set_clocks_of_statement(monkeypatch, machine, storage):
     """What the next statements state, past the comparison of clocks, as a login could forge it."""
-    monkeypatch.setattr(appending, "plausible_clocks", lambda _: clocks.ClockReadings(machine, storage))
+    monkeypatch.setattr(chain, "plausible_clocks", lambda _: chain.ClockReadings(machine, storage))
 
 
 @pytest.mark.parametrize("days", [365, -365, 2, -2, 1.1, -1.1])

@@ -8,7 +8,6 @@ import pytest
 
 from tests.support.ledger import REGISTRY, conversion, digest, node
 from wherry.errors import UsageError
-from wherry.ledger.clocks import ClockReadings
 from wherry.ledger.nodes import (
     current_conversions,
     digest_at,
@@ -34,6 +33,7 @@ from wherry.ledger.record import (
     record_verification,
     statements,
 )
+from wherry.ledger.statements import ClockReadings
 
 pytest_plugins = ["tests.support.ledger"]  # its fixtures
 
@@ -172,7 +172,7 @@ def test_statements_in_order_by_kind_and_up_to_a_moment(url, monkeypatch):
     ticks = (f"2026-01-0{day}T12:00:00.000+00:00" for day in (1, 2, 5, 4))
     machine = "2026-01-03T12:00:00.000+00:00"
     monkeypatch.setattr(
-        "wherry.ledger.append.plausible_clocks", lambda _connection: ClockReadings(machine, next(ticks))
+        "wherry.ledger.statements.plausible_clocks", lambda _connection: ClockReadings(machine, next(ticks))
     )
     with open_ledger(url) as ledger:
         for number in range(4):

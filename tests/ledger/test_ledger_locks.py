@@ -110,7 +110,7 @@ def test_a_writer_waits_for_the_one_before_it_and_reads_what_that_committed(url)
             second.start()
             time.sleep(0.3)
             assert not done
-            from wherry.ledger.append import append
+            from wherry.ledger.statements import append
 
             append(connection, "note", {"is": "first"})
         second.join(timeout=60)
@@ -121,7 +121,7 @@ def test_a_writer_waits_for_the_one_before_it_and_reads_what_that_committed(url)
 def test_a_failed_statement_leaves_nothing(url):
     with open_ledger(url) as ledger:
         with pytest.raises(KeyError), ledger.write() as connection:
-            from wherry.ledger.append import append
+            from wherry.ledger.statements import append
 
             append(connection, "verification", {"subject": {"uri": "/c"}})
         assert head(ledger).seq == 0

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from wherry.cli import cli
 from wherry.errors import CorruptError, WherryError
-from wherry.ledger.append import stored_table
+from wherry.ledger.statements import stored_table
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "ledger-4.sql"
 TEXTS = ("", "[]", "null", "{", "{}", '{"asked":', '{"verification": 7}', "[" * 9000, b"\0")

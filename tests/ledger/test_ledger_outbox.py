@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.support.ledger import conversion, digest, filled, node, watched_queries
-from wherry.ledger.cursors import cursors, pending, record_delivery, record_failure, rewind
+from wherry.ledger.deliver import cursors, pending, record_delivery, record_failure, rewind
 from wherry.ledger.nodes import conversions, digest_at, digests_starting, nodes, present, verifications
 from wherry.ledger.record import (
     ancestors,

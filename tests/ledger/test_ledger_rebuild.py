@@ -35,7 +35,7 @@ def test_a_rebuilt_ledger_gives_the_same_answers(chain, safetensors_source, tmp_
         )
     ]
     service = SimpleNamespace(registered_versions=lambda *_uris: iter(registered))
-    monkeypatch.setattr("wherry.core.services.service", lambda name: service)
+    monkeypatch.setattr("wherry.ledger.rebuild.service", lambda name: service)
     with open_ledger() as ledger:
         record_registration(ledger, chain.second.target, "https://models.example", "model", "1")
     before = [(answers(why(one)), answers(impact(one))) for one in subjects]
@@ -91,7 +91,7 @@ def test_what_was_moved_copied_damaged_or_is_known_by_tags_alone(chain, tmp_path
         raise StorageError("the registry went away")
 
     monkeypatch.setattr(
-        "wherry.core.services.service", lambda name: SimpleNamespace(registered_versions=registered)
+        "wherry.ledger.rebuild.service", lambda name: SimpleNamespace(registered_versions=registered)
     )
     done = rebuild([tmp_path / "archive"], tracking_uri="https://user:secret@models.example")
     assert (done.conversions, done.places, done.partial) == (2, 3, (KNOWN_BY_TAGS,))
@@ -125,7 +125,7 @@ def test_what_prune_emptied_is_gone_in_the_rebuilt_ledger_too(chain, tmp_path, m
         for number, receipt in enumerate((chain.first, chain.third))
     ]
     service = SimpleNamespace(registered_versions=lambda *_uris: iter(rows))
-    monkeypatch.setattr("wherry.core.services.service", lambda name: service)
+    monkeypatch.setattr("wherry.ledger.rebuild.service", lambda name: service)
     done = rebuild([tmp_path / "out"])
     assert (done.partial, done.registrations) == ((), 2), "its child's sidecar knows it"
     gone = {

@@ -16,9 +16,9 @@ from wherry.auditor.bundle import check_bundle
 from wherry.cli import cli
 from wherry.config.settings import ledger_url
 from wherry.ledger import schema as tables
-from wherry.ledger.append import content_of, hash_of
-from wherry.ledger.cursors import projection_rows, record_delivery, seal_of
+from wherry.ledger.deliver import projection_rows, record_delivery, seal_of
 from wherry.ledger.record import Anchor, check_chain, head, open_ledger, record_conversion, record_event
+from wherry.ledger.statements import content_of, hash_of
 
 pytest_plugins = ["tests.support.ledger"]  # its fixtures
 NOTES = 6

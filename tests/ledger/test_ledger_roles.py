@@ -11,9 +11,7 @@ from tests.support.infra import INFRA
 from tests.support.ledger import REGISTRY, conversion, filled, node
 from tests.support.postgres import new_database, postgres_server
 from wherry.errors import StorageError
-from wherry.ledger.append import _STATES, KINDS
 from wherry.ledger.check import check_chain
-from wherry.ledger.clocks import ClockReadings
 from wherry.ledger.record import (
     claim_registration,
     open_ledger,
@@ -22,6 +20,7 @@ from wherry.ledger.record import (
     record_registration,
     record_verification,
 )
+from wherry.ledger.statements import _STATES, KINDS, ClockReadings
 
 TABLES = (
     "statement",
@@ -290,7 +289,7 @@ def test_the_server_refuses_a_statement_that_spoils_the_later_ones(urls, login, 
 
 def test_a_clock_that_is_days_off_is_named(urls, monkeypatch):
     late = ClockReadings(*["2999-01-01T00:00:00.000+00:00"] * 2)
-    monkeypatch.setattr("wherry.ledger.append.plausible_clocks", lambda _connection: late)
+    monkeypatch.setattr("wherry.ledger.statements.plausible_clocks", lambda _connection: late)
     with pytest.raises(StorageError, match="wherry_form") as caught, open_ledger(urls["worker"]) as ledger:
         record_conversion(ledger, conversion("d", "later"))
     assert "set the clock of this machine" in caught.value.cure

@@ -20,7 +20,6 @@ from wherry.converter.convert import convert_all
 from wherry.core.request import TargetRequest, convert_request
 from wherry.errors import CorruptError, MismatchError, NotRecordedError, StorageError, UsageError
 from wherry.formats.checkpoint import present_fingerprint
-from wherry.ledger import outcomes
 from wherry.ledger import record as ledgers
 from wherry.ledger.record import has_conversion, open_ledger
 from wherry.ledger.statements import statements
@@ -145,8 +144,8 @@ def test_the_cure_records_the_fingerprint_of_the_copy(source, tmp_path, monkeypa
     shutil.copytree(made, tmp_path / "copy", copy_function=shutil.copyfile)
     seen = []
     monkeypatch.setattr(ledgers, "record_sighting", lambda _ledger, subject: seen.append(subject))
-    outcomes.record_sidecar(made)
-    outcomes.record_sidecar(tmp_path / "copy")
+    ledgers.record_sidecar(made)
+    ledgers.record_sidecar(tmp_path / "copy")
     marks = []
     for place in (made, tmp_path / "copy"):
         with wherry.open(place) as opened:
@@ -274,11 +273,11 @@ def test_the_other_processes_of_an_export_learn_that_it_is_not_recorded(source, 
     with pytest.raises(NotRecordedError) as caught:
         wherry.convert(source, tmp_path / "out", to="orbax")
     with pytest.raises(NotRecordedError, match="the ledger cannot be used") as repeated:
-        outcomes.require_recorded(caught.value.result)
+        ledgers.require_recorded(caught.value.result)
     assert repeated.value.result == caught.value.result
     broken.mend()
-    receipt = outcomes.record(caught.value.result)
-    assert outcomes.require_recorded(receipt) is receipt
+    receipt = ledgers.record(caught.value.result)
+    assert ledgers.require_recorded(receipt) is receipt
 
 
 def test_an_unexpected_failure_of_an_export_is_a_bug():
@@ -379,8 +378,8 @@ def test_what_failed_counts_before_what_is_not_recorded():
 
 
 def test_only_the_registry_and_the_ledger_are_excused():
-    with pytest.raises(MismatchError), outcomes.registration_of("u", "m"):
+    with pytest.raises(MismatchError), ledgers.registration_of("u", "m"):
         raise MismatchError("other bytes")
-    with pytest.raises(NotRecordedError) as caught, outcomes.registration_of("u", "m"):
+    with pytest.raises(NotRecordedError) as caught, ledgers.registration_of("u", "m"):
         raise UsageError("MLflow does not take this")
     assert cure_of(caught.value.cure) == "wherry register u --model m"

@@ -15,7 +15,7 @@ import wherry
 from wherry.cli import cli
 from wherry.errors import StorageError, UsageError
 from wherry.ledger import deliver
-from wherry.ledger.cursors import cursors
+from wherry.ledger.deliver import cursors
 from wherry.ledger.record import open_ledger, record_event
 
 

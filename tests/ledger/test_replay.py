@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sqlite3
 from contextlib import closing
 from dataclasses import asdict, fields, replace
@@ -9,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ledger import REGISTRY, conversion, digest, filled, node
-from wherry.ledger.clocks import ClockReadings
+from tests.support.ledger import REGISTRY, conversion, digest, filled, node, postgres
+from tests.support.postgres import new_database
+from wherry.ledger import check, deliver, record
+from wherry.ledger import nodes as queries
+from wherry.ledger import replay as fold
+from wherry.ledger import statements as chain
 from wherry.ledger.nodes import conversions, digest_at, nodes, present
 from wherry.ledger.record import (
     claim_registration,
@@ -32,6 +37,9 @@ from wherry.ledger.replay import (
     FailureRecord,
     replay,
 )
+from wherry.ledger.statements import ClockReadings
+
+__all__ = ["postgres"]
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("ledger-*.sql"))
 _FAILED = {
@@ -123,7 +131,7 @@ def test_as_of_a_moment_it_says_what_it_said_then(tmp_path, monkeypatch):
     """Replaying a beginning of the chain is replaying the ledger as it was."""
     ticks = (f"2026-11-02T00:{n // 60:02}:{n % 60:02}.000+00:00" for n in range(3600))
     monkeypatch.setattr(
-        "wherry.ledger.append.plausible_clocks", lambda _connection: ClockReadings(*[next(ticks)] * 2)
+        "wherry.ledger.statements.plausible_clocks", lambda _connection: ClockReadings(*[next(ticks)] * 2)
     )
     url, then = f"sqlite:///{tmp_path / 'ledger.db'}", {}
     for number in range(6):
@@ -186,3 +194,69 @@ def test_a_string_that_occurs_again_is_held_once(state):
     assert first.target_digest is second.target_digest
     assert first.target_uri is state.places[first.target_uri].uri
     assert state.conversions[0].options is state.conversions[1].options
+
+
+SOME = [digest(name) for name in "abcdx"]
+QUERIES = {
+    "ancestors": lambda ledger: record.ancestors(ledger, digest("c")),
+    "check_chain": check.check_chain,
+    "conversions": conversions,
+    "conversions_to": lambda ledger: record.conversions_to(ledger, digest("c")),
+    "current_conversions": lambda ledger: [
+        queries.current_conversions(ledger, some) for some in (None, SOME[:2], [])
+    ],
+    "cursors": lambda ledger: [(one.name, one.delivered, one.behind) for one in deliver.cursors(ledger)],
+    "descendants": lambda ledger: record.descendants(ledger, digest("a")),
+    "digest_at": lambda ledger: [digest_at(ledger, f"/checkpoints/{name}") for name in "abcdxyz"],
+    "digests_starting": lambda ledger: queries.digests_starting(ledger, digest("w")[:10]),
+    "every_digest": lambda ledger: sorted(queries.every_digest(ledger)),
+    "families_and_read_backs": queries.families_and_read_backs,
+    "has_conversion": lambda ledger: record.has_conversion(ledger, conversion("a", "b")),
+    "head": head,
+    "nodes": lambda ledger: nodes(ledger, SOME),
+    "notable": lambda ledger: queries.notable(ledger, SOME),
+    "numbered": lambda ledger: list(chain.numbered(ledger, [1, 3, 4, 10**6])),
+    "pending": lambda ledger: list(deliver.pending(ledger, "openlineage", kinds=["note"])),
+    "present": present,
+    "referenced_nodes": lambda ledger: queries.referenced_nodes(ledger, SOME),
+    "replay": replay,
+    "require_agreement": check.require_agreement,
+    "standing": lambda ledger: queries.standing(ledger, SOME),
+    "statements": lambda ledger: list(chain.statements(ledger, after=2, kinds=["note", "conversion"])),
+    "verifications": lambda ledger: queries.verifications(ledger, digest("b")),
+    "versions_in": lambda ledger: record.versions_in(ledger, "model", REGISTRY),
+}
+WRITING = ("record_", "claim_", "drop_", "rewind")
+
+
+def test_each_query_says_the_same_on_both_databases(postgres, tmp_path, monkeypatch):
+    urls, said = (f"sqlite:///{tmp_path / 'ledger.db'}", new_database(postgres, "queries")), []
+    for url in urls:
+        ticks = (f"2025-11-02T00:{n // 60:02}:{n % 60:02}.000+00:00" for n in range(3600))
+        with monkeypatch.context() as patch:
+            patch.setattr(chain, "plausible_clocks", lambda _, now=ticks: ClockReadings(*[next(now)] * 2))
+            lived(url)
+            with open_ledger(url) as ledger:
+                family = conversion("c", "e", family="llama", verification={"level": "digest", "ok": True})
+                record_conversion(ledger, family)
+        with open_ledger(url) as ledger:
+            said.append({name: query(ledger) for name, query in QUERIES.items()})
+    assert {name for name, answer in said[0].items() if answer in (None, [], {}, 0)} <= {"require_agreement"}
+    assert said[0]["check_chain"].altered is None
+    assert said[0]["families_and_read_backs"][0] == dict.fromkeys((digest("c"), digest("e")), "llama")
+    assert {*said[0]["families_and_read_backs"][1]} == {(digest("e"), "/checkpoints/e")}
+    for name in said[0]:
+        assert said[0][name] == said[1][name], name
+
+
+def test_every_query_of_the_ledger_is_compared():
+    found = {
+        name
+        for module in (check, deliver, queries, record, fold, chain)
+        for name, one in vars(module).items()
+        if inspect.isfunction(one)
+        and one.__module__ == module.__name__
+        and not name.startswith(("_", *WRITING))
+        and next(iter(inspect.signature(one).parameters), "") == "ledger"
+    }
+    assert found == {*QUERIES}

@@ -18,8 +18,7 @@ from wherry.core.algorithms import digits_of
 from wherry.core.units import short
 from wherry.errors import AmbiguousError, NotFoundError, NotRecordedError
 from wherry.ledger.nodes import LineageNode
-from wherry.ledger.outcomes import record, record_outcome
-from wherry.ledger.record import Edge, check_chain, open_ledger, record_conversion
+from wherry.ledger.record import Edge, check_chain, open_ledger, record, record_conversion, record_outcome
 from wherry.lineage.lineage import LineageTree, show
 from wherry.lineage.text import render
 from wherry.storage.home import ensure_home, home, sqlite_file, without_secrets

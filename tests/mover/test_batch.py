@@ -11,7 +11,7 @@ from tests.support.many import seconds
 from wherry.converter import job
 from wherry.core.algorithms import BLAKE3
 from wherry.errors import MismatchError
-from wherry.ledger.open import open_checkpoint
+from wherry.ledger.resolve import open_checkpoint
 from wherry.mover import batch
 from wherry.mover.hashing import hash_checkpoint
 from wherry.mover.output import Output

@@ -14,7 +14,7 @@ from tests.support.noting_server import noting_server
 from wherry.cli import cli
 from wherry.errors import HostileError
 from wherry.formats.checkpoint import open_source
-from wherry.ledger.open import detect
+from wherry.ledger.resolve import detect
 from wherry.routes.routes import explain, load_config
 from wherry.routes.scores import score
 from wherry.storage.sidecar import read_sidecar

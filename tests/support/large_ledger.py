@@ -1,7 +1,7 @@
 """Large ledgers for tests: a hub with many children, a long chain and many small families, appended in batches.
 
-Statements and rows are made by the functions of `wherry.ledger.append`, so such a ledger passes every check; only the
-transactions are larger than those of `append`.
+Statements and rows are made by the functions of `wherry.ledger.statements`, so such a ledger passes every check; only
+the transactions are larger than those of `append`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from tests.support.ledger import REGISTRY, conversion, node
 from wherry.core.digest import canonical_json
 from wherry.ledger import schema as tables
-from wherry.ledger.append import BareStatement, content_of, hash_of, rows_of, write
 from wherry.ledger.record import head, open_ledger
+from wherry.ledger.statements import content_of, hash_of, rows_of, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -78,7 +78,7 @@ def append_all(ledger: Ledger, statements: Iterable[tuple[str, dict[str, Any]]])
                 (
                     table_row
                     for row, body in rows
-                    for table_row in rows_of(BareStatement(row["kind"], body, row["seq"], row["time"]))
+                    for table_row in rows_of(row["kind"], body, row["seq"], row["time"])
                 ),
             )
         last = replace(last, seq=rows[-1][0]["seq"], hash=rows[-1][0]["hash"])

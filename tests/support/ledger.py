@@ -13,8 +13,8 @@ import pytest
 from tests.support.postgres import new_database, postgres_server
 from wherry.core.algorithms import digits_of
 from wherry.core.receipt import CheckpointRef, Receipt
-from wherry.ledger.connection import LedgerConnection
-from wherry.ledger.cursors import record_delivery
+from wherry.ledger.database import LedgerConnection
+from wherry.ledger.deliver import record_delivery
 from wherry.ledger.record import (
     claim_registration,
     drop_claim,

@@ -22,14 +22,14 @@ from unittest.mock import patch
 
 from wherry.core.algorithms import digits_of
 from wherry.core.receipt import CheckpointRef, Receipt
-from wherry.ledger import cursors, record, schema
+from wherry.ledger import deliver, record, schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 REGISTRY = "https://models.example"
 _STORAGE_TIME = "2026-11-02T00:00:00.000+00:00"
-_CLOCKS = ("clocks", "cursors")  # the modules that look at the clock
+_CLOCKS = ("statements", "deliver")  # the modules that look at the clock
 
 
 def digest(text: str) -> str:
@@ -105,8 +105,8 @@ def fill(opened: record.Ledger) -> None:
     record.record_event(opened, "promotion", hf, {"name": "model", "version": "1", "alias": "champion"})
     record.record_event(opened, "deletion", gone, {"reason": "keep_last", "by": "prune"})
     record.record_event(opened, "note", None, {"text": "about no checkpoint"})
-    cursors.record_delivery(opened, "openlineage", 4)
-    cursors.record_failure(opened, "openlineage", 5, "nobody listens")
+    deliver.record_delivery(opened, "openlineage", 4)
+    deliver.record_failure(opened, "openlineage", 5, "nobody listens")
     record.record_conversion(opened, conversion(hf, in_blake3("run-dcp"), 50))
 
 
@@ -124,7 +124,9 @@ def main(folder: Path) -> None:
         file = Path(scratch) / "ledger.db"
         for module in _CLOCKS:
             stack.enter_context(patch(f"wherry.ledger.{module}.utc_now", lambda: next(ticks)))
-        stack.enter_context(patch("wherry.ledger.clocks._storage_time", lambda _connection: _STORAGE_TIME))
+        stack.enter_context(
+            patch("wherry.ledger.statements._storage_time", lambda _connection: _STORAGE_TIME)
+        )
         with record.open_ledger(f"sqlite:///{file}") as opened:
             fill(opened)
         with closing(sqlite3.connect(file)) as connection:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from wherry.text import json_values
-from wherry.text.json_values import json_value, json_value_at
+from wherry.text.json_values import json_value
 from wherry.text.limits import JsonLimits
 
 
@@ -15,7 +15,6 @@ from wherry.text.limits import JsonLimits
 def test_what_json_writes_is_read_as_text_and_as_bytes(value):
     text = json.dumps(value)
     assert json_value(text) == json_value(text.encode()) == value
-    assert json_value_at(f"xx{text}, and more", 2) == value
 
 
 @pytest.mark.parametrize(
@@ -24,9 +23,6 @@ def test_what_json_writes_is_read_as_text_and_as_bytes(value):
 def test_anything_else_is_a_short_error(text):
     with pytest.raises(ValueError, match=r".") as caught:
         json_value(text)
-    assert len(str(caught.value)) < 300
-    with pytest.raises(ValueError, match=r".") as caught:
-        json_value_at(str(text), 0)
     assert len(str(caught.value)) < 300
 
 

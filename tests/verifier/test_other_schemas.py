@@ -59,17 +59,17 @@ def test_a_sidecar_of_another_schema_is_refused_and_can_be_made_anew(target, tmp
 
 
 def test_a_ledger_of_another_schema_is_compared_with_nothing(target, tmp_path, capfd, monkeypatch):
-    """It is read without SQLAlchemy, too, where its digests could have another form."""
+    """It is read as a file, too, where its digests could have another form."""
     import sqlite3
     from contextlib import closing
 
-    from wherry.config.digests import _last_target
+    from wherry.config.digests import digest_choice
     from wherry.storage.home import home
 
-    assert _last_target() is not None
+    assert "ledger" in digest_choice().reason
     with closing(sqlite3.connect(home() / "ledger.db")) as connection:
         connection.execute("PRAGMA user_version = 3")
-    assert _last_target() is None
+    assert "ledger" not in digest_choice().reason
     code, printed = typed("verify HOME/target --level digest", tmp_path, capfd)
     assert (code, "the ledger has schema 3, but this wherry requires 4" in printed) == (10, True)
     code, printed = typed("convert HOME/source.safetensors HOME/second --to dcp --quiet", tmp_path, capfd)

@@ -8,8 +8,9 @@ every manifest has the digest under which its checkpoint was audited. It proves 
 itself has checked. Compare the anchor with one kept elsewhere (`--anchor`): a chain that was rewritten completely is
 consistent, too.
 
-Digests are computed as in `wherry.core.digest` and `wherry.ledger.append`; the code is repeated on purpose, including
-BLAKE3, which is used if the package `blake3` is not installed. Bundles and statements of another schema are refused.
+Digests are computed as in `wherry.core.digest` and `wherry.ledger.statements`; the code is repeated on purpose,
+including BLAKE3, which is used if the package `blake3` is not installed. Bundles and statements of another schema are
+refused.
 """
 
 from __future__ import annotations

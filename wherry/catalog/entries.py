@@ -58,11 +58,11 @@ def entries() -> Iterator[CatalogEntry]:
     Raises:
         StorageError: the ledger cannot be read.
     """
-    from wherry.ledger.nodes import every_digest, families_of, nodes, read_backs
+    from wherry.ledger.nodes import every_digest, families_and_read_backs, nodes
     from wherry.ledger.record import open_ledger
 
     with open_ledger() as ledger:
-        families, written = families_of(ledger), read_backs(ledger)
+        families, written = families_and_read_backs(ledger)
         known = nodes(ledger, every_digest(ledger))
     for node in known.values():
         digest = node.checkpoint_digest

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from wherry.catalog.listing import listing
 from wherry.core.steps import step_number
 from wherry.errors import UsageError
-from wherry.ledger.append import stored_time
+from wherry.ledger.statements import stored_time
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:

@@ -140,7 +140,7 @@ def detect(uri: str, json_: bool, given: dict[str, Any]) -> None:
     """
     from wherry.console import results
     from wherry.formats.detect import detect_source
-    from wherry.ledger.open import resolve_named
+    from wherry.ledger.resolve import resolve_named
 
     found = detect_source(resolve_named(SourceRequest(uri, **given)))
     results.show_detection(found, json_=json_)

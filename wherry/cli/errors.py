@@ -118,7 +118,7 @@ def interrupt_error() -> WherryError:
     done = interrupts.committed_targets()
     if not done:
         return error
-    from wherry.ledger.outcomes import not_recorded
+    from wherry.ledger.record import not_recorded
 
     return not_recorded(InterruptedRunError("the command was interrupted"), done)
 

@@ -136,7 +136,7 @@ def record_(uris: Sequence[str], url: str | None, json_: bool) -> None:
     Use it after a conversion or copy that could not record its result. Existing entries of the ledger do not change.
     """
     from wherry.console import tables
-    from wherry.ledger.outcomes import record_sidecar
+    from wherry.ledger.record import record_sidecar
 
     rows = [record_sidecar(uri, ledger=url) for uri in uris]
     if json_:

@@ -20,7 +20,7 @@ from wherry.core.keypath import render
 from wherry.core.request import PLAIN, LayoutRequest
 from wherry.core.units import DEFAULT_MEMORY, parse_budget
 from wherry.formats.registry import find_format
-from wherry.ledger.open import open_checkpoint
+from wherry.ledger.resolve import open_checkpoint
 from wherry.mover.hashing import hash_checkpoint
 from wherry.runtime import threads
 from wherry.view.choose import plan_view

@@ -18,8 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, get_args
 
 from wherry.config.file import CONFIG_ENV, ENVIRONMENT_ENV, config_file
-from wherry.config.lines import line_at, lines_of, where
-from wherry.config.values import origin, stated_fields
+from wherry.config.values import line_at, lines_of, origin, stated_fields, where
 from wherry.core.names import meant_names
 from wherry.errors import NotFoundError, UsageError, WherryError, similar
 from wherry.storage.home import without_secrets
@@ -33,9 +32,9 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel, ValidationError
 
-    from wherry.config.lines import Path as FieldPath
     from wherry.config.schema import Route, Section, Settings
     from wherry.config.values import FieldStatement
+    from wherry.config.values import Path as FieldPath
 
 
 # setting → the environment variable that overrides the file; lists are separated as in PATH.

@@ -9,19 +9,17 @@ verified with the algorithm that they state.
 from __future__ import annotations
 
 import os
-import sqlite3
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from wherry.config.settings import configured_value, ledger_url
+from wherry.config.settings import configured_value
 from wherry.core.algorithms import ALGORITHMS, BLAKE3, SHA256, algorithm_of
 from wherry.core.services import service
 from wherry.errors import UsageError, WherryError
-from wherry.storage.home import ledger_to_read, sqlite_file
 
 DIGEST_ENV = "WHERRY_DIGEST"
 _FIPS = Path("/proc/sys/crypto/fips_enabled")
-_LAST = "SELECT target FROM conversion ORDER BY statement DESC LIMIT 1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,11 @@ def digest_choice(*, ledger: bool = True) -> DigestChoice:
     if _fips():
         note = "digests are SHA-256, because this host is in FIPS mode"
         return DigestChoice(SHA256, "this host is in FIPS mode", note)
-    last = _last_target() if ledger else None
+    last = None
+    if ledger:
+        # The conversion reports a ledger that cannot be used when it records its result.
+        with suppress(WherryError):
+            last = service("ledger").last_target()
     if last is not None:
         return DigestChoice(algorithm_of(last), "algorithm of the ledger's last conversion")
     return DigestChoice(BLAKE3, "default")
@@ -70,18 +72,3 @@ def _fips() -> bool:
         return _FIPS.read_text().strip() == "1"
     except OSError:
         return False
-
-
-def _last_target() -> str | None:
-    """The digest of the last target in the ledger; None if there is none, or the ledger cannot be read."""
-    file = sqlite_file(ledger_url())
-    try:
-        if file is None:
-            return service("ledger").last_target()
-        if not file.exists():  # a ledger is not created for this
-            return None
-        with ledger_to_read(file, ("conversion",)) as connection:
-            row = connection.execute(_LAST).fetchone()
-    except (WherryError, sqlite3.Error):
-        return None  # the conversion reports a ledger that cannot be used when it records its result
-    return row[0] if row else None

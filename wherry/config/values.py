@@ -10,6 +10,9 @@ an error.
 `stated_fields` lists the fields that routes state, each with its origin. Defaults are left out: they are the same for
 all routes, and `infra/wherry.toml` shows them. A list in an environment replaces the file's, so the origin of such a
 field is the environment.
+
+`lines_of` finds the lines of fields, for errors: the standard parser does not return them. The file has been parsed
+before, so headers and keys are well-formed. Only in multi-line strings may a line look like a key; they are skipped.
 """
 
 from __future__ import annotations
@@ -20,13 +23,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
-from wherry.config.lines import dotted_name
 from wherry.errors import UsageError, choose
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-    from wherry.config.lines import Path
 
 
 Choice = Literal["latest", "best", "every", "all", "since"]
@@ -35,6 +35,15 @@ _BEST = re.compile(r"best\(\s*([^,()]+?)\s*(?:,\s*(min|max)\s*)?\)")
 _EVERY = re.compile(r"every\s+([0-9]{1,18})")
 _SINCE = re.compile(r"since\s+(\S+)")
 _FIELD = re.compile(r"\{(\w*)(?:\|([^{}]*))?\}")
+# Possessive: a line of thousands of spaces would be tried in every division.
+_HEADER = re.compile(r"\s*+(\[\[?+)([^\]]++)\]\]?+\s*+(?:#.*)?")
+_KEY = re.compile(
+    r"\s*+((?:[\w-]++|\"[^\"]*+\"|'[^']*+')(?:\s*+\.\s*+(?:[\w-]++|\"[^\"]*+\"|'[^']*+'))*+)\s*+="
+)
+_PART = re.compile(r"[\w-]+|\"[^\"]*\"|'[^']*'")
+_FENCES = ('"""', "'''")
+
+Path = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,3 +232,71 @@ def required_origin(text: str) -> str:
         raise ValueError("expected the address of a server alone, such as https://wherry.example")
     _port = found.port  # raises if it is none
     return f"{found.scheme}://{found.netloc.lower()}"
+
+
+def where(lines: Mapping[Path, int], at: Path, env: str | None) -> str:
+    """A field for display: `line 12, routes.night.targets[0].format`.
+
+    Args:
+        lines: those of the file; see `lines_of`.
+        at: the path of the field.
+        env: the environment whose table overrides fields.
+    """
+    name, line = dotted_name(at), line_at(lines, at, env)
+    return f"line {line}, {name}" if line else name
+
+
+def line_at(lines: Mapping[Path, int], at: Path, env: str | None) -> int | None:
+    """The line of a field, or of the nearest table around it; None if neither is in the file.
+
+    Args:
+        lines: those of the file; see `lines_of`.
+        at: the path of the field; that of an array of tables means its first table.
+        env: the environment whose table overrides fields.
+    """
+    for depth in range(len(at), 0, -1):
+        for path in (at[:depth], (*at[:depth], 0)):
+            line = (lines.get(("env", env, *path)) if env else None) or lines.get(path)
+            if line is not None:
+                return line
+    return None
+
+
+def dotted_name(at: Path) -> str:
+    """A path of keys and indices as one dotted name."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in at).lstrip(".")
+
+
+def lines_of(text: str) -> dict[Path, int]:
+    """The line, from 1, of each key and table."""
+    found: dict[Path, int] = {}
+    table: Path = ()
+    counts: dict[Path, int] = {}
+    fence: str | None = None
+    for number, line in enumerate(text.splitlines(), 1):
+        if fence is not None:
+            fence = None if fence in line else fence
+        elif header := _HEADER.fullmatch(line):
+            table = _table(_parts(header.group(2)), counts, array=header.group(1) == "[[")
+            found.setdefault(table, number)
+        elif key := _KEY.match(line):
+            found.setdefault((*table, *_parts(key.group(1))), number)
+            fence = next((one for one in _FENCES if line.count(one) % 2), None)
+    return found
+
+
+def _table(parts: list[str], counts: dict[Path, int], *, array: bool) -> Path:
+    """The path of a header, with the index of each array of tables on the way."""
+    path: Path = ()
+    for position, part in enumerate(parts):
+        path = (*path, part)
+        last = position == len(parts) - 1
+        if last and array:
+            counts[path] = counts.get(path, -1) + 1
+        if path in counts:
+            path = (*path, counts[path])
+    return path
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip("\"'") for part in _PART.findall(text)]

@@ -14,7 +14,6 @@ import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from wherry.config.digests import digest_choice
@@ -39,8 +38,8 @@ from wherry.formats.checkpoint import fingerprint, open_source, present_fingerpr
 from wherry.formats.pin import settled_checkpoint, take_pins
 from wherry.formats.registry import find_target_format
 from wherry.ledger.deliver import report_failure
-from wherry.ledger.open import resolve_named
-from wherry.ledger.outcomes import LEFT_OUT, record_all
+from wherry.ledger.record import LEFT_OUT, record_all
+from wherry.ledger.resolve import resolve_named
 from wherry.runtime.threads import without_collection
 from wherry.storage.sidecar import read_sidecar, signature_location
 from wherry.storage.stores import locate
@@ -165,7 +164,8 @@ def convert_opened(
 ) -> GroupReceipt:
     """Convert an opened checkpoint, for example a live training state; see `convert_all`."""
     jobs, lineage = plan_jobs(checkpoint, request, running), request.lineage
-    threading.Thread(target=_ahead, args=(lineage,), name="wherry-ahead", daemon=True).start()
+    # It reads a file of each package, and is kept.
+    threading.Thread(target=software, name="wherry-ahead", daemon=True).start()
     there = {
         index: receipt for index, job in enumerate(jobs) if (receipt := existing(job, request.if_exists))
     }
@@ -220,13 +220,6 @@ def plan_jobs(checkpoint: Checkpoint, request: ConvertRequest, running: RunConte
     # The same for the same plans, so that a resumed pass has the same name.
     group = sha256_of("group", [job.plan.digest for job in jobs]) if len(jobs) > 1 else ""
     return [replace(job, group=group) for job in jobs]
-
-
-def _ahead(lineage: bool) -> None:
-    """Import what records the conversion in advance, while bytes are moved."""
-    software()
-    if lineage:
-        import_module("wherry.ledger.record")
 
 
 def _record_committed(

@@ -70,7 +70,7 @@ from wherry.formats.companions import ignored_companion
 from wherry.formats.contents import Chunked, Stored
 from wherry.formats.detect import absence
 from wherry.formats.registry import checked_options, find_target_format
-from wherry.ledger.open import resolve_named
+from wherry.ledger.resolve import resolve_named
 from wherry.mover.batch import RangeWindow, ranged_move, request_sizes
 from wherry.mover.move import JointMoves, Move, Way, cells, chunk_count
 from wherry.mover.pool import Pool

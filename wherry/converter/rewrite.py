@@ -32,8 +32,8 @@ from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.detect import absence, resolve_source
 from wherry.formats.pin import Pin, blaming_changes, settled_checkpoint, take_pin
 from wherry.formats.registry import find_format, rewrites
-from wherry.ledger.open import resolve_named
-from wherry.ledger.outcomes import LEFT_OUT, record
+from wherry.ledger.record import LEFT_OUT, record
+from wherry.ledger.resolve import resolve_named
 from wherry.storage.copy import carry, list_files
 from wherry.storage.sidecar import FOLDER_NAME, encode
 from wherry.storage.stores import locate, make_folder

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from wherry.core.tensorspec import TensorSpec
     from wherry.families.facts import ConfigFacts
     from wherry.families.schema import Family, System
-    from wherry.layout.sizes import SolvedSizes
+    from wherry.families.sizes import SolvedSizes
     from wherry.tree.tree_reading import LeafKind
 
 # What becomes of leaves that no layout has and that are no weights → what they are, and why they are left out.

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from wherry.families.facts import ConfigFacts
     from wherry.families.schema import Family, System
     from wherry.families.templates import Match, Template
-    from wherry.layout.boxes import Groups
-    from wherry.layout.copies import Parameter
+    from wherry.layout.copies import Groups, Parameter
     from wherry.layout.layout import Dimension, Layout
     from wherry.layout.words import Elementwise
 

@@ -22,25 +22,27 @@ from wherry.core.receipt import utc_now
 from wherry.core.units import short
 from wherry.errors import CorruptError, StorageError, describe_exception
 from wherry.ledger import schema as tables
-from wherry.ledger.append import (
-    BareStatement,
+from wherry.ledger.database import SQLITE
+from wherry.ledger.deliver import projection_rows, seal_of
+from wherry.ledger.statements import (
+    CLOCK_CURE,
+    SKEW,
     Row,
+    StatementRow,
     content_of,
     hash_of,
+    is_ahead,
+    last_statement,
+    plausible_clocks,
     rows_of,
     stored_table,
     stored_time,
 )
-from wherry.ledger.clocks import CLOCK_CURE, SKEW, is_ahead, plausible_clocks
-from wherry.ledger.connection import SQLITE
-from wherry.ledger.schema import StatementRow
-from wherry.ledger.statements import head as last_statement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from wherry.ledger.connection import LedgerConnection
-    from wherry.ledger.database import Ledger
+    from wherry.ledger.database import Ledger, LedgerConnection
     from wherry.ledger.schema import LedgerTable
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?\+00:00")
@@ -126,8 +128,7 @@ def require_agreement(ledger: Ledger) -> None:
         StorageError: the clocks differ, or the last statement is of the future.
     """
     with ledger.read() as connection:
-        time = plausible_clocks(connection).machine
-    last = last_statement(ledger)
+        time, last = plausible_clocks(connection).machine, last_statement(connection)
     if last.seq and is_ahead(last.time, time):
         raise StorageError(
             f"the last statement of the ledger is of {last.time}, but it is {time} by the clock of this machine",
@@ -174,7 +175,7 @@ def _clock_fault(row: StatementRow, before: str) -> str | None:
 
 
 def _rows(row: StatementRow) -> list[Row]:
-    return list(rows_of(BareStatement(row.kind, stored_table(row.body), row.seq, row.time)))
+    return list(rows_of(row.kind, stored_table(row.body), row.seq, row.time))
 
 
 class _ExpectedRows:
@@ -248,8 +249,6 @@ def _row_text(table: LedgerTable, row: Mapping[str, Any]) -> str:
 
 
 def _seal_fault(connection: LedgerConnection, head: int) -> str | None:
-    from wherry.ledger.cursors import projection_rows, seal_of
-
     for row in projection_rows(connection):
         if row.seal != seal_of(row):
             return f"projection {row.name}: its contents were altered"
@@ -275,9 +274,7 @@ def _trigger_fault(connection: LedgerConnection) -> str | None:
     if connection.dialect == SQLITE:
         query, expected = _SQLITE_TRIGGERS, tables.stored_triggers()
     else:
-        from wherry.ledger.postgres import SCHEMA_NAME
-
-        query, expected = _POSTGRES_TRIGGERS, tables.stored_postgres_triggers(SCHEMA_NAME)
+        query, expected = _POSTGRES_TRIGGERS, tables.stored_postgres_triggers()
     found: dict[str, str] = dict(connection.rows(query))
     lost = sorted(name for name, text in expected.items() if found.get(name) != text)
     if lost:

@@ -1,9 +1,11 @@
-"""deliver: deliver the ledger's statements to projections, such as OpenLineage.
+"""The outbox: how far each projection of the ledger (OpenLineage events, a registry, ...) has been delivered.
 
-A projection processes the statements in order; the ledger stores its cursor. Delivery is at least once: if it fails,
-the cursor stays and delivery is tried again with the next statement, or by `wherry ledger deliver`; a destination that
-lost its data is rebuilt from the first statement (`again`). A failed delivery never fails the call that records a
-statement: it is logged, noted in the ledger, and repeated later.
+The statements themselves are the outbox: a projection is a cursor over them. Appends happen strictly one after the
+other, so a statement never becomes visible after one with a higher number, and a cursor that moves forward skips
+none. Delivery is in order and at least once: a projection processes a statement, then `record_delivery` moves the
+cursor, and a crash in between delivers the statement again. A failed delivery never fails the call that records a
+statement: it is logged, noted in the ledger, and repeated with the next statement, or by `wherry ledger deliver`; a
+destination that lost its data is rebuilt from the first statement (`again`).
 
 The model registry is also a projection, only on request: `wherry ledger deliver mlflow --again` restores lost entries.
 
@@ -14,22 +16,26 @@ A projection is active if it is configured; `WHERRY_OPENLINEAGE`, or `target` in
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.config.settings import configured_value as setting
 from wherry.config.settings import mlflow_registry_uri
+from wherry.core.digest import sha256_of
 from wherry.core.progress import logger
+from wherry.core.receipt import utc_now
 from wherry.core.services import service
 from wherry.credentials import redact
 from wherry.errors import UsageError, WherryError
+from wherry.ledger import schema as tables
+from wherry.ledger.database import open_ledger
+from wherry.ledger.statements import Statement, last_statement, statements
 from wherry.storage.home import without_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Iterator
 
-    from wherry.ledger.database import Ledger
-    from wherry.ledger.statements import Statement
+    from wherry.ledger.database import Ledger, LedgerConnection
 
 # projection → the variable with its destination. Its service has a function `projection(destination)`.
 DESTINATIONS = {"openlineage": "WHERRY_OPENLINEAGE"}
@@ -38,6 +44,99 @@ _SETTINGS = {"openlineage": "openlineage.target"}  # the same in `wherry.toml`
 ON_REQUEST = {"mlflow": mlflow_registry_uri}
 _EVERY = 50  # statements after which the cursor is stored: storing it costs as much as a statement
 _log = logger(__name__)
+_LONGEST = 2000  # characters of an error that are kept
+_ALL = "SELECT name, delivered, failed, tried, seal FROM projection"
+_ORDERED = f"{_ALL} ORDER BY name"
+_NAMED = f"{_ALL} WHERE name = :name"
+_CHANGE = (
+    "UPDATE projection SET delivered = :delivered, failed = :failed, tried = :tried, seal = :seal "
+    "WHERE name = :name"
+)
+
+
+class ProjectionRow(NamedTuple):
+    """A row of `projection`, in the order of its columns."""
+
+    name: str
+    delivered: int
+    failed: str | None
+    tried: str
+    seal: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """The progress of a projection.
+
+    Attributes:
+        name: of the projection.
+        delivered: number of the last delivered statement; 0 before the first.
+        failed: the error of the last attempt; None if that succeeded.
+        tried: time of the last attempt; UTC.
+        behind: number of statements that are not delivered yet, of any kind.
+    """
+
+    name: str
+    delivered: int
+    failed: str | None
+    tried: str
+    behind: int
+
+
+def pending(ledger: Ledger, name: str, *, kinds: Collection[str] | None = None) -> Iterator[Statement]:
+    """The statements that were not delivered to a projection yet, in order."""
+    with ledger.read() as connection:
+        after = _last_delivery(connection, name)
+    return statements(ledger, after=after, kinds=kinds)
+
+
+def record_delivery(ledger: Ledger, name: str, seq: int) -> None:
+    """Record that all statements up to a number were delivered; this never moves a cursor back."""
+    with ledger.write() as connection:
+        _put(connection, name, max(seq, _last_delivery(connection, name)), None)
+
+
+def record_failure(ledger: Ledger, name: str, seq: int, error: str) -> None:
+    """Record why a statement could not be delivered; the cursor stays before it."""
+    with ledger.write() as connection:
+        _put(connection, name, _last_delivery(connection, name), f"statement {seq}: {error}"[:_LONGEST])
+
+
+def rewind(ledger: Ledger, name: str, seq: int = 0) -> None:
+    """Move a cursor back, so that all statements after a number are delivered again; from the first by default."""
+    with ledger.write() as connection:
+        _put(connection, name, seq, None)
+
+
+def cursors(ledger: Ledger) -> list[Cursor]:
+    """The cursors of all projections that were ever tried, by name."""
+    with ledger.read() as connection:
+        last = last_statement(connection).seq
+        return [Cursor(*row[:-1], last - row.delivered) for row in projection_rows(connection)]
+
+
+def projection_rows(connection: LedgerConnection) -> Iterator[ProjectionRow]:
+    """The rows of all projections, by name."""
+    return map(ProjectionRow._make, connection.rows(_ORDERED))
+
+
+def seal_of(row: ProjectionRow) -> str:
+    """Digest of a projection's row, which reveals an altered row."""
+    return sha256_of("projection", list(row[:-1]))
+
+
+def _last_delivery(connection: LedgerConnection, name: str) -> int:
+    """The number of the last statement that was delivered to a projection; 0 if none was."""
+    row = connection.first(_NAMED, name=name)
+    return 0 if row is None else ProjectionRow(*row).delivered
+
+
+def _put(connection: LedgerConnection, name: str, seq: int, error: str | None) -> None:
+    """Insert or update the row; the ledger's lock is held, so no other writer interferes."""
+    row = ProjectionRow(name, seq, error, utc_now(), "")
+    sealed = row._replace(seal=seal_of(row))._asdict()
+    if not connection.change(_CHANGE, sealed):
+        connection.change(tables.projection.insertion(), sealed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +186,6 @@ def deliver(projection: str | None = None, *, again: bool = False) -> list[Deliv
         UsageError: the projection is unknown or not configured.
         StorageError: the ledger cannot be read or written.
     """
-    from wherry.ledger.record import open_ledger
-
     wanted = configured_projections()
     if projection is not None:
         wanted = {projection: _destination(projection)}
@@ -147,28 +244,26 @@ def _destination(name: str) -> str:
 
 
 def _deliver(ledger: Ledger, name: str, destination: str, *, again: bool) -> Delivery:
-    from wherry.ledger import cursors as ledger_outbox
-
     if again:
-        ledger_outbox.rewind(ledger, name)
+        rewind(ledger, name)
     take: Callable[[Statement], bool] = service(name).projection(destination)
-    seq = next((row.delivered for row in ledger_outbox.cursors(ledger) if row.name == name), 0)
+    seq = next((row.delivered for row in cursors(ledger) if row.name == name), 0)
     kept, count, events = 0, 0, 0
     failure: str | None = None
-    for statement in ledger_outbox.pending(ledger, name):
+    for statement in pending(ledger, name):
         try:
             events += take(statement)
         except Exception as error:  # noqa: BLE001  the record stands, whatever a projection raises
             failure = _describe_error(error)
-            ledger_outbox.record_delivery(ledger, name, seq)
-            ledger_outbox.record_failure(ledger, name, statement.seq, failure)
+            record_delivery(ledger, name, seq)
+            record_failure(ledger, name, statement.seq, failure)
             break
         seq, count = statement.seq, count + 1
         if count - kept >= _EVERY:
-            ledger_outbox.record_delivery(ledger, name, seq)
+            record_delivery(ledger, name, seq)
             kept = count
     if failure is None and (count > kept or not count):
-        ledger_outbox.record_delivery(ledger, name, seq)
+        record_delivery(ledger, name, seq)
     return Delivery(name, without_secrets(destination), count, events, seq, failure)
 
 
@@ -178,6 +273,4 @@ def _describe_error(error: Exception) -> str:
 
 def to_json(outcomes: list[Delivery]) -> dict[str, Any]:
     """The output of `ledger deliver --json`."""
-    from dataclasses import asdict
-
     return {"schema": 1, "delivered": [asdict(one) for one in outcomes]}

@@ -6,6 +6,7 @@ whole ledger, or about an earlier moment.
 
 from __future__ import annotations
 
+import sqlite3
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -13,9 +14,9 @@ from itertools import chain
 from sys import intern
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from wherry.config.settings import ledger_url
 from wherry.core.algorithms import ALGORITHMS
 from wherry.ledger import schema as tables
-from wherry.ledger.append import RELEASED, stored_table
 from wherry.ledger.database import open_ledger
 from wherry.ledger.replay import (
     RATE_STATEMENTS,
@@ -28,20 +29,25 @@ from wherry.ledger.replay import (
     VerificationRecord,
     replay,
 )
-from wherry.ledger.statements import head
-from wherry.text.json_values import json_value_at
+from wherry.ledger.statements import (
+    RELEASED,
+    damage_of,
+    head,
+    numbered,
+    stored_table,
+    stored_word,
+)
+from wherry.storage.home import ledger_to_read, sqlite_file
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from wherry.core.receipt import CheckpointRef
-    from wherry.ledger.connection import LedgerConnection
-    from wherry.ledger.database import Ledger
+    from wherry.ledger.database import Ledger, LedgerConnection
 
     _Key = TypeVar("_Key", str, int)
 
 _AT_ONCE = 5000  # digests or statements in one query
-_FIRST = '{"asked":'
 _PAST_HEX = "g"  # sorts after every hex digit
 
 
@@ -61,7 +67,8 @@ ORDER BY place.statement DESC, place.seen DESC, place.uri
 """
 _REGISTRATIONS = """
 SELECT checkpoint_digest, registry, name, version, state FROM registration
-WHERE checkpoint_digest IN (:*digests) AND state <> :released ORDER BY registry, name
+WHERE checkpoint_digest IN (:*digests) AND state <> :released
+ORDER BY registry, name, checkpoint_digest
 """
 _VERIFICATIONS = """
 SELECT checkpoint_digest, level, verdict, time FROM verification
@@ -240,27 +247,11 @@ def current_conversions(
         row for row in last.values() if row.gone is None and (digests is None or row.target_digest in digests)
     )
     rows = sorted(chosen, key=lambda row: row.statement)
-    requests = recorded_requests(ledger, [row.statement for row in rows])
+    requests = {
+        one.seq: one.body.get("asked", {}) for one in numbered(ledger, [row.statement for row in rows])
+    }
     shared = dict[str, "Mapping[str, Any]"]()
     return tuple(_conversion(row, requests[row.statement], shared) for row in rows)
-
-
-def recorded_requests(ledger: Ledger, numbers: Iterable[int]) -> dict[int, dict[str, Any]]:
-    """Statement number of a conversion → the stated request; see `converter.command`. Empty if it was not recorded."""
-    found = dict[int, dict[str, Any]]()
-    query = "SELECT seq, body FROM statement WHERE seq IN (:*numbers)"
-    with ledger.read() as connection:
-        for some in _batches(list(numbers)):
-            found |= {seq: _recorded_request(body) for seq, body in connection.rows(query, numbers=some)}
-    return found
-
-
-def _recorded_request(body: str) -> dict[str, Any]:
-    """The request in the body of a conversion; where it comes first, as in canonical JSON, the rest is not parsed."""
-    if body.startswith(_FIRST):
-        with suppress(ValueError):
-            return json_value_at(body, len(_FIRST))
-    return stored_table(body).get("asked", {})
 
 
 def every_digest(ledger: Ledger) -> list[str]:
@@ -269,36 +260,36 @@ def every_digest(ledger: Ledger) -> list[str]:
         return [digest for (digest,) in connection.rows("SELECT checkpoint_digest FROM checkpoint")]
 
 
-def families_of(ledger: Ledger) -> dict[str, str]:
-    """Checkpoint digest → model family, for the sources and targets of conversions between layouts."""
-    with ledger.read() as connection:
-        query = (
-            f"SELECT source, target, {connection.field('body', 'family')} "  # noqa: S608  our own names
-            "FROM conversion JOIN statement ON seq = statement ORDER BY seq"
-        )
-        return {digest: name for *ends, name in connection.rows(query) if name for digest in ends}
+def families_and_read_backs(
+    ledger: Ledger,
+) -> tuple[dict[str, str], dict[tuple[str, str], VerificationRecord]]:
+    """What only the statements of conversions say.
 
+    Returns:
+        Checkpoint digest → model family, for the sources and targets of conversions between layouts;
+        (checkpoint digest, URI) → how the last conversion there compared what it had written with its source, unless it
+        compared nothing or a verification of its result was recorded later.
 
-def read_backs(ledger: Ledger) -> dict[tuple[str, str], VerificationRecord]:
-    """(Checkpoint digest, URI) → how the last conversion there compared what it had written with its source.
-
-    A conversion is left out if it compared nothing, or if a verification of its result was recorded later.
+    Raises:
+        CorruptError: a statement is invalid.
     """
+    query = (
+        "SELECT source, target, target_uri, seq, conversion.time, body "
+        "FROM conversion JOIN statement ON seq = statement ORDER BY seq"
+    )
     later = "SELECT checkpoint_digest, max(statement) FROM verification GROUP BY checkpoint_digest"
+    families, compared = dict[str, str](), dict[tuple[str, str], VerificationRecord | None]()
     with ledger.read() as connection:
-        level = connection.field("body", "verification.level")
-        query = (
-            f"SELECT target, target_uri, seq, conversion.time, {level} "  # noqa: S608  our own names
-            "FROM conversion JOIN statement ON seq = statement ORDER BY seq"
-        )
-        rows = list(connection.rows(query))
-        last: dict[str, int] = dict(connection.rows(later))
-    made = {(digest, uri): rest for digest, uri, *rest in rows}  # in their order: the last one stays
-    return {
-        place: VerificationRecord(level, "ok", time)
-        for place, (statement, time, level) in made.items()
-        if level and statement > last.get(place[0], 0)
-    }
+        verified: dict[str, int] = dict(connection.rows(later))
+        for source, target, uri, seq, time, text in connection.rows(query):
+            with damage_of(seq):
+                body = stored_table(text)
+                if body.get("family"):
+                    families |= dict.fromkeys((source, target), stored_word(body["family"]))
+                level = (body.get("verification") or {}).get("level")
+                stands = level and seq > verified.get(target, 0)
+                compared[target, uri] = VerificationRecord(stored_word(level), "ok", time) if stands else None
+    return families, {place: record for place, record in compared.items() if record is not None}
 
 
 def digest_at(ledger: Ledger, uri: str) -> str | None:
@@ -310,32 +301,32 @@ def digest_at(ledger: Ledger, uri: str) -> str | None:
         return connection.value(query, uri=uri)
 
 
-def first_row(ledger: Ledger, query: str, **values: str) -> tuple[Any, ...] | None:
-    """The first row of a query in SQL that every database of the ledger understands; None if there is none.
+def look_up(query: str, tables: Collection[str], **values: str) -> list[tuple[Any, ...]]:
+    """The rows of a query in the configured ledger; a file is neither created nor changed for it.
 
     Args:
-        ledger: the ledger.
-        query: the query.
+        query: SQL that every database of the ledger understands.
+        tables: those that it reads.
         values: its parameters.
+
+    Raises:
+        WherryError: as `open_ledger`.
     """
-    with ledger.read() as connection:
-        return connection.first(query, **values)
-
-
-def all_rows(ledger: Ledger, query: str, **values: str) -> list[tuple[Any, ...]]:
-    """The rows of a query in SQL that every database of the ledger understands."""
-    with ledger.read() as connection:
+    file = sqlite_file(ledger_url())
+    if file is not None:
+        if not file.exists():
+            return []
+        # One of another schema, in use, or that is no ledger is an error: opening it says which.
+        with suppress(sqlite3.Error), ledger_to_read(file, tables) as connection:
+            return connection.execute(query, values).fetchall()
+    with open_ledger() as ledger, ledger.read() as connection:
         return list(connection.rows(query, **values))
 
 
 def last_target() -> str | None:
-    """The digest of the last conversion's target; None if there is none. It opens the ledger itself.
-
-    Raises:
-        StorageError: the ledger cannot be read.
-    """
-    with open_ledger() as ledger, ledger.read() as connection:
-        return connection.value("SELECT target FROM conversion ORDER BY statement DESC LIMIT 1")
+    """The digest of the last conversion's target in the configured ledger, by `look_up`; None if there is none."""
+    found = look_up("SELECT target FROM conversion ORDER BY statement DESC LIMIT 1", ("conversion",))
+    return found[0][0] if found else None
 
 
 def digests_starting(ledger: Ledger, prefix: str) -> list[str]:

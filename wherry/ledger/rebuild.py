@@ -13,10 +13,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
 from wherry.core.receipt import CheckpointRef
+from wherry.core.services import service
 from wherry.errors import TargetExistsError, WherryError
+from wherry.formats.discover import discover
 from wherry.formats.registry import formats
+from wherry.ledger import schema as tables
+from wherry.ledger.database import open_ledger
+from wherry.ledger.record import add_conversion, add_registration, add_sighting
+from wherry.ledger.resolve import DELETED_TAG, DIGEST_TAG, URI_TAG, WEIGHTS_TAG, stores_of
+from wherry.ledger.statements import append, last_statement
 from wherry.storage.folders import is_staging
 from wherry.storage.home import without_secrets
 from wherry.storage.sidecar import Sidecar, is_marked, read_sidecar
@@ -29,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from wherry.formats.discover import SkippedPath
-    from wherry.ledger.connection import LedgerConnection
+    from wherry.ledger.database import LedgerConnection
 
 SCHEMA = 1
 _TAG = "wherry."
@@ -112,38 +118,26 @@ def rebuild(
         TargetExistsError: the ledger has statements already.
         StorageError: the ledger cannot be written.
     """
-    from wherry.ledger import schema as tables
-    from wherry.ledger.record import open_ledger
-
     with open_ledger(ledger) as opened:
         with opened.read() as connection:
             _require_empty(connection, opened.uri)
         found = _RebuildSources()
         for root in roots:
             _gather(root, found)
-        tracking = tracking_uri or mlflow_tracking_uri()
-        chosen = registry_uri or (tracking if tracking_uri else mlflow_registry_uri())
+        stores = stores_of(tracking_uri, registry_uri)
         if registry:
-            _ask_registry(tracking, chosen, found)
+            _ask_registry(stores, found)
         arguments = {
             "roots": [str(root) for root in roots],
-            "registry": without_secrets(chosen) if registry else None,
+            "registry": without_secrets(stores["registry_uri"]) if registry else None,
         }
         with opened.write() as connection:
             _require_empty(connection, opened.uri)  # no other process wrote meanwhile
             _write(connection, arguments, found)
-            counted = (
-                tables.checkpoint,
-                tables.conversion,
-                tables.edge,
-                tables.registration,
-                tables.tombstone,
-            )
             counts: dict[str, int] = {
                 table.name: connection.value(f"SELECT count(*) FROM {table.name}")  # noqa: S608  our own name
-                for table in counted
+                for table in tables.DERIVED
             }
-            last = "SELECT hash FROM statement ORDER BY seq DESC LIMIT 1"
             return RebuildReport(
                 ledger=opened.uri,
                 checkpoints=counts["checkpoint"],
@@ -155,14 +149,12 @@ def rebuild(
                 partial=tuple(sorted(set(found.partial))),
                 unreadable=tuple(found.unreadable),
                 lost=LOST,
-                head=connection.value(last) or tables.GENESIS,
+                head=last_statement(connection).hash,
             )
 
 
 def _require_empty(connection: LedgerConnection, uri: str) -> None:
-    from wherry.ledger.append import last_number
-
-    if last_number(connection):
+    if last_statement(connection).seq:
         raise TargetExistsError(
             "the ledger is not empty; rebuild writes only to an empty ledger",
             uri=uri,
@@ -172,8 +164,6 @@ def _require_empty(connection: LedgerConnection, uri: str) -> None:
 
 def _gather(root: str | os.PathLike[str], found: _RebuildSources) -> None:
     """Collect the sidecars of all checkpoints below a root, including damaged checkpoints."""
-    from wherry.formats.discover import discover
-
     skipped: list[SkippedPath] = []
     uris = [one.uri for one in discover(root, on_skip=skipped.append)]
     seen = {uri for uri, _sidecar in found.sidecars}
@@ -197,35 +187,33 @@ def _gather(root: str | os.PathLike[str], found: _RebuildSources) -> None:
             found.unreadable.append({"uri": uri, "reason": "its commit member is missing"})
 
 
-def _ask_registry(tracking: str, registry: str, found: _RebuildSources) -> None:
-    from wherry.core.services import service
-
+def _ask_registry(stores: Mapping[str, str], found: _RebuildSources) -> None:
     # Digest → checkpoint: from its own sidecar if that was found, otherwise from the sidecar of a conversion of it.
     receipts = (sidecar.receipt for _uri, sidecar in found.sidecars if sidecar.receipt is not None)
     sources = (one for receipt in receipts for one in receipt.sources)
     selves = (replace(sidecar.checkpoint, uri=uri) for uri, sidecar in found.sidecars)
     known = {one.checkpoint_digest: one for one in (*sources, *selves)}
     try:
-        for row in service("mlflow").registered_versions(tracking, registry):
-            digest = row.tags[f"{_TAG}checkpoint_digest"]
+        for row in service("mlflow").registered_versions(stores["tracking_uri"], stores["registry_uri"]):
+            digest = row.tags[DIGEST_TAG]
             if digest not in known:
                 found.partial.append(digest)
             found.registered.append((known.get(digest) or _from_tags(row.tags), row.name, str(row.version)))
-            if f"{_TAG}deleted" in row.tags:
-                found.deleted[digest] = row.tags[f"{_TAG}deleted"]
+            if DELETED_TAG in row.tags:
+                found.deleted[digest] = row.tags[DELETED_TAG]
     except WherryError as error:
-        found.unreadable.append({"uri": without_secrets(registry), "reason": error.what})
+        found.unreadable.append({"uri": without_secrets(stores["registry_uri"]), "reason": error.what})
 
 
 def _from_tags(tags: Mapping[str, str]) -> CheckpointRef:
     """A node with the fields that a registered version records."""
     step = tags.get(f"{_TAG}step", "")
     return CheckpointRef(
-        uri=tags.get(f"{_TAG}uri", ""),
+        uri=tags.get(URI_TAG, ""),
         format=tags.get(f"{_TAG}format", ""),
         format_version=tags.get(f"{_TAG}format_version") or None,
-        checkpoint_digest=tags[f"{_TAG}checkpoint_digest"],
-        weights_digest=tags.get(f"{_TAG}weights_digest", ""),
+        checkpoint_digest=tags[DIGEST_TAG],
+        weights_digest=tags.get(WEIGHTS_TAG, ""),
         fingerprint="",
         step=decimal_number(step),
     )
@@ -233,9 +221,6 @@ def _from_tags(tags: Mapping[str, str]) -> CheckpointRef:
 
 def _write(connection: LedgerConnection, arguments: Mapping[str, Any], found: _RebuildSources) -> None:
     """Write the statement of the rebuild, then the recovered statements, in their original order."""
-    from wherry.ledger.append import append
-    from wherry.ledger.record import add_conversion, add_registration, add_sighting
-
     receipts = [sidecar.receipt for _uri, sidecar in found.sidecars if sidecar.receipt is not None]
     digests = {sidecar.checkpoint.checkpoint_digest for _uri, sidecar in found.sidecars}
     digests |= {one.checkpoint_digest for receipt in receipts for one in (*receipt.sources, receipt.target)}
@@ -272,8 +257,6 @@ def _write(connection: LedgerConnection, arguments: Mapping[str, Any], found: _R
 
 def _bury(connection: LedgerConnection, found: _RebuildSources) -> None:
     """Record the deletions that the registry notes, except for checkpoints that were found."""
-    from wherry.ledger.append import append
-
     query = "SELECT uri FROM location WHERE checkpoint_digest = :digest ORDER BY uri"
     there = {one.checkpoint.checkpoint_digest for _uri, one in found.sidecars}
     for digest, text in sorted(found.deleted.items()):

@@ -5,25 +5,55 @@ inserted row. (It does not find a cut-off tail: keep `head` elsewhere, as an anc
 before they read the head, so the chain stays valid with any number of processes; a statement and its rows are on disk
 when its function returns.
 
+Work counts as done only when it is recorded: if recording fails, the target stays, and the call raises a
+`NotRecordedError` that carries the result of the call and names the command that records it later. That command runs
+`record_sidecar`, which needs only the checkpoint with its sidecar.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import os
+import shlex
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wherry.errors import UsageError
-from wherry.ledger.append import EVENTS, PENDING, REGISTERED, append, last_number, same_statement
+from wherry.core import interrupts
+from wherry.core.request import SourceRequest
+from wherry.errors import (
+    MissingExtraError,
+    NotFoundError,
+    NotRecordedError,
+    StorageError,
+    TargetInUseError,
+    UnsupportedError,
+    UsageError,
+    WherryError,
+    wherry_error,
+)
 from wherry.ledger.check import Anchor, Chain, check_chain
 from wherry.ledger.database import Ledger, open_ledger
+from wherry.ledger.deliver import after_record
 from wherry.ledger.schema import GENESIS
-from wherry.ledger.statements import ChainHead, Statement, by_number, head, statements
+from wherry.ledger.statements import (
+    EVENTS,
+    PENDING,
+    REGISTERED,
+    ChainHead,
+    Statement,
+    append,
+    head,
+    last_statement,
+    numbered,
+    same_statement,
+    statements,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Generator, Mapping, Sequence
 
     from wherry.core.receipt import CheckpointRef, Receipt
-    from wherry.ledger.connection import LedgerConnection
+    from wherry.ledger.database import LedgerConnection
 
 __all__ = [
     "EVENTS",
@@ -68,6 +98,15 @@ SELECT edge.source, edge.target, edge.plan_digest, edge.statement, conversion.ti
 FROM edge JOIN conversion ON conversion.statement = edge.statement
 WHERE edge.{here} IN (SELECT digest FROM walk) ORDER BY edge.statement
 """
+# Errors of the ledger and the registry themselves; other errors concern the checkpoint.
+_REFUSALS = (StorageError, MissingExtraError, UnsupportedError, UsageError)
+# Errors that after the commit mean only that work remains to be done.
+_GONE = (NotFoundError, TargetInUseError)
+RECORDED = "recorded"
+REFUSED = "not recorded: "  # prefix of the reason
+LEFT_OUT = "left out by request"
+_LATE = "recorded now; the ledger did not have it"
+_HAD = "already recorded"
 _PASSING = ("already", "lineage")  # fields of a receipt that describe how it was obtained, not what was done
 
 
@@ -134,7 +173,7 @@ def conversions_to(ledger: Ledger, digest: str) -> list[Statement]:
     """The statements of the conversions that made a checkpoint, in the order in which they were recorded."""
     with ledger.read() as connection:
         numbers = [number for (number,) in connection.rows(_CONVERSIONS_TO, digest=digest)]
-    return [statement for _seq, statement in sorted(by_number(ledger, numbers).items())]
+    return list(numbered(ledger, numbers))
 
 
 def record_verification(ledger: Ledger, subject: CheckpointRef, verification: Mapping[str, Any]) -> int:
@@ -197,7 +236,7 @@ def _append_once(ledger: Ledger, kind: str, body: Mapping[str, Any]) -> int:
 
     def add(connection: LedgerConnection) -> int:
         made = same_statement(connection, kind, body, after=before[0]) if before else None
-        before[:] = before or [last_number(connection)]
+        before[:] = before or [last_statement(connection).seq]
         return append(connection, kind, body) if made is None else made
 
     return ledger.change(add)
@@ -305,3 +344,164 @@ def versions_in(ledger: Ledger, name: str, registry: str) -> int:
     )
     with ledger.read() as connection:
         return connection.value(query, name=name, registry=registry, state=REGISTERED)
+
+
+def record(receipt: Receipt) -> Receipt:
+    """Record a conversion; see `record_all`.
+
+    Raises:
+        NotRecordedError: the ledger cannot be used; `result` is the receipt.
+    """
+    try:
+        return record_all([receipt])[0]
+    except NotRecordedError as error:
+        error.result = error.result[0]
+        raise
+
+
+def record_all(receipts: Sequence[Receipt]) -> tuple[Receipt, ...]:
+    """Record committed conversions: new ones, and existing ones that were found.
+
+    Returns:
+        The receipts, each with the outcome of the recording as `lineage`.
+
+    Raises:
+        NotRecordedError: the ledger cannot be used. The targets stay; `result` is the result of the call, with the
+            reason as `lineage` of each receipt that was not recorded.
+    """
+    done: list[Receipt] = []
+    try:
+        with open_ledger() as ledger:
+            for one in receipts:
+                late = one.already and not has_conversion(ledger, one)
+                record_conversion(ledger, one)
+                done.append(replace(one, lineage=_LATE if late else RECORDED))
+    except Exception as caught:  # noqa: BLE001  whatever the error is, the targets are committed
+        cause, rest = wherry_error(caught), receipts[len(done) :]
+        error = not_recorded(cause, [one.target.uri for one in rest])
+        error.result = (*done, *(replace(one, lineage=REFUSED + cause.what) for one in rest))
+        raise error from cause
+    interrupts.settle([one.target.uri for one in receipts])
+    after_record()
+    return tuple(done)
+
+
+def require_recorded(receipt: Receipt) -> Receipt:
+    """Return the receipt of another process, unless that process could not record the conversion.
+
+    Raises:
+        NotRecordedError: the conversion was not recorded; `result` is the receipt.
+    """
+    if receipt.lineage.startswith(REFUSED):
+        error = not_recorded(StorageError(receipt.lineage.removeprefix(REFUSED)), [receipt.target.uri])
+        error.result = receipt
+        raise error
+    return receipt
+
+
+def record_outcome(subject: CheckpointRef, verification: Mapping[str, Any]) -> None:
+    """Record the outcome of a verification (its JSON form).
+
+    Raises:
+        NotRecordedError: the ledger cannot be used.
+    """
+    try:
+        with open_ledger() as ledger:
+            record_verification(ledger, subject, verification)
+    except Exception as caught:
+        raise not_recorded(wherry_error(caught), [subject.uri], cure="verify it again") from caught
+    after_record()
+
+
+def record_sidecar(uri: str | os.PathLike[str], *, ledger: str | None = None) -> tuple[str, str]:
+    """Record a committed checkpoint from its sidecar: its place, and the conversion that made it.
+
+    Use it after a conversion, a rewrite, an export or a fetch that could not be recorded. No tensor byte is read.
+
+    Args:
+        uri: the checkpoint.
+        ledger: its URL; `WHERRY_LEDGER` or the file in the home by default.
+
+    Returns:
+        The URI of the checkpoint, and what was recorded, as text.
+
+    Raises:
+        NotFoundError: the checkpoint does not exist, or has no sidecar.
+        MismatchError: the sidecar was altered.
+        StorageError: the ledger cannot be used.
+    """
+    from wherry.formats.checkpoint import open_source, present_fingerprint
+    from wherry.formats.detect import resolve_source
+    from wherry.ledger.resolve import proved_sidecar, resolve_named
+
+    location, _found = resolve_source(resolve_named(SourceRequest(os.fspath(uri))))
+    sidecar = proved_sidecar(location, "ledger record")
+    receipt, subject = sidecar.receipt, sidecar.checkpoint
+    if subject.uri != location.uri:  # a copy has its own fingerprint
+        with open_source(SourceRequest(location.uri, subject.format)) as copy:
+            subject = replace(subject, uri=location.uri, fingerprint=present_fingerprint(copy))
+    with open_ledger(ledger) as opened:
+        missing = receipt is not None and not has_conversion(opened, receipt)
+        if receipt is not None and missing:
+            record_conversion(opened, receipt)
+        seen = record_sighting(opened, subject)
+    after_record()
+    return location.uri, RECORDED if missing or seen is not None else _HAD
+
+
+def not_recorded(error: WherryError, uris: Sequence[str], *, cure: str | None = None) -> NotRecordedError:
+    """The error for work that is done, but could not be recorded or registered.
+
+    Args:
+        error: the error of the ledger or the registry.
+        uris: the committed checkpoints.
+        cure: how to record the work once the error is fixed; by default the command that records the sidecars.
+    """
+    again = cure or f"run `{shlex.join(['wherry', 'ledger', 'record', *uris])}`"
+    return NotRecordedError(
+        f"done, but not recorded: {error.what}",
+        uri=", ".join(uris),
+        cure=f"{error.cure}; then {again}" if error.cure else again,
+        retryable=error.retryable,
+    )
+
+
+@contextmanager
+def verification_of(uri: str) -> Generator[None]:
+    """Around the verification of a committed target: an error, such as a missing source, does not undo the commit.
+
+    Raises:
+        NotRecordedError: the target could not be verified; `result` is None.
+    """
+    try:
+        yield
+    except _GONE as error:
+        refused = not_recorded(
+            error, [uri], cure=f"run `{shlex.join(['wherry', 'verify', uri, '--level', 'digest'])}`"
+        )
+        refused.what = f"done, but not verified: {error.what}"
+        raise refused from error
+
+
+@contextmanager
+def registration_of(
+    uri: str, name: str, *, alias: str | None = None, tags: Mapping[str, str] | None = None
+) -> Generator[None]:
+    """Around the registration of a committed target: an error of the registry or ledger does not undo the commit.
+
+    Args:
+        uri: the checkpoint.
+        name: the registered model.
+        alias, tags: as for `register`.
+
+    Raises:
+        NotRecordedError: the target could not be registered.
+    """
+    try:
+        yield
+    except (*_REFUSALS, *_GONE) as error:
+        words = ["wherry", "register", uri, "--model", name, *(["--alias", alias] if alias else [])]
+        words += [word for key, value in (tags or {}).items() for word in ("--tag", f"{key}={value}")]
+        refused = not_recorded(error, [uri], cure=f"run `{shlex.join(words)}`")
+        refused.what = f"done, but not registered: {error.what}"
+        raise refused from error

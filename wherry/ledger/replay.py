@@ -13,10 +13,14 @@ from functools import cached_property
 from sys import intern
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from wherry.ledger.schema import GENESIS
+from wherry.ledger.statements import damage_of, rows_of, statements, stored_number, stored_word
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from wherry.ledger.record import Ledger, Statement
+    from wherry.ledger.database import Ledger
+    from wherry.ledger.statements import Statement
 
 WRITTEN, READ, SEEN = "written", "read", "seen"
 # Subjects of notes: a target that a route made, a conversion that failed permanently, a run of a flow.
@@ -226,7 +230,7 @@ class LedgerState:
     history: tuple[dict[str, Any], ...] = ()
     rate: float | None = None
     statements: int = 0
-    head: str = "0" * 64
+    head: str = GENESIS
     time: str = ""
 
     def models(self, digest: str) -> tuple[str, ...]:
@@ -299,8 +303,6 @@ def replay(
     Raises:
         UsageError: `until` is not a valid date or time.
     """
-    from wherry.ledger.statements import statements
-
     draft = _Draft()
     for statement in statements(ledger, after=after, kinds=kinds, until=until):
         draft.take(statement)
@@ -319,8 +321,6 @@ def has_failed(outcome: Mapping[str, Any]) -> bool:
 
 def _product(seq: int, body: Mapping[str, Any]) -> ProductNote:
     """A note about a target; what it does not state is None."""
-    from wherry.ledger.append import stored_number, stored_word
-
     fields: dict[str, Any] = {name: body.get(name) for name in _PRODUCT_FIELDS}
     for name, value in fields.items():
         if value is not None or name in _NEEDED:
@@ -352,12 +352,10 @@ class _Draft:
         Raises:
             CorruptError: it lacks something that statements of its kind have.
         """
-        from wherry.ledger.append import BareStatement, damage_of, rows_of
-
         kind, body, seq, time = statement.kind, statement.body, statement.seq, statement.time
         with damage_of(seq):
             self._end = {"statements": seq, "head": statement.hash, "time": time}
-            for table, row in rows_of(BareStatement(kind, body, seq, time)):
+            for table, row in rows_of(kind, body, seq, time):
                 self._take_row(table.name, row, body)
             if kind in ("conversion", "verification"):
                 self._take_outcome(statement)
@@ -380,8 +378,6 @@ class _Draft:
             key = row["checkpoint_digest"], row["registry"], row["name"]
             self._registrations[key] = RegistrationRecord(*key[1:], row["version"], row["state"])
         elif table == "conversion":
-            from wherry.ledger.append import stored_number
-
             fields = intern_row(row)
             fields["options"] = self._options.setdefault(row["options"], body["options"])
             request: Mapping[str, Any] = body.get("asked") or {}
@@ -412,8 +408,6 @@ class _Draft:
 
     def _take_note(self, statement: Statement) -> None:
         """Apply a note of wherry; other notes, and notes without a required field, are ignored."""
-        from wherry.ledger.append import stored_word
-
         body: dict[str, Any] = intern_row(statement.body)
         if body.get("about") == PRODUCT and body.keys() >= _NEEDED:
             note = _product(statement.seq, body)

@@ -5,7 +5,7 @@ the registry, `wherry://blake3/<digest>` in the ledger and then in the registry,
 digits or more, with or without its algorithm) in the ledger.
 The result is the URI of a place that still holds the checkpoint with the registered
 digest; a place that holds another checkpoint is an error, never the result. Every verb that takes a checkpoint's URI
-also takes these.
+also takes these, by `resolve_named`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -26,11 +26,18 @@ from wherry.core.request import SourceRequest
 from wherry.core.services import service
 from wherry.core.units import plural, short
 from wherry.errors import AmbiguousError, MismatchError, NotFoundError, UsageError, WherryError
+from wherry.formats.checkpoint import open_source, present_fingerprint
+from wherry.formats.detect import detect_source
+from wherry.ledger.database import open_ledger
+from wherry.ledger.nodes import digests_starting, nodes
 from wherry.storage.home import without_secrets
+from wherry.storage.sidecar import read_sidecar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from wherry.core.detection import Detection
+    from wherry.formats.checkpoint import Checkpoint
     from wherry.ledger.database import Ledger
     from wherry.ledger.replay import PlaceRecord
     from wherry.storage.location import Location
@@ -142,9 +149,6 @@ def checkpoint_uri(uri: str | os.PathLike[str]) -> str | os.PathLike[str]:
     prefix = _DIGEST.fullmatch(text)
     if prefix is None or os.path.lexists(uri):
         return uri
-    from wherry.ledger.nodes import nodes
-    from wherry.ledger.record import open_ledger
-
     with open_ledger() as ledger:
         digest = digest_starting(ledger, text)
         known = nodes(ledger, {digest}) if digest else {}
@@ -167,8 +171,6 @@ def known_digest(text: str) -> str | None:
     Raises:
         AmbiguousError: several checkpoints have a digest with this beginning.
     """
-    from wherry.ledger.record import open_ledger
-
     if not _DIGEST.fullmatch(text) or os.path.lexists(text):
         return None
     with open_ledger() as ledger:
@@ -185,8 +187,6 @@ def digest_starting(ledger: Ledger, text: str) -> str | None:
     Raises:
         AmbiguousError: several checkpoints have a digest with this beginning.
     """
-    from wherry.ledger.nodes import digests_starting
-
     if not _DIGEST.fullmatch(text):
         return None
     found = digests_starting(ledger, text)
@@ -218,8 +218,6 @@ def _unknown(text: str) -> WherryError:
 
 def _holds(place: PlaceRecord) -> bool:
     """Whether a place still holds what the ledger saw there: by its sidecar, or by sizes and times of its files."""
-    from wherry.formats.checkpoint import open_source, present_fingerprint
-
     try:
         found = _at(place.uri)
         if found is not None:
@@ -325,8 +323,6 @@ def proved_sidecar(location: Location, stage: str) -> Sidecar:
         NotFoundError: the checkpoint has no sidecar.
         MismatchError: the sidecar was altered.
     """
-    from wherry.storage.sidecar import read_sidecar
-
     sidecar = read_sidecar(location)
     if sidecar is None:
         raise NotFoundError(
@@ -348,10 +344,6 @@ def proved_sidecar(location: Location, stage: str) -> Sidecar:
 def _places(query: _ModelQuery, stores: Mapping[str, str]) -> Iterator[str]:
     if query.row is not None and URI_TAG in query.row.tags:
         yield query.row.tags[URI_TAG]
-    # The database library is only loaded if the first place does not do.
-    from wherry.ledger.nodes import nodes
-    from wherry.ledger.record import open_ledger
-
     with open_ledger() as ledger:
         known = nodes(ledger, {query.digest})
     if query.digest in known:
@@ -363,8 +355,72 @@ def _places(query: _ModelQuery, stores: Mapping[str, str]) -> Iterator[str]:
 
 def _at(uri: str) -> tuple[Location, Sidecar] | None:
     """The checkpoint at a place that a record states, with its sidecar; None if there is none."""
-    from wherry.storage.sidecar import read_sidecar
-
     location = locate_stated(uri)
     sidecar = read_sidecar(location) if location.exists() else None
     return None if sidecar is None else (location, sidecar)
+
+
+def resolve_named(source: SourceRequest) -> SourceRequest:
+    """A source with the URI of the checkpoint itself in place of a model URI, below the root that holds that place.
+
+    Raises:
+        HostileError: the registry or the ledger names a place that no route reads or writes.
+        NotFoundError, MismatchError, AmbiguousError: as `checkpoint_uri`.
+    """
+    uri = os.fspath(checkpoint_uri(source.uri))
+    return source if uri == source.uri else replace(source, uri=uri, below=source.below or root_of(uri))
+
+
+def open_checkpoint(
+    uri: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    step: int | None = None,
+    item: str | None = None,
+    allow_opaque: Iterable[str] = (),
+) -> Checkpoint:
+    """Open a checkpoint; `wherry.open`.
+
+    Args:
+        uri: a checkpoint, a step folder, a run folder (the newest complete step is taken), or a model URI.
+        format: the format, a name or alias, instead of detecting it.
+        step: which step of a run.
+        item: which item of a step.
+        allow_opaque: dotted names of unknown pickle classes to read as opaque values instead of raising an error;
+            nothing is ever imported or called.
+
+    Raises:
+        NotFoundError, NotACheckpointError, UnsupportedError, AmbiguousError: the URI does not name one checkpoint.
+        DamagedError: metadata is missing or inconsistent. A checkpoint with missing chunks can be opened; `absent`
+            of the reader and `verify` report them.
+        HostileError: the checkpoint tries to reach outside its folder or to run code.
+    """
+    source = SourceRequest(os.fspath(uri), format, step, item, tuple(allow_opaque))
+    return open_source(resolve_named(source))
+
+
+def detect(
+    uri: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    step: int | None = None,
+    item: str | None = None,
+) -> Detection:
+    """Identify the checkpoint at a URI.
+
+    Args:
+        uri: a checkpoint, a step folder, a run folder or a model URI.
+        format: the format, instead of detecting it.
+        step: which step of a run.
+        item: which item of a step.
+
+    Returns:
+        The detection; a damaged, hostile or unknown checkpoint is a verdict here, not an error.
+
+    Raises:
+        UsageError: the URI or the format is invalid.
+        NotFoundError: the file, folder or step was not found.
+        MissingExtraError: the package for the protocol is not installed.
+        StorageError: the storage failed.
+    """
+    return detect_source(resolve_named(SourceRequest(os.fspath(uri), format, step, item)))

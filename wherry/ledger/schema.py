@@ -1,7 +1,7 @@
 """The tables of the ledger, and the triggers that protect its statements from changes.
 
 `statement` is the ledger: append-only, each row chained to the one before it, with the schema version of its body. The
-rows of every other table but one follow from the statements (`wherry.ledger.append`), and could be derived again;
+rows of every other table but one follow from the statements (`wherry.ledger.statements`), and could be derived again;
 `wherry ledger check` compares the two, so that it finds an altered, missing or forged row in any of them. Only
 `projection` has its own state: the cursor of each projection. Its rows are sealed with a digest.
 
@@ -15,7 +15,7 @@ collation would be slower and could not serve prefixes).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from wherry.errors import CorruptError
 from wherry.storage.home import LEDGER_SCHEMA
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SCHEMA = LEDGER_SCHEMA
+SCHEMA_NAME = "wherry"  # of PostgreSQL, in which the tables are
 GENESIS = "0" * 64  # the previous hash of the first statement
 
 
@@ -156,20 +157,6 @@ statement = LedgerTable(
 )
 
 
-class StatementRow(NamedTuple):
-    """A row of `statement`, in the order of its columns."""
-
-    seq: int
-    prev: str
-    hash: str
-    kind: str
-    schema: int
-    content: str
-    body: str
-    time: str
-    storage_time: str
-
-
 location = LedgerTable(
     "location",
     {
@@ -286,9 +273,9 @@ def stored_triggers() -> dict[str, str]:
     return {text.split()[2]: text for text in texts}
 
 
-def stored_postgres_triggers(schema: str) -> dict[str, str]:
+def stored_postgres_triggers() -> dict[str, str]:
     """Name → table, type and text of the function of the triggers, as PostgreSQL stores them."""
-    bodies = _bodies(schema)
+    bodies = _bodies()
     return {
         name: f"{table} {_bits_of(f'BEFORE {verbs} {each}')} {bodies[function]}"
         for name, table, verbs, each, function in _TRIGGERS
@@ -314,21 +301,17 @@ def sqlite_triggers() -> tuple[str, ...]:
     return (*sealed, continues)
 
 
-def postgres_triggers(schema: str) -> tuple[str, ...]:
-    """The same for PostgreSQL, TRUNCATE included.
-
-    Args:
-        schema: the schema of the tables.
-    """
-    head = f"() RETURNS trigger LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS"
+def postgres_triggers() -> tuple[str, ...]:
+    """The same for PostgreSQL, TRUNCATE included."""
+    head = f"() RETURNS trigger LANGUAGE plpgsql SET search_path = {SCHEMA_NAME}, pg_temp AS"
     return (
         *(
-            f"CREATE OR REPLACE FUNCTION {schema}.{name}{head} $$ {body} $$"
-            for name, body in _bodies(schema).items()
+            f"CREATE OR REPLACE FUNCTION {SCHEMA_NAME}.{name}{head} $$ {body} $$"
+            for name, body in _bodies().items()
         ),
         *(
-            f"CREATE OR REPLACE TRIGGER {name} BEFORE {verbs} ON {schema}.{table} "
-            f"FOR EACH {each} EXECUTE FUNCTION {schema}.{function}()"
+            f"CREATE OR REPLACE TRIGGER {name} BEFORE {verbs} ON {SCHEMA_NAME}.{table} "
+            f"FOR EACH {each} EXECUTE FUNCTION {SCHEMA_NAME}.{function}()"
             for name, table, verbs, each, function in _TRIGGERS
         ),
     )
@@ -350,9 +333,9 @@ _TRIGGERS = (  # name, table, statements, level, function
 )
 
 
-def _bodies(schema: str) -> dict[str, str]:
+def _bodies() -> dict[str, str]:
     """Name → text of the functions of the triggers."""
-    broken = _breaks(f"{schema}.statement")
+    broken = _breaks(f"{SCHEMA_NAME}.statement")
     return {
         _REFUSE: f"BEGIN RAISE EXCEPTION '{_SAID}%', TG_TABLE_NAME; END",
         _REQUIRE: f"BEGIN IF {broken} THEN RAISE EXCEPTION '{_BROKEN}'; END IF; RETURN NEW; END",
@@ -364,9 +347,3 @@ def _breaks(table: str) -> str:
     last = f"SELECT hash FROM {table} ORDER BY seq DESC LIMIT 1"  # noqa: S608  our own name
     count = f"SELECT max(seq) FROM {table}"  # noqa: S608  our own name
     return f"NEW.seq <> coalesce(({count}), 0) + 1 OR NEW.prev <> coalesce(({last}), '{GENESIS}')"
-
-
-BUSY_SECONDS = 60
-
-
-READ, WRITE = "read", "write"

@@ -1,28 +1,59 @@
-"""Reads the statements of the chain in order; all of them, by kind, or up to a moment."""
+"""The chain: statements with hashes, how they are appended and read, and the rows that follow from them.
+
+A statement is appended in the caller's write transaction, which holds the ledger's lock from its start: no other writer
+comes between reading the head and adding the statement, and a statement never exists without its rows.
+
+The rows of the ledger's other tables are a pure function (`rows_of`) of a statement's kind and body. It has three uses:
+a new statement's rows are written with it, the check compares the tables with it, and `wherry.ledger.replay` makes the
+state of an earlier moment.
+
+The order of the statements is that of the hash chain; a time is what a clock claimed. A statement has two of them, in
+fields of their own: that of the machine which wrote it, and that of the ledger's storage. A clock that is off by more
+than a day is refused before it enters the ledger, where nothing could be taken back.
+"""
 
 from __future__ import annotations
 
+import os
+import tempfile
+from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, time
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wherry.errors import UsageError
+from wherry.core.digest import canonical_json, sha256_of, sha256_text
+from wherry.core.receipt import utc_now
+from wherry.errors import StorageError, UsageError, WherryError, describe_exception, storage_error
 from wherry.ledger import schema as tables
-from wherry.ledger.append import stored_table
-from wherry.ledger.schema import StatementRow
+from wherry.ledger.database import SQLITE
+from wherry.text.json_values import json_value
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 
-    from wherry.ledger.database import Ledger
+    from wherry.ledger.database import Ledger, LedgerConnection
+    from wherry.ledger.schema import LedgerTable
 
-_PAGE = 500  # statements read in one transaction, at most
+EVENTS = ("promotion", "rollback", "deletion", "audit", "note")
+KINDS = ("conversion", "verification", "registration", "claim", "release", "sighting", "rebuild", *EVENTS)
+PENDING, REGISTERED, RELEASED = "pending", "registered", "released"
+SKEW = timedelta(days=1)  # by which clocks may differ
+CLOCK_CURE = "set the clock of this machine (`timedatectl` shows it), and run the command again"
+_STATES = {"claim": PENDING, "release": RELEASED, "registration": REGISTERED}
+_LARGEST_NUMBER = 1 << 63
 _LONGEST_TIME = 40  # characters
+_PAGE = 500  # statements read in one transaction, at most
 _PAGE_TEXT = 16 << 20  # characters of their bodies after which no further one is read
+_HASHED = ("seq", "prev", "kind", "schema", "content", "body", "time", "storage_time")
+_ORDER = {table: position for position, table in enumerate(tables.DERIVED)}
 _COLUMNS = ", ".join(tables.statement.columns)
 _HEAD = "SELECT seq, hash, time FROM statement ORDER BY seq DESC LIMIT 1"
-_NUMBERED = f"SELECT {_COLUMNS} FROM statement WHERE seq IN (:*numbers)"  # noqa: S608  our own names
-_TIMES = "SELECT seq, storage_time FROM statement WHERE seq IN (:*numbers)"
+_SAME = "SELECT seq FROM statement WHERE content = :content AND seq > :after LIMIT 1"
+_NUMBERED = f"SELECT {_COLUMNS} FROM statement WHERE seq IN (:*numbers) ORDER BY seq"  # noqa: S608  our own names
+
+Row = tuple["LedgerTable", dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +62,7 @@ class Statement:
 
     Attributes:
         seq: its number, from 1 without gaps.
-        kind: one of `wherry.ledger.append.KINDS`.
+        kind: one of `KINDS`.
         schema: schema version of its body.
         time: when it was appended, by the clock of the machine that wrote it; UTC.
         storage_time: the same by the clock of the ledger's storage.
@@ -61,6 +92,70 @@ class ChainHead:
     seq: int
     hash: str
     time: str
+
+
+class StatementRow(NamedTuple):
+    """A row of `statement`, in the order of its columns."""
+
+    seq: int
+    prev: str
+    hash: str
+    kind: str
+    schema: int
+    content: str
+    body: str
+    time: str
+    storage_time: str
+
+
+def append(connection: LedgerConnection, kind: str, body: Mapping[str, Any]) -> int:
+    """Add a statement and its rows.
+
+    Its place is after the last statement, whatever the clocks say: their times are stored as they were read.
+
+    Returns:
+        Its number.
+
+    Raises:
+        StorageError: the clock of this machine differs from that of the ledger's storage, which must be readable.
+    """
+    clocks = plausible_clocks(connection)
+    last = last_statement(connection)
+    text = canonical_json(body).decode()
+    row: dict[str, Any] = {
+        "seq": last.seq + 1,
+        "prev": last.hash,
+        "kind": kind,
+        "schema": tables.SCHEMA,
+        "content": content_of(kind, text),
+        "body": text,
+        "time": clocks.machine,
+        "storage_time": clocks.storage,
+    }
+    connection.change(tables.statement.insertion(), {**row, "hash": hash_of(row)})
+    write(connection, rows_of(kind, body, row["seq"], row["time"]))
+    return row["seq"]
+
+
+def last_statement(connection: LedgerConnection) -> ChainHead:
+    """The end of the chain, in a transaction that is open."""
+    row = connection.first(_HEAD)
+    return ChainHead(*row) if row else ChainHead(0, tables.GENESIS, "")
+
+
+def same_statement(
+    connection: LedgerConnection, kind: str, body: Mapping[str, Any], after: int = 0
+) -> int | None:
+    """The number of an existing statement with the same kind and body; None if there is none.
+
+    Args:
+        connection: a transaction.
+        kind: its kind.
+        body: its body.
+        after: the number of a statement that it comes after.
+    """
+    content = content_of(kind, canonical_json(body).decode())
+    return connection.value(_SAME, content=content, after=after)
 
 
 def statements(
@@ -112,8 +207,7 @@ def _page(rows: Iterable[tuple[Any, ...]]) -> tuple[list[StatementRow], bool]:
 def head(ledger: Ledger) -> ChainHead:
     """The last statement's number, hash and time."""
     with ledger.read() as connection:
-        row = connection.first(_HEAD)
-    return ChainHead(*row) if row else ChainHead(0, tables.GENESIS, "")
+        return last_statement(connection)
 
 
 def moment(text: str) -> str:
@@ -129,30 +223,17 @@ def moment(text: str) -> str:
             f"invalid date or time: {text!r}", cure="use 2026-11-21 or 2026-11-21T08:00+00:00"
         ) from error
     if len(text) <= len("2026-11-21"):
-        read = datetime.combine(read.date(), time.max)
-    aware = read if read.tzinfo else read.replace(tzinfo=UTC)
-    return aware.astimezone(UTC).isoformat(timespec="milliseconds")
+        read = datetime.combine(read.date(), datetime.max.time())
+    return _in_utc(read if read.tzinfo else read.replace(tzinfo=UTC))
 
 
-def by_number(ledger: Ledger, numbers: Collection[int]) -> dict[int, Statement]:
-    """Number → statement, for the numbers that exist."""
-    found, every = dict[int, Statement](), sorted(numbers)
-    with ledger.read() as connection:
-        for start in range(0, len(every), _PAGE):
-            rows = connection.rows(_NUMBERED, numbers=every[start : start + _PAGE])
-            found |= {row.seq: _statement(row) for row in map(StatementRow._make, rows)}
-    return found
-
-
-def times_written(ledger: Ledger, numbers: Collection[int]) -> dict[int, str]:
-    """Number → when a statement was appended, by the clock of the ledger's storage; UTC."""
-    found, every = dict[int, str](), sorted(numbers)
-    with ledger.read() as connection:
-        for start in range(0, len(every), _PAGE):
-            found |= dict(connection.rows(_TIMES, numbers=every[start : start + _PAGE]))
-    if None in found.values():  # as in `_statement`
-        raise tables.damage_error("values: a statement lacks its time")
-    return found
+def numbered(ledger: Ledger, numbers: Collection[int]) -> Iterator[Statement]:
+    """The statements that have one of some numbers, in order, read page by page; others do not exist."""
+    every = sorted(numbers)
+    for start in range(0, len(every), _PAGE):
+        with ledger.read() as connection:
+            page = list(connection.rows(_NUMBERED, numbers=every[start : start + _PAGE]))
+        yield from (_statement(StatementRow(*row)) for row in page)
 
 
 def _statement(row: StatementRow) -> Statement:
@@ -163,15 +244,226 @@ def _statement(row: StatementRow) -> Statement:
     for stated in (row.time, row.storage_time):
         if len(stated) > _LONGEST_TIME:  # the state of a ledger keeps the times of its statements
             raise tables.damage_error(f"times: {stated[:_LONGEST_TIME]!r} goes on")
-    return Statement(
-        row.seq,
-        row.kind,
-        row.schema,
-        row.time,
-        row.storage_time,
-        row.hash,
-        row.prev,
-        stored_table(row.body),
-        row.content,
-        row.body,
+    fields: dict[str, Any] = {**row._asdict(), "body": stored_table(row.body), "text": row.body}
+    return Statement(**fields)
+
+
+def rows_of(kind: str, body: Mapping[str, Any], seq: int, time: str) -> Iterator[Row]:
+    """The rows of a statement; checkpoints before rows that refer to them."""
+    subjects = [*_sources(body), body["target"]] if kind == "conversion" else [body.get("subject")]
+    for subject in subjects:
+        if subject is not None:
+            yield tables.checkpoint, {name: subject[name] for name in tables.checkpoint.columns}
+            place = {name: subject[name] for name in ("checkpoint_digest", "uri", "fingerprint")}
+            yield tables.location, {**place, "seen": time, "statement": seq}
+    if kind == "conversion":
+        yield from _conversion_rows(body, seq, time)
+    elif kind == "verification":
+        outcome = body["verification"]
+        yield (
+            tables.verification,
+            {
+                "checkpoint_digest": body["checkpoint_digest"],
+                "level": str(outcome.get("level", "")),
+                "verdict": str(outcome.get("verdict") or ("ok" if outcome.get("ok") else "failed")),
+                "time": time,
+                "statement": seq,
+            },
+        )
+    elif kind in _STATES:
+        yield (
+            tables.registration,
+            {
+                **{name: body[name] for name in ("checkpoint_digest", "registry", "name")},
+                "state": _STATES[kind],
+                "version": body.get("version"),
+                "seen": time,
+                "statement": seq,
+            },
+        )
+    elif kind == "deletion" and body.get("checkpoint_digest") and body.get("uri"):
+        gone = {"checkpoint_digest": body["checkpoint_digest"], "uri": body["uri"]}
+        yield tables.tombstone, {**gone, "time": time, "statement": seq}
+
+
+def _conversion_rows(body: Mapping[str, Any], seq: int, time: str) -> Iterator[Row]:
+    source, target = body["source"], body["target"]
+    ends = {"source": source["checkpoint_digest"], "target": target["checkpoint_digest"]}
+    yield (
+        tables.conversion,
+        {
+            "statement": seq,
+            **ends,
+            "source_uri": source["uri"],
+            "source_fingerprint": source["fingerprint"],
+            "target_uri": target["uri"],
+            "format": target["format"],
+            "plan_digest": body["plan_digest"],
+            "options": canonical_json(body["options"]).decode(),
+            "software": str(body["software"].get("wherry", "")),
+            "lossless": body["lossless"],
+            "time": body["finished"] or time,
+        },
     )
+    for parent in dict.fromkeys(one["checkpoint_digest"] for one in _sources(body)):
+        if parent != ends["target"]:  # a copy that keeps the digest is a second place of one node
+            way = {"source": parent, "target": ends["target"], "plan_digest": body["plan_digest"]}
+            yield tables.edge, {**way, "statement": seq}
+
+
+def _sources(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Every checkpoint that was read: one, or the parents of a merge."""
+    return [row["checkpoint"] for row in body.get("parents", ())] or [body["source"]]
+
+
+def content_of(kind: str, text: str) -> str:
+    """Digest of the kind and body of a statement, without its time and position.
+
+    Args:
+        kind: of the statement.
+        text: its body as it is stored, in canonical JSON.
+    """
+    return sha256_text(kind, text.encode())
+
+
+def hash_of(row: Mapping[str, Any]) -> str:
+    """The hash of a statement: over all columns of its row, including the previous hash."""
+    return sha256_of("statement", {name: row[name] for name in _HASHED})
+
+
+def write(connection: LedgerConnection, rows: Iterable[Row]) -> None:
+    """Write rows by the rule of their table: the first value is kept, or the last one wins.
+
+    A row that refers to another comes after it.
+    """
+    ordered = sorted(rows, key=lambda row: _ORDER[row[0]])
+    for table, group in groupby(ordered, key=lambda row: row[0]):
+        connection.change(table.upsert(), *(row for _table, row in group))
+
+
+def stored_table(text: str) -> dict[str, Any]:
+    """A table that the ledger stores as JSON.
+
+    Raises:
+        CorruptError: the text is something else, which wherry never stores.
+    """
+    try:
+        found = json_value(text)
+    except ValueError as error:
+        raise tables.damage_error(f"JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise tables.damage_error(f"JSON: expected a table, got {type(found).__name__}")
+    return found
+
+
+def stored_time(text: str) -> datetime:
+    """A time that the ledger stores.
+
+    Raises:
+        CorruptError: the text is not a time with an offset, which wherry never stores.
+    """
+    try:
+        found = datetime.fromisoformat(text[:80])  # an error repeats the text
+    except ValueError as error:
+        raise tables.damage_error(f"times: {text[:40]!r}") from error
+    if found.tzinfo is None:
+        raise tables.damage_error(f"times: {text[:40]!r} has no offset")
+    return found
+
+
+@contextmanager
+def damage_of(seq: int) -> Generator[None]:
+    """Turn what the contents of an invalid statement lead to into the error that names it.
+
+    Raises:
+        CorruptError: the statement lacks something that those of its kind have, or it has another type.
+    """
+    try:
+        yield
+    except WherryError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise tables.damage_error(f"statement {seq}: {describe_exception(error)}") from error
+
+
+def stored_number(value: Any) -> Any:
+    """A number from a statement.
+
+    Raises:
+        TypeError: it is something else.
+        OverflowError: it is beyond 64 bits, so that sums of it could exceed a float.
+    """
+    if type(value) not in (int, float):
+        raise TypeError(f"expected a number, got {type(value).__name__}")
+    if abs(value) > _LARGEST_NUMBER:
+        raise OverflowError("a number beyond 64 bits")
+    return value
+
+
+def stored_word(value: Any) -> str:
+    """A string from a statement.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if type(value) is not str:
+        raise TypeError(f"expected a string, got {type(value).__name__}")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class ClockReadings:
+    """What two clocks said at one moment; UTC.
+
+    Attributes:
+        machine: the clock of this machine.
+        storage: the clock of what stores the ledger.
+    """
+
+    machine: str
+    storage: str
+
+
+def plausible_clocks(connection: LedgerConnection) -> ClockReadings:
+    """The clocks of this machine and of the ledger's storage, which agree, give or take a day.
+
+    Args:
+        connection: a connection to the ledger.
+
+    Raises:
+        StorageError: the clocks differ, or that of the storage cannot be read.
+    """
+    read = ClockReadings(utc_now(), _storage_time(connection))
+    ahead = datetime.fromisoformat(read.machine) - datetime.fromisoformat(read.storage)
+    if abs(ahead) > SKEW:
+        days, side = abs(ahead) / timedelta(days=1), "ahead of" if ahead > timedelta(0) else "behind"
+        raise StorageError(
+            f"the clock of this machine is {days:.0f} d {side} that of the ledger's storage",
+            uri=connection.uri,
+            cure=CLOCK_CURE,
+        )
+    return read
+
+
+def is_ahead(time: str, now: str) -> bool:
+    """Whether a stored time is more than a day after another."""
+    return datetime.fromisoformat(time) - datetime.fromisoformat(now) > SKEW
+
+
+def _storage_time(connection: LedgerConnection) -> str:
+    """The present time by the database server, or by the file system of a SQLite file."""
+    if connection.dialect != SQLITE:
+        # Not now(), which is the start of the transaction: it may have waited for the ledger's lock since.
+        return _in_utc(connection.value("SELECT clock_timestamp()"))
+    folder = Path(connection.uri).parent  # in which SQLite makes its own files, too
+    try:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"\0")
+            probe.flush()
+            return _in_utc(datetime.fromtimestamp(os.fstat(probe.fileno()).st_mtime, UTC))
+    except OSError as error:
+        raise storage_error(error, str(folder)) from error
+
+
+def _in_utc(read: datetime) -> str:
+    return read.astimezone(UTC).isoformat(timespec="milliseconds")

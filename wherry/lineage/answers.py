@@ -207,14 +207,15 @@ def _ask(
 ) -> tuple[LineageTree, Mapping[tuple[str, str, str], Mapping[str, Any]]]:
     """The tree in one direction, and the statement or receipt of each of its conversions."""
     from wherry.ledger.record import open_ledger
-    from wherry.ledger.statements import by_number
+    from wherry.ledger.statements import numbered
 
     with open_ledger() as ledger, without_collection():
         root, sidecar = find_named(ledger, os.fspath(about))
         tree = tree_of(ledger, root, sidecar, up=up, down=not up, brief=brief)
         if not receipts:
             return tree, {}
-        bodies = by_number(ledger, {edge.statement for edge in tree.edges if edge.statement is not None})
+        numbers = {edge.statement for edge in tree.edges if edge.statement is not None}
+        bodies = {one.seq: one for one in numbered(ledger, numbers)}
     recorded = {
         _mark(edge): _conversion(bodies, edge.statement) for edge in tree.edges if edge.statement is not None
     }

@@ -33,7 +33,7 @@ from wherry.errors import IncompleteError, MismatchError, UnrepresentableError, 
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.detect import describe_absent
 from wherry.formats.registry import find_format
-from wherry.ledger.open import open_checkpoint
+from wherry.ledger.resolve import open_checkpoint
 from wherry.live.match import TemplateMatch, match
 from wherry.runtime import threads
 from wherry.target.in_use import in_use

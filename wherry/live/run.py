@@ -19,7 +19,7 @@ from wherry.core.progress import RunContext, logger
 from wherry.core.receipt import from_json
 from wherry.core.services import service
 from wherry.errors import NotRecordedError, UsageError, WherryError, storage_error
-from wherry.ledger.outcomes import record, require_recorded
+from wherry.ledger.record import record, require_recorded
 from wherry.live.checkpoint import live_checkpoint
 from wherry.live.request import spool_of
 from wherry.live.shares import (

@@ -27,9 +27,8 @@ from wherry.formats.checkpoint import Checkpoint, fingerprint, present_fingerpri
 from wherry.formats.companions import digest_companion
 from wherry.formats.recorded_files import file_differences
 from wherry.formats.registry import find_format
-from wherry.ledger.open import resolve_named
-from wherry.ledger.outcomes import RECORDED, REFUSED, not_recorded
-from wherry.ledger.resolve import proved_digest, proved_sidecar
+from wherry.ledger.record import RECORDED, REFUSED, not_recorded
+from wherry.ledger.resolve import proved_digest, proved_sidecar, resolve_named
 from wherry.mover.hashing import compare, hash_checkpoint
 from wherry.storage.folders import put_file
 from wherry.storage.sidecar import (

@@ -24,7 +24,7 @@ from wherry.core.units import DEFAULT_MEMORY
 from wherry.errors import MismatchError, NotFoundError, NotRecordedError, UsageError
 from wherry.formats.checkpoint import open_source
 from wherry.formats.recorded_files import file_differences
-from wherry.ledger.outcomes import record_outcome
+from wherry.ledger.record import record_outcome
 from wherry.ledger.replay import ADDED, READ_ONLY, has_passed
 from wherry.ledger.resolve import ResolvedModel, is_model_uri, proved_digest, resolve_model, stores_of
 from wherry.storage.home import user_name, without_secrets

@@ -16,8 +16,7 @@ from wherry.core.request import SourceRequest
 from wherry.core.services import service
 from wherry.credentials import redact_values
 from wherry.errors import NotFoundError, UsageError, WherryError
-from wherry.ledger.open import resolve_named
-from wherry.ledger.resolve import proved_sidecar
+from wherry.ledger.resolve import proved_sidecar, resolve_named
 from wherry.storage.home import without_secrets
 
 if TYPE_CHECKING:

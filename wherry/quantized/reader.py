@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from wherry import kernels
 from wherry.core.tensorspec import Region, TensorSpec, region_shape
 from wherry.errors import CorruptError
+from wherry.layout.copies import permute
 from wherry.layout.losses import errors_of, note, note_error
-from wherry.layout.transpose import permute
 from wherry.mover.decode import Parts
 from wherry.quantized.codes import (
     code_bits,

@@ -28,7 +28,7 @@ from wherry.errors import (
     wherry_error,
 )
 from wherry.formats.registry import find_format
-from wherry.ledger.outcomes import not_recorded, registration_of, verification_of
+from wherry.ledger.record import not_recorded, registration_of, verification_of
 from wherry.ledger.replay import FAILURE, PRODUCT
 from wherry.models.register import register
 from wherry.routes.reconcile import Todo, Work, estimate, hours, todo

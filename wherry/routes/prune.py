@@ -28,8 +28,8 @@ from wherry.core.request import SourceRequest
 from wherry.core.services import service
 from wherry.errors import TargetInUseError, UsageError, WherryError
 from wherry.formats.checkpoint import open_source, present_fingerprint
-from wherry.ledger.append import stored_time
 from wherry.ledger.resolve import DIGEST_TAG
+from wherry.ledger.statements import stored_time
 from wherry.routes.removal import removing, strangers
 from wherry.storage.home import sqlite_file, user_name, without_secrets
 from wherry.storage.stores import locate
@@ -133,7 +133,7 @@ def prune(routes: Iterable[Route], *, dry_run: bool = True, now: datetime | None
 def _products(ledger: Ledger, routes: Iterable[Route]) -> list[_Product]:
     """The existing targets that the routes made, route by route."""
     from wherry.ledger.nodes import nodes, present
-    from wherry.ledger.statements import times_written
+    from wherry.ledger.statements import numbered
 
     state = present(ledger)
     there = [
@@ -146,7 +146,8 @@ def _products(ledger: Ledger, routes: Iterable[Route]) -> list[_Product]:
         and locate(uri).exists()
     ]
     known = nodes(ledger, {done.target_digest for _note, done in there})
-    times = times_written(ledger, {done.statement for _note, done in there})
+    made = numbered(ledger, {done.statement for _note, done in there})
+    times = {statement.seq: statement.storage_time for statement in made}
     return [_Product(note, done, known[done.target_digest], times[done.statement]) for note, done in there]
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from wherry.config.config import Config, load_config
-from wherry.config.options import given_names
+from wherry.config.schema import given_names
 from wherry.config.values import render
 from wherry.core.digest import sha256_of
 from wherry.core.request import ConvertRequest, SourceRequest

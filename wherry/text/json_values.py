@@ -7,14 +7,12 @@ not JSON, nested too deeply or too much is a ValueError with a short text, and t
 from __future__ import annotations
 
 import json
-from json.decoder import JSONDecoder
 from typing import Any
 
 from wherry.text.json_document import count_values
 from wherry.text.limits import JsonLimits, exceeds, scale_limit
 
 _OWN = JsonLimits(nbytes=1 << 30, nodes=1 << 22)  # the receipt of 250,000 tensors
-_DECODER = JSONDecoder()
 
 
 def json_value(text: str | bytes) -> Any:
@@ -32,21 +30,5 @@ def json_value(text: str | bytes) -> Any:
             raise ValueError(f"exceeds the limit of {scale_limit(_OWN.nodes):,} JSON values")
     try:
         return json.loads(text)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
-def json_value_at(text: str, start: int) -> Any:
-    """Parse the value that begins at an offset; what follows it is not read.
-
-    Args:
-        text: a text of wherry.
-        start: offset of its first character.
-
-    Raises:
-        ValueError: no value begins there.
-    """
-    try:
-        return _DECODER.raw_decode(text, start)[0]
     except RecursionError:
         raise ValueError("nested too deeply") from None

@@ -19,7 +19,7 @@ from wherry.formats.checkpoint import open_source, present_fingerprint
 from wherry.formats.companions import digest_companion
 from wherry.formats.pin import object_pin, state_read
 from wherry.formats.registry import checked_options, find_format, system_of
-from wherry.ledger.open import resolve_named
+from wherry.ledger.resolve import resolve_named
 from wherry.mover.hashing import Failure, Hashes, MeasuredError, compare, hash_checkpoint
 from wherry.quantized.coded_view import RECORD as QUANTIZED
 from wherry.quantized.ggml_types import RECORD as VALUES

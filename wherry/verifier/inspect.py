@@ -25,8 +25,7 @@ from wherry.formats.checkpoint import Checkpoint, open_source, present_fingerpri
 from wherry.formats.companions import digest_companion
 from wherry.formats.pin import settled_checkpoint, take_pin
 from wherry.formats.recorded_files import recorded_files
-from wherry.ledger.open import resolve_named
-from wherry.ledger.resolve import proved_digest
+from wherry.ledger.resolve import proved_digest, resolve_named
 from wherry.mover.hashing import Hashes, flat_hashes, hash_checkpoint
 from wherry.storage.folders import rename_without_replacing, staging_stem, sync_folder
 from wherry.storage.sidecar import Sidecar, encode, read_sidecar, sidecar_location

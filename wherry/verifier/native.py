@@ -168,7 +168,7 @@ def logits(
     """
     _require("transformers", "native", "computing logits")
     _require("torch", "native", "computing logits")
-    from wherry.ledger.open import resolve_named
+    from wherry.ledger.resolve import resolve_named
 
     source = resolve_named(against) if against else _stated_source(checkpoint)
     with (

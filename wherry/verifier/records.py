@@ -8,29 +8,25 @@ A ledger that cannot be read does not stop a verification, but its outcome is th
 from __future__ import annotations
 
 import shlex
-import sqlite3
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wherry.config.settings import ledger_url
 from wherry.core.digest import origin_digest, weights_digest
 from wherry.core.keypath import render
 from wherry.core.receipt import CheckpointRef, reference_from_json
 from wherry.core.receipt import from_json as receipt_from_json
 from wherry.core.units import short
 from wherry.errors import CorruptError, WherryError
+from wherry.ledger.nodes import look_up
 from wherry.ledger.replay import ADDED
 from wherry.ledger.resolve import proved_digest
 from wherry.mover.hashing import Failure
-from wherry.storage.home import ledger_to_read, sqlite_file
 from wherry.storage.sidecar import readable_sidecar
 from wherry.storage.stores import locate
 from wherry.text.json_document import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from wherry.core.manifest import Manifest
     from wherry.core.receipt import Receipt
@@ -98,30 +94,10 @@ class LedgerEntry:
 def entry_at(uri: str) -> LedgerEntry:
     """What the ledger has about the checkpoint at a URI."""
     try:
-        url = ledger_url()
-        file = sqlite_file(url)
-        return _from_nodes(uri) if file is None else _from_sqlite(file, uri)
+        rows = look_up(_PLACE, _TABLES, uri=uri)
+        return _entry(rows[0] if rows else None)
     except WherryError as error:
         return LedgerEntry(unread=error.what)
-
-
-def _from_sqlite(file: Path, uri: str) -> LedgerEntry:
-    """The same of a SQLite ledger, which is not created."""
-    if not file.exists():
-        return LedgerEntry()
-    try:
-        with ledger_to_read(file, _TABLES) as connection:
-            return _entry(connection.execute(_PLACE, {"uri": uri}).fetchone())
-    except sqlite3.Error:  # of another schema, in use, or no ledger at all: opening it tells
-        return _from_nodes(uri)
-
-
-def _from_nodes(uri: str) -> LedgerEntry:
-    from wherry.ledger.nodes import first_row
-    from wherry.ledger.record import open_ledger
-
-    with open_ledger() as ledger:
-        return _entry(first_row(ledger, _PLACE, uri=uri))
 
 
 def _entry(row: Any) -> LedgerEntry:
@@ -147,7 +123,9 @@ def receipt_difference(sidecar: Sidecar, uri: str) -> Iterator[Failure]:
     """
     if sidecar.receipt is None:
         return
-    made = [parse_json(body.encode(), "the statement", uri=uri) for body in _made_at(sidecar, uri)]
+    values = {"digest": sidecar.checkpoint.checkpoint_digest, "uri": uri}
+    bodies = [body for (body,) in look_up(_MADE, _CONVERSIONS, **values)]
+    made = [parse_json(body.encode(), "the statement", uri=uri) for body in bodies]
     recorded = [_conversion(receipt_from_json(body, uri)) for body in made]
     if recorded and _conversion(sidecar.receipt) not in recorded:
         reason = (
@@ -158,21 +136,6 @@ def receipt_difference(sidecar: Sidecar, uri: str) -> Iterator[Failure]:
 
 def _conversion(receipt: Receipt) -> dict[str, Any]:
     return {name: value for name, value in receipt.to_json().items() if name not in _PASSING}
-
-
-def _made_at(sidecar: Sidecar, uri: str) -> list[str]:
-    values = {"digest": sidecar.checkpoint.checkpoint_digest, "uri": uri}
-    file = sqlite_file(ledger_url())
-    if file is not None and not file.exists():
-        return []
-    if file is not None:
-        with suppress(sqlite3.Error), ledger_to_read(file, _CONVERSIONS) as connection:
-            return [body for (body,) in connection.execute(_MADE, values)]
-    from wherry.ledger.nodes import all_rows
-    from wherry.ledger.record import open_ledger
-
-    with open_ledger() as ledger:
-        return [body for (body,) in all_rows(ledger, _MADE, **values)]
 
 
 def known_node(uri: str) -> CheckpointRef | None:

@@ -48,9 +48,9 @@ from wherry.formats.detect import describe_absent, resolve_source
 from wherry.formats.pin import settled_checkpoint, take_pin
 from wherry.formats.recorded_files import FileDifferences, file_differences
 from wherry.formats.shortage import shortage
-from wherry.ledger.open import resolve_named
-from wherry.ledger.outcomes import RECORDED, REFUSED, record_outcome
+from wherry.ledger.record import RECORDED, REFUSED, record_outcome
 from wherry.ledger.replay import ADDED, READ_ONLY
+from wherry.ledger.resolve import resolve_named
 from wherry.mover.hashing import Failure, MeasuredError
 from wherry.storage.sidecar import read_sidecar
 from wherry.text.html import html_table

@@ -22,8 +22,7 @@ from wherry.formats.companions import MemoryFiles, ignored_companion
 from wherry.formats.contents import Absent, Access, Computed, ContentsOver, Extent, Stored
 from wherry.formats.format import Opened
 from wherry.layout.copies import copies, part_bytes, taken_by
-from wherry.layout.copy_parts import cut_copy
-from wherry.layout.cuts import cut_multiples, dimension_to_cut, rows_of_long_runs, stacked_grid
+from wherry.layout.cuts import cut_copy, cut_multiples, dimension_to_cut, rows_of_long_runs, stacked_grid
 from wherry.layout.runs import cut, runs
 from wherry.mover.decode import DecodedReader, Parts
 from wherry.mover.output import as_array

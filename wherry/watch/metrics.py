@@ -25,8 +25,8 @@ from wherry.config.settings import configured_value
 from wherry.core.progress import logger
 from wherry.errors import WherryError, storage_error
 from wherry.formats.discover import discover
-from wherry.ledger.append import damage_of, stored_number, stored_time, stored_word
 from wherry.ledger.replay import FAILURE, RUN, has_failed
+from wherry.ledger.statements import damage_of, stored_number, stored_time, stored_word
 from wherry.storage.folders import replace_file
 from wherry.storage.location import age_of
 from wherry.storage.sidecar import read_sidecar

@@ -28,7 +28,7 @@ from wherry.core.units import parse_size, plural, show_seconds, show_size
 from wherry.errors import UsageError
 from wherry.formats.checkpoint import open_source
 from wherry.formats.registry import find_target_format
-from wherry.ledger.open import resolve_named
+from wherry.ledger.resolve import resolve_named
 from wherry.mover.readback import is_run
 from wherry.storage.stores import locate
 from wherry.workers.unit import CLIENT_BYTES, UNIT_BYTES, units_of

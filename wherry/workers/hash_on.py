@@ -25,7 +25,7 @@ from wherry.core.progress import Meter
 from wherry.core.request import SourceRequest
 from wherry.errors import DamagedError, HostileError, MismatchError, WherryError, wherry_error
 from wherry.formats.checkpoint import open_source, present_fingerprint
-from wherry.ledger.open import resolve_named
+from wherry.ledger.resolve import resolve_named
 from wherry.mover.hashing import Hashes, hash_leaves
 from wherry.text.json_values import json_value
 from wherry.version import __version__

@@ -37,7 +37,7 @@ from wherry.errors import (
 from wherry.formats.checkpoint import open_source
 from wherry.formats.pin import settled_checkpoint
 from wherry.installation import package_command
-from wherry.ledger.open import resolve_named
+from wherry.ledger.resolve import resolve_named
 from wherry.mover.map_writer import map_of
 from wherry.runtime.interpreter import available_memory
 from wherry.storage.folders import remove_leftover
