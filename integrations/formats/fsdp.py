@@ -29,7 +29,7 @@ from wherry.core.manifest import Companion, Manifest
 from wherry.core.steps import step_number
 from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import HostileError, IncompleteError, UnsupportedError
-from wherry.formats.format import Format, Holds, Opened
+from wherry.formats.format import Format, Glimpse, Holds, Opened
 from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.flat.reader import FlatReader
 from wherry.integrations.containers.flat.strides import StridedReader, require_honest_size
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from wherry.formats.contents import Extent
-    from wherry.formats.format import Glimpse
     from wherry.storage.location import Location
 
 _FILE = re.compile(r"(?P<kind>model|optim|extra_state)_world_size_(?P<size>\d+)_rank_(?P<rank>\d+)\.pt")

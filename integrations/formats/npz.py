@@ -15,7 +15,7 @@ from wherry.core.detection import Detection, Evidence
 from wherry.core.keypath import render
 from wherry.core.manifest import Manifest, without_chunks
 from wherry.errors import UnrepresentableError, WherryError
-from wherry.formats.format import Format, Holds, Opened
+from wherry.formats.format import Format, Glimpse, Holds, Opened, Options
 from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.npz.layout import SUFFIX, lay_out, leaves_folder
 from wherry.integrations.containers.npz.npy import WRITABLE
@@ -24,7 +24,6 @@ from wherry.integrations.containers.zip.read import LOCAL_MAGIC, first_name, rea
 from wherry.store.store import Entry
 
 if TYPE_CHECKING:
-    from wherry.formats.format import Glimpse, Options
     from wherry.storage.location import Location
     from wherry.target.file_map import FileMap, Scene
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Manifest, without_chunks
 from wherry.errors import UnsupportedError, WherryError
-from wherry.formats.format import Format, Holds, Opened
+from wherry.formats.format import Format, Glimpse, Holds, Opened, Options
 from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.flat.strides import StridedReader
-from wherry.integrations.containers.torch.archive import CONSTANTS, PICKLE, read_archive, roots
+from wherry.integrations.containers.torch.archive import CONSTANTS, PICKLE, Archive, read_archive, roots
 from wherry.integrations.containers.torch.layout import WRITABLE, Archives, archives_map
 from wherry.integrations.containers.torch.legacy import is_legacy, is_tar, read_legacy
 from wherry.integrations.containers.torch.objects import build, pickle_object
@@ -30,8 +30,6 @@ from wherry.tree.tree_reading import read_tree
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from wherry.formats.format import Glimpse, Options
-    from wherry.integrations.containers.torch.archive import Archive
     from wherry.storage.location import Location
     from wherry.target.file_map import FileMap, Scene
 

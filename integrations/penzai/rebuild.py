@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.errors import MismatchError, NotFoundError, missing_extra
 from wherry.integrations.containers.orbax.layout import ASSETS, TREE, read_json
-from wherry.integrations.formats.penzai import names
+from wherry.integrations.formats import penzai as names
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from wherry.integrations.containers.pickle.harmless import HARMLESS
 from wherry.integrations.containers.pickle.opcodes import load
 from wherry.integrations.containers.pickle.tree import plant
 from wherry.integrations.containers.pickle.values import CallRecord, Global, Rules, dict_of
-from wherry.integrations.formats.dcp.rules import METADATA_RULES
+from wherry.integrations.formats.dcp.metadata import METADATA_RULES
 
 
 def load_all(data, rules) -> None:

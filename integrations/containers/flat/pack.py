@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from wherry.core.tensorspec import Span
+from wherry.core.tensorspec import Region, Span, TensorSpec
 from wherry.errors import UnrepresentableError
-from wherry.formats.contents import Computed
-from wherry.mover.read import fill_region, read_span, region_bytes
+from wherry.formats.contents import Computed, Extent
+from wherry.mover.read import region_bytes
+from wherry.mover.regions import fill_region, read_span
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from wherry.core.tensorspec import Region, TensorSpec
-    from wherry.formats.contents import Extent
 
 PACKED = "float4_e2m1fn"
 _NIBBLE = 0x0F

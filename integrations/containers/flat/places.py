@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from wherry.formats.contents import Extent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from wherry.core.keypath import KeyPath
     from wherry.storage.location import Location
 

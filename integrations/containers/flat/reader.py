@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wherry.errors import NotFoundError
-from wherry.formats.contents import Contents, Stored
+from wherry.formats.contents import Access, Contents, Extent, Stored
 from wherry.integrations.containers.flat.pack import PACKED, packed_access
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import TensorSpec
-    from wherry.formats.contents import Access, Extent
     from wherry.storage.location import Location
     from wherry.store.store import Entry
 

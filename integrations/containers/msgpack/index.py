@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from wherry.core import dtypes
 from wherry.core.keypath import KeyPath, render
 from wherry.errors import CorruptError, HostileError, UnsupportedError
-from wherry.integrations.containers.msgpack.heads import MessageSource, bytes_source, file_source
+from wherry.integrations.containers.msgpack.heads import Head, MessageSource, bytes_source, file_source
 from wherry.integrations.containers.msgpack.tree import (
     COMPLEX,
     NDARRAY,
@@ -42,8 +42,6 @@ from wherry.integrations.containers.msgpack.tree import (
 from wherry.text.limits import CURE, exceeds, scale_limit
 
 if TYPE_CHECKING:
-    from wherry.core.keypath import KeyPath
-    from wherry.integrations.containers.msgpack.heads import Head
     from wherry.storage.location import Location
 
 

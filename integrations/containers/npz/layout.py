@@ -12,13 +12,12 @@ import struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.integrations.containers.npz.npy import ALIGNMENT, build_header
-from wherry.target.file_map import Checksum, File, FileMap, Late, Literal, Segments, TensorSegments
+from wherry.target.file_map import Checksum, File, FileMap, Late, Literal, Segment, Segments, TensorSegments
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from wherry.core.tensorspec import TensorSpec
-    from wherry.target.file_map import Segment
 
 SUFFIX = ".npy"
 _LOCAL = struct.Struct("<4s5H3I2H")

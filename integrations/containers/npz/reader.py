@@ -9,13 +9,13 @@ from zlib import crc32
 
 from wherry.core.tensorspec import Region, TensorSpec, region_shape, region_within, shared_region
 from wherry.errors import CorruptError, HostileError, UnsupportedError
-from wherry.formats.contents import Block, ChunkDecoder, Chunked
+from wherry.formats.contents import Access, Block, ChunkDecoder, Chunked
 from wherry.integrations.containers.flat.reader import FilesReader
 from wherry.integrations.containers.flat.strides import PlacedTensor, StridedReader
 from wherry.integrations.containers.npz.inflate import HELD, DeflatedMember, beginning, checked_sizes
 from wherry.integrations.containers.npz.layout import SUFFIX, leaves_folder
 from wherry.integrations.containers.npz.npy import NpyHeader, read_header, text_of
-from wherry.integrations.containers.zip.read import DEFLATED, STORED, data_offset, read_directory
+from wherry.integrations.containers.zip.read import DEFLATED, STORED, Member, data_offset, read_directory
 from wherry.mover.output import as_array, as_bytes
 from wherry.store.content import combine
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Value
-    from wherry.formats.contents import Access
-    from wherry.integrations.containers.zip.read import Member
     from wherry.storage.location import Location
     from wherry.store.store import Entry
 

@@ -20,7 +20,7 @@ from wherry.integrations.containers.orbax.tree import (
 )
 from wherry.integrations.containers.zarr.layout import SCALARS, ArrayForm
 from wherry.integrations.containers.zarr.layout import lay_out as lay_out_arrays
-from wherry.target.file_map import File, map_of_chunks
+from wherry.target.file_map import Chunks, File, FileMap, Scene, map_of_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
     from wherry.formats.format import Options
-    from wherry.target.file_map import Chunks, FileMap, Scene
 
 _ZARR3 = 3
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from wherry.core.tensorspec import region_shape, region_within
+from wherry.core.tensorspec import Region, TensorSpec, region_shape, region_within
 from wherry.integrations.containers.zarr.listing import Listing, list_ocdbt
-from wherry.integrations.containers.zarr.reader import ArrayReader
+from wherry.integrations.containers.zarr.reader import ArrayReader, StoredArray
 from wherry.mover.move import cells
 from wherry.mover.output import as_array
 from wherry.mover.read import read_array, read_region
@@ -19,10 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from wherry.core.keypath import KeyPath
-    from wherry.core.tensorspec import Region, TensorSpec
     from wherry.formats.contents import Block
     from wherry.integrations.containers.msgpack.contents import PlacedReader
-    from wherry.integrations.containers.zarr.reader import StoredArray
     from wherry.storage.location import Location
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wherry.core.keypath import KeyPath, joined_names, render
-from wherry.core.tensorspec import GRID
+from wherry.core.tensorspec import GRID, TensorSpec
 from wherry.errors import UnrepresentableError, UsageError
 from wherry.integrations.containers.orbax import partition
 from wherry.integrations.containers.orbax.layout import is_reserved
@@ -15,7 +15,6 @@ from wherry.text.numbers import decimal_number
 
 if TYPE_CHECKING:
     from wherry.core.manifest import Manifest
-    from wherry.core.tensorspec import TensorSpec
     from wherry.formats.format import Options
 
 LOCK_SUFFIX = ".__lock"  # tensorstore ignores such files, as temporary files that it has not renamed yet

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wherry.formats.format import Option
+from wherry.formats.format import Glimpse, Option, Options
 from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.ocdbt.read import PROCESS_PREFIX
 from wherry.integrations.containers.orbax import partition
@@ -26,7 +26,6 @@ from wherry.integrations.containers.zarr.new import IN_STORE
 if TYPE_CHECKING:
     from wherry.core.detection import Detection
     from wherry.core.manifest import Manifest
-    from wherry.formats.format import Glimpse, Options
     from wherry.storage.location import Location
     from wherry.target.file_map import FileMap, Scene
 

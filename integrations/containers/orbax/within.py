@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wherry.formats.contents import ContentsOver
+from wherry.formats.contents import Access, ContentsOver
 from wherry.integrations.containers.zarr.shortfall import shortfall
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Sharding, TensorSpec
-    from wherry.formats.contents import Access
     from wherry.integrations.containers.zarr.reader import ArrayReader
     from wherry.storage.location import Location
     from wherry.store.store import Entry

@@ -14,12 +14,19 @@ import math
 from typing import TYPE_CHECKING, Any, cast
 
 from wherry.errors import CorruptError, UnsupportedError
-from wherry.integrations.containers.pickle.values import Attributes, CallRecord, Opaque, dict_of, set_of
+from wherry.integrations.containers.pickle.values import (
+    Allowed,
+    Attributes,
+    CallRecord,
+    Maker,
+    Opaque,
+    dict_of,
+    set_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from wherry.integrations.containers.pickle.values import Allowed, Maker
 
 _BUILTINS = ("builtins", "__builtin__")
 _PATHS = ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath", "Path", "PurePath")

@@ -20,6 +20,7 @@ from wherry.integrations.containers.pickle.values import (
     Far,
     Global,
     Opaque,
+    PickleSource,
     Rules,
     checked_key,
 )
@@ -28,7 +29,6 @@ from wherry.text.limits import beyond, scale_limit
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from wherry.integrations.containers.pickle.values import PickleSource
 
 MAX_OPCODES = 20_000_000
 U1, U8 = struct.Struct("<B"), struct.Struct("<Q")

@@ -13,15 +13,12 @@ Source: numpy/_core/src/multiarray/methods.c (array_reduce, array_setstate), jax
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from wherry.core import dtypes
 from wherry.errors import CorruptError, UnsupportedError, WherryError
 from wherry.integrations.containers.pickle.harmless import HARMLESS
-from wherry.integrations.containers.pickle.values import CallRecord, Far, Global, Rules
-
-if TYPE_CHECKING:
-    from wherry.integrations.containers.pickle.values import Allowed
+from wherry.integrations.containers.pickle.values import Allowed, CallRecord, Far, Global, Rules
 
 _FAR = 1024  # bytes; shorter strings are kept
 _CODES = {

@@ -30,12 +30,10 @@ from wherry.integrations.containers.pickle.machine import (
     U8,
     Machine,
 )
-from wherry.integrations.containers.pickle.values import checked_key, plain_number
+from wherry.integrations.containers.pickle.values import PickleSource, Rules, checked_key, plain_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from wherry.integrations.containers.pickle.values import PickleSource, Rules
 
 
 def load(data: PickleSource, rules: Rules, uri: str, start: int = 0) -> tuple[Any, int]:

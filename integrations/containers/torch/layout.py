@@ -12,8 +12,8 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from wherry.integrations.containers.torch.values import DTYPES
-from wherry.integrations.containers.zip.write import ALIGNMENT, MemberRecord, lay_out, small
-from wherry.target.file_map import Checksum, File, FileMap, Late, Segments, TensorSegments
+from wherry.integrations.containers.zip.write import ALIGNMENT, ArchiveForm, MemberRecord, lay_out, small
+from wherry.target.file_map import Checksum, File, FileMap, Late, Segment, Segments, TensorSegments
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import TensorSpec
     from wherry.integrations.containers.pickle.writer import PickleWriter
-    from wherry.integrations.containers.zip.write import ArchiveForm
-    from wherry.target.file_map import Segment
 
 ROOT = "archive"
 WRITABLE = frozenset(ours for _, ours, _ in DTYPES)

@@ -19,13 +19,11 @@ from wherry.errors import CorruptError, NotACheckpointError, UnsupportedError
 from wherry.integrations.containers.flat.strides import require_honest_size, specs_of
 from wherry.integrations.containers.pickle.opcodes import load
 from wherry.integrations.containers.pickle.source import open_for_walk
-from wherry.integrations.containers.pickle.values import Rules
+from wherry.integrations.containers.pickle.values import PickleSource, Rules
 from wherry.integrations.containers.torch.archive import Archive, PlacedStorage, place_view
-from wherry.integrations.containers.torch.values import RULES, flatten, storage_of
+from wherry.integrations.containers.torch.values import RULES, PickleTree, flatten, storage_of
 
 if TYPE_CHECKING:
-    from wherry.integrations.containers.pickle.values import PickleSource
-    from wherry.integrations.containers.torch.values import PickleTree
     from wherry.storage.location import Location
 
 MAGIC_NUMBER = 0x1950A86A20F9469CFC6C

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
-from wherry.core.keypath import render
+from wherry.core.keypath import KeyPath, render
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import UnrepresentableError
 from wherry.integrations.containers.pickle.writer import PickleWriter
@@ -26,7 +26,6 @@ from wherry.integrations.containers.torch.values import DTYPES
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
 
 

@@ -11,18 +11,16 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from wherry.core import dtypes
-from wherry.core.tensorspec import region_shape
+from wherry.core.tensorspec import Region, TensorSpec, region_shape
 from wherry.integrations.containers.zarr import new
-from wherry.integrations.containers.zarr.metadata import parse
+from wherry.integrations.containers.zarr.metadata import ZarrArray, parse
 from wherry.integrations.containers.zarr.stream import StoredChunk, blocks, codec_of
 from wherry.mover.output import as_array, as_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
 
-    from wherry.core.tensorspec import Region, TensorSpec
     from wherry.formats.contents import Block
-    from wherry.integrations.containers.zarr.metadata import ZarrArray
     from wherry.integrations.containers.zarr.new import Compression
 
 _LEVEL = 1

@@ -9,23 +9,20 @@ from typing import TYPE_CHECKING, Any
 from wherry.core import dtypes
 from wherry.core.digest import sha256_of
 from wherry.integrations.containers.ocdbt.read import MANIFEST
-from wherry.integrations.containers.ocdbt.write import Reference, encode_database
+from wherry.integrations.containers.ocdbt.write import Reference, Value, encode_database
 from wherry.integrations.containers.zarr import metadata as zarr
 from wherry.integrations.containers.zarr import new
 from wherry.integrations.containers.zarr.encode import ChunkEncoder, array_of
 from wherry.integrations.containers.zarr.places import DATA, ChunkPlaces, data_file, number_of_data_file
-from wherry.target.file_map import File, PackedChunks, PlacedChunks, SeparateChunks
-from wherry.target.grids import Grids
+from wherry.target.file_map import Chunks, File, PackedChunks, PlacedChunks, SeparateChunks
+from wherry.target.grids import ChunkPlace, Grids
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import TensorSpec
-    from wherry.integrations.containers.ocdbt.write import Value
     from wherry.integrations.containers.zarr.new import Compression
-    from wherry.target.file_map import Chunks
-    from wherry.target.grids import ChunkPlace
 
 SCALARS: dict[type, str] = {bool: "bool", int: "int64", float: "float64"}
 

@@ -14,14 +14,14 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from wherry.core import dtypes
-from wherry.core.keypath import render
+from wherry.core.keypath import KeyPath, render
 from wherry.core.tensorspec import Region, TensorSpec, region_shape
 from wherry.errors import CorruptError, HostileError, IncompleteError
-from wherry.formats.contents import Absent, ChunkDecoder, Chunked, Contents, Extent, Stored
+from wherry.formats.contents import Absent, Access, Block, ChunkDecoder, Chunked, Contents, Extent, Stored
 from wherry.integrations.containers.zarr import kvstore
 from wherry.integrations.containers.zarr import stream as zarr_stream
-from wherry.integrations.containers.zarr.listing import ASSETS
-from wherry.integrations.containers.zarr.metadata import MAX_EXPANSION, ZarrArray
+from wherry.integrations.containers.zarr.listing import ASSETS, Listing
+from wherry.integrations.containers.zarr.metadata import MAX_EXPANSION, JsonObject, ZarrArray
 from wherry.mover.output import as_array
 from wherry.storage.sidecar import FOLDER_NAME, SIGNATURE_NAME
 
@@ -31,11 +31,7 @@ if TYPE_CHECKING:
     import numpy as np
     import tensorstore as ts
 
-    from wherry.core.keypath import KeyPath
-    from wherry.formats.contents import Access, Block
     from wherry.integrations.containers.msgpack.contents import PlacedReader
-    from wherry.integrations.containers.zarr.listing import Listing
-    from wherry.integrations.containers.zarr.metadata import JsonObject
     from wherry.storage.location import Location
     from wherry.store.store import Entry
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.errors import CorruptError, UnsupportedError
 from wherry.integrations.containers.flat.strides import StridedReader
-from wherry.integrations.formats.deepspeed.pickles import read_pickle
-from wherry.integrations.formats.deepspeed.rank_files import CURE
+from wherry.integrations.formats.deepspeed.zero import CURE, read_pickle
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,17 +13,15 @@ from typing import TYPE_CHECKING
 
 from wherry.core.detection import Detection, Evidence
 from wherry.core.keypath import render
-from wherry.core.manifest import without_chunks
-from wherry.formats.format import Format, Holds
+from wherry.core.manifest import Manifest, without_chunks
+from wherry.formats.format import Format, Glimpse, Holds, Options
 from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.msgpack.index import Glance, glance
 from wherry.integrations.containers.msgpack.layout import WRITABLE, lay_out
-from wherry.integrations.formats.flax import names
+from wherry.integrations.formats.flax import files as names
 from wherry.integrations.formats.flax.files import open_file, open_with_arrays
 
 if TYPE_CHECKING:
-    from wherry.core.manifest import Manifest
-    from wherry.formats.format import Glimpse, Options
     from wherry.target.file_map import FileMap, Scene
 
 VERSION = "one msgpack file"

@@ -18,7 +18,7 @@ from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Companion, Manifest, without_chunks
 from wherry.core.steps import step_number
 from wherry.errors import UnrepresentableError, UsageError
-from wherry.formats.format import Format, Glimpse, Holds, Opened, Option
+from wherry.formats.format import Format, Glimpse, Holds, Opened, Option, Options
 from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.flat.strides import StridedReader
 from wherry.integrations.containers.torch.archive import read_archive
@@ -26,10 +26,19 @@ from wherry.integrations.containers.torch.layout import WRITABLE, Archives, arch
 from wherry.integrations.containers.torch.objects import build, pickle_object
 from wherry.integrations.formats import dcp
 from wherry.integrations.formats.dcp.folder import METADATA
-from wherry.integrations.formats.huggingface.surroundings import surroundings
+from wherry.integrations.formats.huggingface.folder import surroundings
 from wherry.integrations.formats.lingua import folder
-from wherry.integrations.formats.lingua.folder import CONSOLIDATED, CONSOLIDATED_FOLDER, LEAST_PARAMS, PARAMS
-from wherry.integrations.formats.lingua.names import EMBEDDINGS, MODEL, OPTIM, deep, flat
+from wherry.integrations.formats.lingua.folder import (
+    CONSOLIDATED,
+    CONSOLIDATED_FOLDER,
+    EMBEDDINGS,
+    LEAST_PARAMS,
+    MODEL,
+    OPTIM,
+    PARAMS,
+    deep,
+    flat,
+)
 from wherry.integrations.formats.meta import single_form
 from wherry.mover.read import read_array
 from wherry.store.store import Entry
@@ -39,7 +48,6 @@ from wherry.tree.tree_reading import read_tree
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from wherry.formats.format import Options
     from wherry.storage.location import Location
     from wherry.target.file_map import FileMap, Scene
 

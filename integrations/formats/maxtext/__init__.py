@@ -14,16 +14,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wherry.errors import IncompleteError
-from wherry.formats.format import Format, Glimpse, Holds, Opened, Option
+from wherry.formats.format import Format, Glimpse, Holds, Opened, Option, Options
 from wherry.integrations.containers.orbax import layout
 from wherry.integrations.containers.orbax import row as orbax
 from wherry.integrations.containers.zarr.metadata import STORABLE
-from wherry.integrations.formats.maxtext import shape, step
+from wherry.integrations.formats.maxtext import step
 
 if TYPE_CHECKING:
     from wherry.core.detection import Detection
     from wherry.core.manifest import Manifest
-    from wherry.formats.format import Options
     from wherry.storage.location import Location
     from wherry.target.file_map import FileMap, Scene
 
@@ -82,7 +81,7 @@ FORMATS = (
         holds=Holds(dtypes=STORABLE, zero_size=False, values=True, empties=True, companions=True),
         refines=("orbax",),
         system=step.NAME,
-        form=shape.FORM,
+        form=step.FORM,
         companion_folder=f"{step.ITEM}/{layout.ASSETS}/",
         commit_members=(layout.COMMITTED,),
         options={

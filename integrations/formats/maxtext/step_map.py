@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING
 
 from wherry.integrations.containers.orbax.item_map import arrays_of, item_files
 from wherry.integrations.containers.orbax.small_files import MARKER, checkpoint_file
-from wherry.integrations.formats.maxtext import shape
-from wherry.integrations.formats.maxtext.step import ITEM, NAME
-from wherry.target.file_map import map_of_chunks, within
+from wherry.integrations.formats.maxtext.step import ITEM, NAME, look, parameter_root
+from wherry.target.file_map import FileMap, Scene, map_of_chunks, within
 
 if TYPE_CHECKING:
     from wherry.core.manifest import Manifest
     from wherry.formats.format import Options
-    from wherry.target.file_map import FileMap, Scene
 
 _HANDLER = "orbax.checkpoint.experimental.v1._src.handlers.pytree_handler.PyTreeHandler"
 
@@ -35,8 +33,8 @@ def lay_out(manifest: Manifest, options: Options, scene: Scene) -> FileMap:
 
 def scan_form(manifest: Manifest) -> bool | None:
     """Whether the layers of a tree are scanned, as MaxText determines it; None without layers."""
-    root = shape.parameter_root(manifest.tensors, confirmed=True)
-    found = shape.look(manifest.tensors, root) if root is not None else None
+    root = parameter_root(manifest.tensors, confirmed=True)
+    found = look(manifest.tensors, root) if root is not None else None
     if found is not None and found.scanned is not None:
         return found.scanned
     value = (manifest.custom.get("checkpoint") or {}).get("scan_layers")

@@ -15,11 +15,11 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.core.account import TRAINING_STATE, ignored_file
 from wherry.core.detection import Detection, Evidence, verdict_of_damage
-from wherry.core.manifest import Companion
+from wherry.core.manifest import Companion, Manifest
 from wherry.core.units import parse_size
 from wherry.errors import (
     CorruptError,
@@ -30,7 +30,7 @@ from wherry.errors import (
     WherryError,
 )
 from wherry.formats.companions import MemoryFiles
-from wherry.formats.format import Format, Holds, Opened
+from wherry.formats.format import Format, Glimpse, Holds, Opened, Options
 from wherry.formats.glimpse import Signs
 from wherry.formats.systems import TreeForm
 from wherry.integrations.containers.torch.layout import WRITABLE, Archives, archives_map, whole_archive
@@ -52,15 +52,10 @@ from wherry.integrations.formats.megatron.names import (
     step_name,
 )
 from wherry.storage.location import Location
-from wherry.target.file_map import File
+from wherry.target.file_map import File, FileMap, Scene
 from wherry.text.json_document import parse_json
 from wherry.text.limits import SMALL
 from wherry.text.numbers import decimal_number
-
-if TYPE_CHECKING:
-    from wherry.core.manifest import Manifest
-    from wherry.formats.format import Glimpse, Options
-    from wherry.target.file_map import FileMap, Scene
 
 _VERSION = f"{SHARDED} {VERSION}"
 _LONGEST, _LONGEST_NUMBER = 1 << 12, 32

@@ -10,16 +10,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wherry.errors import IncompleteError
-from wherry.formats.format import Format, Glimpse, Holds, Opened, Option
+from wherry.formats.format import Format, Glimpse, Holds, Opened, Option, Options
 from wherry.integrations.containers.orbax import layout as orbax
 from wherry.integrations.containers.orbax import row
 from wherry.integrations.containers.zarr.metadata import STORABLE
-from wherry.integrations.formats.paxml import layout, metadata, names, state
+from wherry.integrations.formats.paxml import layout, state
 
 if TYPE_CHECKING:
     from wherry.core.detection import Detection
     from wherry.core.manifest import Manifest
-    from wherry.formats.format import Options
     from wherry.storage.location import Location
     from wherry.target.file_map import FileMap, Scene
 
@@ -103,10 +102,10 @@ FORMATS = (
         holds=Holds(dtypes=STORABLE, zero_size=False, values=True, empties=True, companions=True),
         refines=("orbax",),
         system=state.NAME,
-        form=names.FORM,
+        form=layout.FORM,
         aliases=("pax", "praxis"),
         companion_folder=f"{layout.STATE}/{orbax.ASSETS}/",
-        commit_members=(layout.COMMITTED, metadata.FILE),
+        commit_members=(layout.COMMITTED, layout.METADATA_FILE),
         options={
             "version": Option(
                 "1.1", "checkpoint version: 1.1 (one folder per array) or 1.2 (OCDBT)", ("1.1", "1.2")

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wherry.core.detection import Detection, Evidence
-from wherry.formats.format import Format, Glimpse, Holds, Option
+from wherry.formats.format import Format, Glimpse, Holds, Option, Options
 from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.orbax import layout as orbax_layout
 from wherry.integrations.containers.orbax import row as orbax
@@ -25,7 +25,6 @@ from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
     from wherry.core.manifest import Manifest
-    from wherry.formats.format import Options
     from wherry.storage.location import Location
     from wherry.target.file_map import FileMap, Scene
 

@@ -13,7 +13,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wherry.core.detection import Evidence
+from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Companion
 from wherry.core.steps import step_number
 from wherry.errors import WherryError
@@ -26,7 +26,6 @@ from wherry.integrations.formats.t5x.reader import T5xReader
 from wherry.integrations.formats.t5x.step import checked_step
 
 if TYPE_CHECKING:
-    from wherry.core.detection import Detection
     from wherry.integrations.containers.zarr.reader import ArrayReader
     from wherry.storage.location import Location
 

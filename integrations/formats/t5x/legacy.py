@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wherry.core.detection import Evidence
+from wherry.core.detection import Detection, Evidence
 from wherry.core.keypath import KeyPath, render
 from wherry.core.manifest import Companion, Manifest
 from wherry.core.tensorspec import TensorSpec
@@ -36,7 +36,6 @@ from wherry.tree.tree_reading import read_leaves
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from wherry.core.detection import Detection
     from wherry.storage.location import Location
 
 _BITS_OF_BFLOAT16 = "uint16"

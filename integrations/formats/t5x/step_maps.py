@@ -18,11 +18,10 @@ from wherry.integrations.containers.orbax.small_files import MARKER, checkpoint_
 from wherry.integrations.formats.t5x import layout
 from wherry.integrations.formats.t5x.item import HANDLER, ITEM
 from wherry.integrations.formats.t5x.placement import array_names, below_envelope, folder_name, pointers
-from wherry.target.file_map import File, within
+from wherry.target.file_map import File, FileMap, Scene, within
 
 if TYPE_CHECKING:
     from wherry.formats.format import Options
-    from wherry.target.file_map import FileMap, Scene
 
 _TREE_HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
 

@@ -17,7 +17,7 @@ from wherry.integrations.containers.zarr import kvstore, new, shortfall
 from wherry.integrations.containers.zarr import metadata as zarr
 from wherry.integrations.containers.zarr.listing import Listing, Value
 from wherry.integrations.containers.zarr.reader import StoredArray
-from wherry.integrations.formats.maxtext import shape
+from wherry.integrations.formats.maxtext import step as shape
 from wherry.storage.stores import locate
 
 

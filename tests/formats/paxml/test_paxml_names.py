@@ -12,8 +12,8 @@ from tests.support.formats import assert_as_expected, either, expected, opened, 
 from wherry.core.keypath import parse
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import WherryError
-from wherry.integrations.formats.paxml import names as naming
-from wherry.integrations.formats.paxml import treedef
+from wherry.integrations.formats.paxml import flax as treedef
+from wherry.integrations.formats.paxml import layout as naming
 
 FLAX = either("paxml-gpt3-l3-flax", "made-paxml-flax")
 

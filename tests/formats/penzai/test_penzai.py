@@ -15,7 +15,8 @@ from tests.support.orbax import CORPUS, cases, expectation, needs_corpus
 from wherry.errors import CorruptError, UnrepresentableError
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import checked_options
-from wherry.integrations.formats.penzai import FORMATS, names
+from wherry.integrations.formats import penzai as names
+from wherry.integrations.formats.penzai import FORMATS
 from wherry.mover.map_writer import writer_of
 from wherry.mover.read import read_array
 from wherry.storage.stores import locate
