@@ -34,7 +34,7 @@ from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.flat.reader import FlatReader
 from wherry.integrations.containers.flat.strides import StridedReader, require_honest_size
 from wherry.integrations.containers.torch.archive import Archive, read_object
-from wherry.integrations.containers.torch.dtensors import (
+from wherry.integrations.containers.torch.values import (
     COORDINATE,
     DTENSOR,
     LOCAL,

@@ -18,10 +18,17 @@ from wherry.errors import UnsupportedError, WherryError
 from wherry.formats.format import Format, Glimpse, Holds, Opened, Options
 from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.flat.strides import StridedReader
-from wherry.integrations.containers.torch.archive import CONSTANTS, PICKLE, Archive, read_archive, roots
-from wherry.integrations.containers.torch.layout import WRITABLE, Archives, archives_map
-from wherry.integrations.containers.torch.legacy import is_legacy, is_tar, read_legacy
-from wherry.integrations.containers.torch.objects import build, pickle_object
+from wherry.integrations.containers.torch.archive import (
+    CONSTANTS,
+    PICKLE,
+    Archive,
+    is_legacy,
+    is_tar,
+    read_archive,
+    read_legacy,
+    roots,
+)
+from wherry.integrations.containers.torch.layout import WRITABLE, Archives, archives_map, build, pickle_object
 from wherry.integrations.containers.torch.values import RULES
 from wherry.integrations.containers.zip.read import LOCAL_MAGIC, first_name, read_directory
 from wherry.store.store import Entry

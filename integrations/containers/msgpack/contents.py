@@ -20,8 +20,7 @@ from wherry.core.tensorspec import Region, TensorSpec
 from wherry.formats.contents import Access, Computed, Extent, Stored
 from wherry.integrations.containers.flat.reader import FilesReader
 from wherry.integrations.containers.msgpack.heads import EMPTY_MARKS
-from wherry.integrations.containers.msgpack.index import Array, Blob, Node, Sequence, Table, canonical
-from wherry.integrations.containers.msgpack.tree import SCALAR
+from wherry.integrations.containers.msgpack.index import SCALAR, Array, Blob, Node, Sequence, Table, canonical
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -27,8 +27,7 @@ from wherry.integrations.containers.msgpack.heads import (
     scalar,
     text,
 )
-from wherry.integrations.containers.msgpack.index import CHUNKED, DEEPEST
-from wherry.integrations.containers.msgpack.tree import NDARRAY, SCALAR
+from wherry.integrations.containers.msgpack.index import CHUNKED, DEEPEST, NDARRAY, SCALAR
 from wherry.target.file_map import File, FileMap, Literal, Segment, Segments, TensorSegments
 
 if TYPE_CHECKING:

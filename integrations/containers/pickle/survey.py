@@ -16,9 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.errors import NotFoundError, WherryError
 from wherry.formats.registry import formats
-from wherry.integrations.containers.pickle.opcodes import is_opcode, load
-from wherry.integrations.containers.pickle.source import open_for_walk
-from wherry.integrations.containers.pickle.values import CallRecord, Global, PickleSource, Rules
+from wherry.integrations.containers.pickle.machine import is_opcode, load
+from wherry.integrations.containers.pickle.values import (
+    CallRecord,
+    Global,
+    PickleSource,
+    Rules,
+    open_for_walk,
+)
 from wherry.integrations.containers.zip.read import (
     LOCAL_MAGIC,
     Member,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from wherry.core.tensorspec import Span, TensorSpec
 from wherry.formats.format import Option
-from wherry.integrations.containers.flat.pack import PACKED, pack_nibbles
+from wherry.integrations.containers.flat.reader import PACKED, pack_nibbles
 from wherry.integrations.containers.safetensors import header
 from wherry.target.file_map import (
     Codec,

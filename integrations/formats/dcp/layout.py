@@ -23,8 +23,7 @@ from wherry.core import dtypes
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import UnrepresentableError
 from wherry.integrations.containers.pickle.writer import PickleWriter, integer
-from wherry.integrations.containers.torch.layout import Archives, archives_map
-from wherry.integrations.containers.torch.objects import alike, build
+from wherry.integrations.containers.torch.layout import Archives, alike, archives_map, build
 from wherry.integrations.formats.dcp.folder import METADATA
 from wherry.integrations.formats.dcp.metadata import (
     FILESYSTEM_MODULE,

@@ -31,8 +31,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from wherry.errors import CorruptError, UnsupportedError
-from wherry.integrations.containers.pickle.opcodes import load
-from wherry.integrations.containers.pickle.source import open_for_walk
+from wherry.integrations.containers.pickle.machine import load
 from wherry.integrations.containers.pickle.values import (
     CallRecord,
     Global,
@@ -40,6 +39,7 @@ from wherry.integrations.containers.pickle.values import (
     PickleSource,
     Rules,
     dict_of,
+    open_for_walk,
 )
 from wherry.integrations.containers.torch.values import DTYPES, RULES
 

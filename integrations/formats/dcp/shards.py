@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.keypath import render
 from wherry.core.tensorspec import c_strides
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
-from wherry.integrations.containers.flat.pack import PACKED
+from wherry.integrations.containers.flat.reader import PACKED
 from wherry.integrations.containers.flat.strides import PlacedTensor
 from wherry.integrations.containers.safetensors import header as safetensors
 from wherry.integrations.containers.safetensors.header import TO_OURS, HeaderEntry

@@ -31,18 +31,20 @@ from wherry.formats.glimpse import Signs
 from wherry.formats.systems import TreeForm
 from wherry.integrations.containers.flat.reader import FlatReader
 from wherry.integrations.formats.gguf.header import MAGIC, TYPES, VERSIONS, GgufHeader, read_header, type_name
-from wherry.integrations.formats.gguf.model_config import EMBEDDING, FACTORS, model_config
-from wherry.integrations.formats.gguf.model_config import FILE as CONFIG
 from wherry.integrations.formats.gguf.tokenizer import FILES as TOKENIZER_FILES
 from wherry.integrations.formats.gguf.tokenizer import TOKENIZER, tokenizer_files
 from wherry.integrations.formats.gguf.write import (
     ALIGNMENT,
     ELEMENT_TYPES,
+    EMBEDDING,
+    FACTORS,
     SOURCE,
     as_stored,
     header_of,
+    model_config,
     require_files,
 )
+from wherry.integrations.formats.gguf.write import FILE as CONFIG
 from wherry.store.store import Entry
 from wherry.target.file_map import FileMap, Scene, map_of_one
 

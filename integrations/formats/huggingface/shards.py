@@ -23,8 +23,7 @@ from wherry.core.manifest import Companion, Manifest, Value
 from wherry.core.units import plural
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
 from wherry.formats.format import Glimpse, Opened
-from wherry.integrations.containers.flat.places import Places
-from wherry.integrations.containers.flat.reader import FlatReader
+from wherry.integrations.containers.flat.reader import FlatReader, Places
 from wherry.integrations.containers.flat.strides import PlacedTensor, StridedReader
 from wherry.integrations.containers.msgpack.contents import Place, PlacedReader, gather
 from wherry.integrations.containers.msgpack.index import index_file

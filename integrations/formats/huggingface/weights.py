@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
-from wherry.integrations.containers.flat.pack import stored_size
+from wherry.integrations.containers.flat.reader import stored_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

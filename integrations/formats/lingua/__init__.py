@@ -22,8 +22,7 @@ from wherry.formats.format import Format, Glimpse, Holds, Opened, Option, Option
 from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.flat.strides import StridedReader
 from wherry.integrations.containers.torch.archive import read_archive
-from wherry.integrations.containers.torch.layout import WRITABLE, Archives, archives_map
-from wherry.integrations.containers.torch.objects import build, pickle_object
+from wherry.integrations.containers.torch.layout import WRITABLE, Archives, archives_map, build, pickle_object
 from wherry.integrations.formats import dcp
 from wherry.integrations.formats.dcp.folder import METADATA
 from wherry.integrations.formats.huggingface.folder import surroundings

@@ -38,8 +38,7 @@ from wherry.integrations.formats import dcp
 from wherry.integrations.formats.dcp.folder import METADATA, SUFFIX, OwnRules
 from wherry.integrations.formats.dcp.layout import lay_out
 from wherry.integrations.formats.megatron import ranks
-from wherry.integrations.formats.megatron.arguments import common_pickle, parse_arguments, read_record
-from wherry.integrations.formats.megatron.names import (
+from wherry.integrations.formats.megatron.ranks import (
     ARGUMENTS,
     BACKEND,
     COMMON,
@@ -48,7 +47,10 @@ from wherry.integrations.formats.megatron.names import (
     SHARDED,
     STEP,
     VERSION,
+    common_pickle,
     left_entry,
+    parse_arguments,
+    read_record,
     step_name,
 )
 from wherry.storage.location import Location

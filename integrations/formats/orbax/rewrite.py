@@ -46,11 +46,11 @@ from wherry.errors import (
     storage_errors,
 )
 from wherry.formats.format import Change, Glimpse, Opened, Rewrite
-from wherry.integrations.containers.orbax import aggregate, layout, marks
+from wherry.integrations.containers.orbax import layout
 from wherry.integrations.containers.orbax.commit import missing_commit
-from wherry.integrations.containers.orbax.item import open_item
-from wherry.integrations.containers.orbax.other_items import other_items
-from wherry.integrations.containers.orbax.tree import MAPPING, read_tree, stored_name
+from wherry.integrations.containers.orbax.detection import other_items
+from wherry.integrations.containers.orbax.item import BOX, OLD_VARIABLE, open_item, wrapped_leaves
+from wherry.integrations.containers.orbax.tree import MAPPING, item_tree, read_tree, stored_name
 from wherry.integrations.containers.zarr import kvstore
 from wherry.storage.copy import list_files
 from wherry.storage.folders import sync_folder
@@ -300,7 +300,7 @@ def _unbox(location: Location, detection: Detection, _value: str | None) -> Chan
     _item(location)
     opened = _open_item(location, detection)
     tensors = opened.manifest.tensors
-    boxed = marks.wrapped_leaves(tensors, marks.BOX) | marks.wrapped_leaves(tensors, marks.OLD_VARIABLE)
+    boxed = wrapped_leaves(tensors, BOX) | wrapped_leaves(tensors, OLD_VARIABLE)
     if not boxed:
         opened.reader.close()
         raise UsageError("the item has no boxed arrays", uri=location.uri)
@@ -324,7 +324,7 @@ def _box(location: Location, detection: Detection, value: str | None) -> Change:
                 cure="run `wherry inspect` to list all key paths",
             )
         chosen |= found
-    return _renaming(location, opened, {path: (*path, marks.BOX) for path in chosen})
+    return _renaming(location, opened, {path: (*path, BOX) for path in chosen})
 
 
 def _renaming(location: Location, opened: Opened, paths: Mapping[KeyPath, KeyPath]) -> Change:
@@ -343,7 +343,7 @@ def _rename(location: Location, opened: Opened, paths: Mapping[KeyPath, KeyPath]
             uri=location.uri,
             cure="convert the checkpoint",
         )
-    leaves = aggregate.read_tree(location, item, read_tree(location))
+    leaves = item_tree(location, item, read_tree(location))
     names = {**leaves.arrays, **leaves.strings}
     after = {path: paths.get(path, path) for path in names}
     joined_names(after.values(), stored_name, location.uri)

@@ -21,10 +21,8 @@ from wherry.core.tensorspec import AxisName, TensorSpec
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
 from wherry.formats.format import Glimpse, Opened
 from wherry.integrations.containers.orbax import layout, tree
-from wherry.integrations.containers.orbax.detection import look
-from wherry.integrations.containers.orbax.item import open_item
-from wherry.integrations.containers.orbax.other_items import other_items
-from wherry.integrations.containers.orbax.within import WithinReader
+from wherry.integrations.containers.orbax.detection import look, other_items
+from wherry.integrations.containers.orbax.item import WithinReader, open_item
 from wherry.integrations.containers.zarr import kvstore, listing
 from wherry.integrations.containers.zarr import metadata as zarr
 from wherry.integrations.containers.zarr.reader import ArrayReader, StoredArray

@@ -34,14 +34,12 @@ from wherry.errors import CorruptError, NotFoundError, UnrepresentableError, Whe
 from wherry.formats.format import Format, Glimpse, Holds, Opened, Options
 from wherry.formats.systems import TreeForm
 from wherry.integrations.containers.orbax import layout
-from wherry.integrations.containers.orbax import row as orbax
-from wherry.integrations.containers.orbax.detection import FoundItem, look
-from wherry.integrations.containers.orbax.item import open_item
+from wherry.integrations.containers.orbax import write as orbax
+from wherry.integrations.containers.orbax.detection import SIGNS, FoundItem, look, other_items
+from wherry.integrations.containers.orbax.item import BOX, NAMED_ARRAY, open_item, wrapped_leaves
 from wherry.integrations.containers.orbax.layout import TREE, JsonObject, read_json
-from wherry.integrations.containers.orbax.marks import BOX, NAMED_ARRAY, wrapped_leaves
-from wherry.integrations.containers.orbax.other_items import other_items
-from wherry.integrations.containers.orbax.small_files import HANDLER, MARKER, checkpoint_file
 from wherry.integrations.containers.orbax.tree import ItemTree, read_tree
+from wherry.integrations.containers.orbax.write import HANDLER, MARKER, arrays_of, checkpoint_file, item_files
 from wherry.integrations.containers.zarr.metadata import STORABLE
 from wherry.target.file_map import File, FileMap, Scene, map_of_chunks
 
@@ -257,8 +255,6 @@ def open_penzai(location: Location, detection: Detection) -> Opened:
 
 def lay_out(manifest: Manifest, options: Options, scene: Scene) -> FileMap:
     """See Format: an Orbax item, with labels and axis names in `_METADATA` and in a separate file."""
-    from wherry.integrations.containers.orbax.item_map import arrays_of, item_files  # zstandard
-
     files = [
         File(FILE, lambda: file_text(rows_of(manifest)).encode()),
         *item_files(manifest, options, described=_with_names),
@@ -333,7 +329,7 @@ FORMATS = (
         name="penzai",
         title="Penzai (through Orbax)",
         detect=detect,
-        signs=orbax.SIGNS,
+        signs=SIGNS,
         open=open_penzai,
         layout=lay_out,
         holds=Holds(dtypes=STORABLE, zero_size=False, values=True, empties=True, companions=True),

@@ -1,4 +1,13 @@
-"""Finds and opens a MaxText checkpoint: the step folder around the item `items`.
+"""MaxText: an Orbax checkpoint whose tree, item and scan form are MaxText's.
+
+Read: `<step>/items` and the files around it, a separate item, and the emergency managers' `state`; OCDBT or one folder
+per array, zarr 2 or 3, parameters or train state, `nnx_aux`. Written: the step folder as its CheckpointManager writes
+it. `maxtext.shape` describes how the tree is detected; the arrays are Orbax's.
+
+The checkpoint is the step folder. `<step>/items` resolves to the step folder too, so that sidecar and lineage have one
+place. If the hosts of a run wrote to their own disks, missing parts are reported in hosts and bytes.
+
+Finds and opens a MaxText checkpoint: the step folder around the item `items`.
 
 Facts (MaxText 0.2.5 with Orbax 0.12.8; older releases from their source): `<run>/checkpoints/<step>/` holds
 `_CHECKPOINT_METADATA`, `items/` and, with grain, `iter/`. `load_parameters_path` points at `<step>/items`, so a
@@ -16,6 +25,12 @@ below `base`, `model_params` or a single `params`; T5X has such trees too, so th
 Scanned layers share one node (`decoder/layers/…`, also `dense_layers`, `moe_layers`, `scanned_blocks`, and blocks such
 as `layers/layers_0`) and have a layer axis, `param_scan_axis`, by default 1. Unscanned layers are `layers_<i>`,
 `dense_layers_<i>`, `moe_layers_<j>`; releases with a faulty renaming wrote `layers/<i>` and `dense_layer_<i>`.
+
+The layout of a MaxText step folder: `items/` as Orbax would write it, in the files of a CheckpointManager.
+
+Facts (MaxText 0.2.5): the step folder has `_CHECKPOINT_METADATA`, which names the handler of `items` and states in
+`custom_metadata` whether layers are scanned, and `commit_success.txt`; the item has another `commit_success.txt` and no
+`_CHECKPOINT_METADATA`. MaxText refuses to load if the recorded `scan_layers` differs from its config.
 """
 
 from __future__ import annotations
@@ -25,15 +40,18 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.detection import Detection, Evidence, Kind
-from wherry.errors import WherryError
-from wherry.formats.format import Glimpse, Opened
+from wherry.errors import IncompleteError, WherryError
+from wherry.formats.format import Format, Glimpse, Holds, Opened, Option, Options
 from wherry.formats.systems import TreeForm
-from wherry.integrations.containers.orbax import aggregate, detection, layout, tree
-from wherry.integrations.containers.orbax.item import open_item
-from wherry.integrations.containers.orbax.other_items import other_items
-from wherry.integrations.containers.orbax.tree import own_notes
-from wherry.integrations.containers.orbax.within import WithinReader
+from wherry.integrations.containers.orbax import detection, layout, tree
+from wherry.integrations.containers.orbax import write as orbax
+from wherry.integrations.containers.orbax.detection import SIGNS, other_items
+from wherry.integrations.containers.orbax.item import WithinReader, open_item
+from wherry.integrations.containers.orbax.tree import msgpack_tree, own_notes
+from wherry.integrations.containers.orbax.write import MARKER, arrays_of, checkpoint_file, item_files
+from wherry.integrations.containers.zarr.metadata import STORABLE
 from wherry.integrations.containers.zarr.reader import ArrayReader
+from wherry.target.file_map import FileMap, Scene, map_of_chunks, within
 from wherry.tree.tree_reading import read_leaves
 
 if TYPE_CHECKING:
@@ -305,7 +323,7 @@ def _paths(item: detection.FoundItem) -> list[KeyPath]:
         if item.metadata:
             return list(tree.parse_tree(item.metadata, location.uri).arrays)
         if item.item is not None and item.item.msgpack and location.name == ITEM:
-            return list(aggregate.msgpack_tree(location.join(layout.MSGPACK)).tensors)
+            return list(msgpack_tree(location.join(layout.MSGPACK)).tensors)
     except OSError:
         raise
     except WherryError:
@@ -353,3 +371,98 @@ def _scan_words(seen: Shape) -> str:
         for name, (axis, layers) in seen.groups.items()
     ]
     return f"layers are scanned ({', '.join(words)}){aliases}"
+
+
+_HANDLER = "orbax.checkpoint.experimental.v1._src.handlers.pytree_handler.PyTreeHandler"
+
+
+def lay_out(manifest: Manifest, options: Options, scene: Scene) -> FileMap:
+    """The files of a step."""
+    step = record_scan(manifest)
+    files = [*item_files(step, options, {"format": NAME}), MARKER]
+    item = within(ITEM, map_of_chunks(arrays_of(step, options, scene), files))
+    around = checkpoint_file({ITEM: _HANDLER}, scene.created_ns, step), MARKER
+    return replace(item, files=(*item.files, *around))
+
+
+def scan_form(manifest: Manifest) -> bool | None:
+    """Whether the layers of a tree are scanned, as MaxText determines it; None without layers."""
+    root = parameter_root(manifest.tensors, confirmed=True)
+    found = look(manifest.tensors, root) if root is not None else None
+    if found is not None and found.scanned is not None:
+        return found.scanned
+    value = (manifest.custom.get("checkpoint") or {}).get("scan_layers")
+    return value if isinstance(value, bool) else None
+
+
+def record_scan(manifest: Manifest) -> Manifest:
+    """The manifest with `scan_layers` added to the step's `custom_metadata`."""
+    form = scan_form(manifest)
+    if form is None:
+        return manifest
+    around = {**(manifest.custom.get("checkpoint") or {}), "scan_layers": form}
+    return replace(manifest, custom={**manifest.custom, "checkpoint": around})
+
+
+def detect(glimpse: Glimpse) -> Detection | None:
+    """Detect a step folder around an item with a MaxText tree, or such an item; None if it is neither.
+
+    Raises:
+        AmbiguousError: a step has several items with arrays and none has a usual name.
+    """
+    found = find(glimpse)
+    return found and describe_step(found)
+
+
+def open_maxtext(location: Location, detection: Detection) -> Opened:
+    """See Format.
+
+    Raises: the errors of opening an Orbax item.
+    """
+    found = find(Glimpse(location))
+    if found is None:
+        raise IncompleteError(
+            "MaxText item not found", uri=detection.uri, cure="run `wherry detect` on the folder"
+        )
+    opened = open_found(found)
+    known = {*describe_step(found).evidence, *opened.detection.evidence}
+    chosen = tuple(
+        row for row in detection.evidence if row not in known
+    )  # why this step of the run was selected
+    precise = replace(opened.detection, evidence=(*chosen, *opened.detection.evidence))
+    return replace(opened, detection=precise)
+
+
+def version(manifest: Manifest, options: Options) -> str:
+    """The format version that these options give."""
+    return version_words(orbax.version(manifest, options), scan_form(manifest))
+
+
+FORMATS = (
+    Format(
+        name=NAME,
+        title="MaxText",
+        detect=detect,
+        signs=SIGNS,
+        open=open_maxtext,
+        layout=lay_out,
+        holds=Holds(dtypes=STORABLE, zero_size=False, values=True, empties=True, companions=True),
+        refines=("orbax",),
+        system=NAME,
+        form=FORM,
+        companion_folder=f"{ITEM}/{layout.ASSETS}/",
+        commit_members=(layout.COMMITTED,),
+        options={
+            "zarr": Option("3", "zarr version", ("2", "3")),
+            "ocdbt": Option(default=True, help="write one OCDBT database instead of one folder per array"),
+            "compression": Option("none", "compression of chunks", ("none", "zstd")),
+            "chunks": Option("auto", orbax.CHUNK_HELP),
+            "data_file_size": orbax.FILE_OPTION,
+        },
+        loaded_by="orbax-checkpoint 0.12.8 as MaxText calls it: CheckpointManager and v1, item `items`",
+        version=version,
+        step_folder=str,
+        in_store=orbax.in_store,
+        prepare=orbax.prepare,
+    ),
+)

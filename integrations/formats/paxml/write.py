@@ -22,10 +22,15 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.keypath import KeyPath, joined_names, render
 from wherry.errors import UnrepresentableError
 from wherry.integrations.containers.orbax import layout as orbax
-from wherry.integrations.containers.orbax.item_map import arrays_of, item_files, strings_file
-from wherry.integrations.containers.orbax.representable import chunks_of, refuse_unrepresentable
-from wherry.integrations.containers.orbax.small_files import MARKER
 from wherry.integrations.containers.orbax.tree import stored_name
+from wherry.integrations.containers.orbax.write import (
+    MARKER,
+    arrays_of,
+    chunks_of,
+    item_files,
+    refuse_unrepresentable,
+    strings_file,
+)
 from wherry.integrations.formats.paxml.layout import (
     METADATA_FILE,
     NOTES,
