@@ -2,7 +2,7 @@
 
 verl, and others that save `model.state_dict()` on every rank, make `model_world_size_N_rank_R.pt` for R from 0 to
 N - 1. Each holds the state dict with DTensors: a local tensor, and how the whole one is placed on the mesh
-(`containers/torch/dtensors.py`). `Shard(d)` cuts dimension d into equal parts of ceil(size / ranks), of which the
+(`containers/torch/values.py`). `Shard(d)` cuts dimension d into equal parts of ceil(size / ranks), of which the
 last may be smaller or empty, in the order of the mesh's dimensions; `Replicate` repeats. So a whole tensor is the
 ranks' parts in order, and is read as byte ranges of their files; where an inner dimension is cut, as one range for
 each row. Every rank that a mesh has must be there, and every part must have the shape that its place gives it: a

@@ -2,7 +2,7 @@
 
 Read: `<step>/items` and the files around it, a separate item, and the emergency managers' `state`; OCDBT or one folder
 per array, zarr 2 or 3, parameters or train state, `nnx_aux`. Written: the step folder as its CheckpointManager writes
-it. `maxtext.shape` describes how the tree is detected; the arrays are Orbax's.
+it. How the tree is detected follows; the arrays are Orbax's.
 
 The checkpoint is the step folder. `<step>/items` resolves to the step folder too, so that sidecar and lineage have one
 place. If the hosts of a run wrote to their own disks, missing parts are reported in hosts and bytes.

@@ -3,7 +3,7 @@
 A bundle is a prefix: `<prefix>.index` and `<prefix>.data-00000-of-0000N` in one folder. It is detected by the string
 table in the index, given the index file, its prefix, or a folder that contains only one bundle. A key path is one part,
 the stored name with its slashes; single strings are values, including the serialised object graph
-(`_CHECKPOINTABLE_OBJECT_GRAPH`). `bundle.py` has the layout.
+(`_CHECKPOINTABLE_OBJECT_GRAPH`). The layout follows.
 
 The entries of a TensorFlow tensor bundle: `<prefix>.index` and `<prefix>.data-<i>-of-<n>`.
 

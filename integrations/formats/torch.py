@@ -4,7 +4,7 @@ TorchScript, and the tar archives of torch 0.1, are detected but not read.
 
 wherry's inert machine interprets the pickle inside; nothing in it is imported or called. Key paths are the keys and
 indices of the nested containers; the manifest's `custom` records which keys were numbers and which nodes were objects
-of a class. `containers/torch/archive.py` and `legacy.py` have the facts.
+of a class. `containers/torch/archive.py` has the facts.
 """
 
 from __future__ import annotations

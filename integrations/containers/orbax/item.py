@@ -231,7 +231,7 @@ def open_item(
         empties=leaves.empties,
         lists=frozenset(leaves.lists),
         step=detection.step,
-        companions=_companions(location, glimpse, arrays.found),
+        companions=asset_companions(location, glimpse, (array.name for array in arrays.found.values())),
         custom=_custom(location, glimpse, metadata),
     )
     manifest = replace(manifest, kind=read_tree(manifest).whole_of_arrays)
@@ -309,7 +309,7 @@ def own_axes(own: dict[str, Any]) -> dict[str, tuple[AxisName, ...]]:
     if not isinstance(rows, dict):
         return {}
     return {
-        str(name): tuple(tuple(map(str, axis)) if isinstance(axis, list) else axis for axis in axes)
+        str(name): tuple(map(tree.axis_of_json, axes))
         for name, axes in rows.items()
         if isinstance(axes, list)
     }
@@ -369,12 +369,9 @@ def _prng(location: Location, glimpse: Glimpse, own: dict[str, Any]) -> dict[str
     return tree.read_prng_impls(location) if layout.ARRAY_METADATAS in glimpse.entries else {}
 
 
-def _companions(
-    location: Location, glimpse: Glimpse, arrays: dict[KeyPath, StoredArray]
-) -> tuple[Companion, ...]:
-    if layout.ASSETS not in glimpse.entries or any(
-        array.name.split("/")[0] == layout.ASSETS for array in arrays.values()
-    ):
+def asset_companions(location: Location, glimpse: Glimpse, names: Iterable[str]) -> tuple[Companion, ...]:
+    """The files of `assets` in an item, unless one of the arrays of these names is there."""
+    if layout.ASSETS not in glimpse.entries or any(name.split("/")[0] == layout.ASSETS for name in names):
         return ()
     return tuple(Companion(entry.name, entry.size) for entry in location.join(layout.ASSETS).walk())
 

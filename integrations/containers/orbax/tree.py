@@ -258,7 +258,7 @@ def _sharding(text: str, location: Location) -> Sharding | str:
     mesh = tuple(
         (str(name), int(extent)) for name, extent in zip(fields["axis_names"], fields["shape"], strict=True)
     )
-    return Sharding(mesh=mesh, spec=tuple(_axis(axis) for axis in fields["partition_spec"]))
+    return Sharding(mesh=mesh, spec=tuple(axis_of_json(axis) for axis in fields["partition_spec"]))
 
 
 def read_prng_impls(location: Location) -> dict[str, str]:
@@ -427,7 +427,8 @@ def refuse_shared_names(names: Mapping[KeyPath, str], uri: str) -> None:
         )
 
 
-def _axis(axis: object) -> AxisName:
+def axis_of_json(axis: object) -> AxisName:
+    """The name of an axis, or the names of several that are one, as JSON has them."""
     if isinstance(axis, list):
         return tuple(str(name) for name in axis)  # pyright: ignore[reportUnknownArgumentType]  JSON
     return None if axis is None else str(axis)

@@ -1,6 +1,6 @@
 """The parts of the inert pickle machine: stack, marks, memo, and the effect of each kind of opcode on them.
 
-`opcodes.py` has the table of opcodes and the guarantees; nothing here imports or calls what a pickle names. The
+The guarantees follow; nothing here imports or calls what a pickle names. The
 loop executes the most frequent opcodes of large metadata itself (the `.metadata` of 115,000 chunks is eight million
 opcodes, six million of them these); all others are functions of the table.
 

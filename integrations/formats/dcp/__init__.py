@@ -2,9 +2,9 @@
 
 Detected by `.metadata` with torch's class names in its first bytes, by the metadata of single ranks (torch 2.9 without
 collectives), or by `.distcp` files alone, which are then a save that was never committed. A step of accelerate's FSDP
-has several such folders (`step.py`). A tensor's key path is one part, its flat name; the planner's nested path is kept
-in the manifest's `custom`. Nothing is unpickled: the inert machine interprets `.metadata` and every item. `metadata.py`
-has the facts of the layout.
+has several such folders (`folder.py`). A tensor's key path is one part, its flat name; the planner's nested path is
+kept in the manifest's `custom`. Nothing is unpickled: the inert machine interprets `.metadata` and every item.
+`metadata.py` has the facts of the layout.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The beginning and the end of an item are read once each; directory, pickle and local header are all in these two parts,
 so that a checkpoint of a hundred thousand items opens in seconds. Small items that follow each other, with less than 64
 bytes between them, are read together. Equal pickles are interpreted only once, since equal chunks have equal pickles;
-the same goes for the archives around them, see `alike.py`.
+the same goes for the archives around them, see `Alike`.
 The archive's data begins at a multiple of 64 of the item, not of the file.
 Source: torch/distributed/checkpoint/filesystem.py of torch 2.13, and its files.
 

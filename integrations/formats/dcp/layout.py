@@ -249,7 +249,10 @@ def _tensor(out: PickleWriter, items: Sequence[ItemPlan], profile: str) -> None:
         (
             "chunks",
             lambda: out.sequence(
-                [partial(out.shared, ("chunk", *chunk), partial(_chunk, out, chunk)) for chunk in chunks]
+                [
+                    partial(out.shared, ("chunk", *chunk), partial(chunk_record, out, chunk))
+                    for chunk in chunks
+                ]
             ),
         ),
         (
@@ -263,7 +266,8 @@ def _tensor(out: PickleWriter, items: Sequence[ItemPlan], profile: str) -> None:
     out.state(METADATA_MODULE, "TensorStorageMetadata", fields)
 
 
-def _chunk(out: PickleWriter, chunk: Chunk) -> None:
+def chunk_record(out: PickleWriter, chunk: Chunk) -> None:
+    """A `ChunkStorageMetadata`."""
     fields: Iterable[tuple[str, Callable[[], None]]] = (
         ("offsets", lambda: size(out, chunk.offsets)),
         ("sizes", lambda: size(out, chunk.sizes)),

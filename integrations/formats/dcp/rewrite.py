@@ -20,8 +20,14 @@ from wherry.formats.registry import find_format
 from wherry.integrations.containers.pickle.values import CallRecord, Global
 from wherry.integrations.containers.pickle.writer import PickleWriter
 from wherry.integrations.formats.dcp.folder import METADATA, SUFFIX, metadata_names
-from wherry.integrations.formats.dcp.layout import FORMAT, WIDEST, properties, size
-from wherry.integrations.formats.dcp.metadata import FILESYSTEM_MODULE, METADATA_MODULE, load_state, state_of
+from wherry.integrations.formats.dcp.layout import FORMAT, WIDEST, chunk_record, properties, size
+from wherry.integrations.formats.dcp.metadata import (
+    FILESYSTEM_MODULE,
+    METADATA_MODULE,
+    Chunk,
+    load_state,
+    state_of,
+)
 from wherry.storage.copy import list_files
 from wherry.storage.sidecar import OWN_NAMES
 
@@ -138,7 +144,7 @@ def _describe(out: PickleWriter, record: CallRecord, chunks: list[CallRecord], p
         return
     state = state_of(record, "TensorStorageMetadata")
     fields: dict[str, Callable[[], None]] = {
-        "chunks": lambda: out.sequence([partial(_chunk, out, chunk) for chunk in chunks]),
+        "chunks": lambda: out.sequence([partial(_chunk, out, record) for record in chunks]),
         "properties": lambda: _properties(out, state["properties"], profile),
         "size": lambda: size(out, state["size"]),
     }
@@ -147,8 +153,7 @@ def _describe(out: PickleWriter, record: CallRecord, chunks: list[CallRecord], p
 
 def _chunk(out: PickleWriter, record: CallRecord) -> None:
     state = state_of(record, "ChunkStorageMetadata")
-    fields = {name: partial(size, out, state[name]) for name in ("offsets", "sizes")}
-    out.state(METADATA_MODULE, "ChunkStorageMetadata", fields.items())
+    chunk_record(out, Chunk(state["offsets"], state["sizes"]))
 
 
 def _properties(out: PickleWriter, record: CallRecord, profile: str) -> None:

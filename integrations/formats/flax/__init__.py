@@ -2,7 +2,7 @@
 
 Detected by content: the first 4 KiB start a msgpack map with text keys, and either contain an array or the file has a
 name that flax uses. The arrays of a multi-process save are in the folder `<file>_gda` next to the file. Key paths are
-the keys of the msgpack tree; Python numbers count as zero-dimensional tensors, texts are values. `names.py` describes
+the keys of the msgpack tree; Python numbers count as zero-dimensional tensors, texts are values. `files.py` describes
 the names, `containers/msgpack/index.py` the encoding.
 """
 

@@ -3,11 +3,11 @@
 Detected by its magic. Tensors have the names of llama.cpp and wherry's order of axes (the reverse of the file's);
 quantised tensors are opaque blocks that no other container supports, so converting them is refused by dtype unless they
 are dequantised. `header.py` has the facts of the header. The metadata state the model: they are shown as the companion
-`config.json` (`model_config.py`), so that families read them as they read a Hugging Face config. The tokenizer that
+`config.json` (`write.py`), so that families read them as they read a Hugging Face config. The tokenizer that
 they state is made when a target needs it (`tokenizer.py`).
 
 Written is one file, of version 3: the header, then each tensor on a multiple of 32 bytes (`write.py`). A model's config
-and tokenizer become its metadata, so it has no companion files; `types.py` decides the types of tensors.
+and tokenizer become its metadata, so it has no companion files; `write.py` decides the types of tensors.
 
 `<name>-00001-of-0000N.gguf` is the first of N files of a model: it has the metadata, each file some of the tensors, and
 `split.no`, `split.count` and `split.tensors.count` say which. All files are read if the first one is named.

@@ -1,6 +1,6 @@
 """Meta Lingua's checkpoints: step folders (DCP with `params.json` and train states) and `consolidated/`.
 
-`folder.py` describes the files of these folders and when a step is complete, `names.py` the key paths. A step folder is
+`folder.py` describes the files of these folders, when a step is complete, and the key paths. A step folder is
 written so that `init_ckpt_path` accepts it; one that Lingua resumes from (`--set resume=true`) needs the real moments
 and train states of the source. Lingua itself calls `dcp.load({"model": …})` and, for `consolidated.pth`,
 `torch.load(…, weights_only=True)["model"]`; the tests do the same.

@@ -5,8 +5,8 @@
     iter_0000010/common.pt                 what all ranks share: the arguments of the run, the iteration, schedules
     iter_0000010/.metadata, *.distcp       whole tensors, whatever parallelism saved them
 
-Layers are one tensor, or one each. Key paths are those of GPTModel; `names.py` lists what a step holds apart from
-parameters, `arguments.py` reads the config. A step is written as a save of one rank, so that any number of ranks loads
+Layers are one tensor, or one each. Key paths are those of GPTModel; `ranks.py` lists what a step holds apart from
+parameters, and reads the config. A step is written as a save of one rank, so that any number of ranks loads
 it.
 """
 

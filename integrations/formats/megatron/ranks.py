@@ -5,8 +5,8 @@
 
 Each file is a torch archive with `args`, `iteration` and `model`, the rank's part of the parameters. Whole parameters
 are shown: layers are numbered through all stages, and the parts of tensor-parallel ranks are put together
-(`partition.py`) as regions of the ranks' files, so that no rank is loaded. Experts are numbered through all ranks, and
-shown under the names of sequential ones (`experts.py`). What one number behind the first counts, the arguments tell.
+as regions of the ranks' files, so that no rank is loaded. Experts are numbered through all ranks, and
+shown under the names of sequential ones. What one number behind the first counts, the arguments tell.
 Optimizers are not read. One rank is written.
 
 How tensor-parallel ranks divide each parameter: by its name, as GPTModel's modules do.

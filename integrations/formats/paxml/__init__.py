@@ -2,7 +2,7 @@
 
 `paxml` has a zarr folder for each array (only their names show the structure) or, in version 1.2, OCDBT with Orbax's
 tree; `paxml-flax` has one msgpack file whose structure is a text. Padded arrays are cut to the shape in the item
-`metadata`. Written: versions 1.1 and 1.2. The modules `layout`, `names`, `metadata` and `treedef` have the facts.
+`metadata`. Written: versions 1.1 and 1.2. The modules `layout` and `flax` have the facts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def detect_flax(glimpse: Glimpse) -> Detection | None:
 
 
 def open_paxml(location: Location, detection: Detection) -> Opened:
-    """See Format; the reading is in `paxml.opening`."""
+    """See Format; the reading is in `paxml.state`."""
     return state.open_place(_find_place(location), detection)
 
 

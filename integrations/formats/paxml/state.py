@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core.detection import Detection, Evidence, Kind
 from wherry.core.keypath import KeyPath, parse, render
-from wherry.core.manifest import Companion, Manifest
+from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import AxisName, TensorSpec
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
 from wherry.formats.format import Glimpse, Opened
 from wherry.integrations.containers.orbax import layout, tree
 from wherry.integrations.containers.orbax.detection import look, other_items
-from wherry.integrations.containers.orbax.item import WithinReader, open_item
+from wherry.integrations.containers.orbax.item import WithinReader, asset_companions, open_item
 from wherry.integrations.containers.zarr import kvstore, listing
 from wherry.integrations.containers.zarr import metadata as zarr
 from wherry.integrations.containers.zarr.reader import ArrayReader, StoredArray
@@ -124,7 +124,7 @@ def open_arrays(place: Place) -> tuple[Manifest, ArrayReader]:
         values={**values, **texts},
         empties=notes.empties,
         lists=notes.lists,
-        companions=_companions(location, glimpse, stored.keys()),
+        companions=asset_companions(location, glimpse, stored),
     )
     return manifest, reader
 
@@ -144,14 +144,12 @@ def read_notes(metadata: Metadata, uri: str) -> Notes:
             empties={parse(path): str(kind) for path, kind in data.get("empties", {}).items()},
             scalars=frozenset(map(str, data.get("scalars", ()))),
             prng={str(name): str(kind) for name, kind in data.get("prng", {}).items()},
-            axes={str(name): tuple(map(_axis, axes)) for name, axes in data.get("axes", {}).items()},
+            axes={
+                str(name): tuple(map(tree.axis_of_json, axes)) for name, axes in data.get("axes", {}).items()
+            },
         )
     except (AttributeError, TypeError, ValueError) as error:
         raise CorruptError(f"invalid wherry notes: {error}", uri=uri) from error
-
-
-def _axis(axis: Any) -> AxisName:
-    return tuple(map(str, axis)) if isinstance(axis, list) else None if axis is None else str(axis)
 
 
 def _stored_arrays(store: Listing, location: Location) -> dict[str, StoredArray]:
@@ -215,13 +213,6 @@ def _sharded_names(location: Location) -> set[str]:
         except (binascii.Error, ValueError):
             names.add(key)
     return names
-
-
-def _companions(location: Location, glimpse: Glimpse, names: Any) -> tuple[Companion, ...]:
-    taken = any(name.split("/")[0] == layout.ASSETS for name in names)
-    if taken or layout.ASSETS not in glimpse.entries:
-        return ()
-    return tuple(Companion(entry.name, entry.size) for entry in location.join(layout.ASSETS).walk())
 
 
 NAME = "paxml"

@@ -14,13 +14,13 @@ an array is the text `PLACEHOLDER://<stored name>`. Lists are msgpack arrays.
 from __future__ import annotations
 
 import json
-import struct
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.keypath import KeyPath, joined_names, render
 from wherry.errors import UnrepresentableError
+from wherry.integrations.containers.msgpack.heads import array_head, map_head, pack_value, text
 from wherry.integrations.containers.orbax import layout as orbax
 from wherry.integrations.containers.orbax.tree import stored_name
 from wherry.integrations.containers.orbax.write import (
@@ -48,10 +48,7 @@ if TYPE_CHECKING:
 
 
 _EMPTY: dict[str, Any] = {"none": None, "dict": {}, "list": [], "tuple": []}
-# first byte of short maps, arrays and texts with the largest count that it can hold, then the longer headers.
-_MAP, _ARRAY, _TEXT = (0x80, 15, 0xDE), (0x90, 15, 0xDC), (0xA0, 31, 0xDA)
-_NIL = b"\xc0"
-_SHORT = 1 << 16
+_SHORT_TEXT = 31  # bytes; longer ones have no head of two bytes here
 
 
 def placeholder_file(manifest: Manifest) -> bytes:
@@ -89,27 +86,17 @@ def _put(tree: dict[str, Any], path: KeyPath, leaf: Any) -> None:
 
 def _pack(node: Any, path: KeyPath, lists: frozenset[KeyPath]) -> bytes:
     if node is None:
-        return _NIL
+        return pack_value(None)
     if isinstance(node, str):
-        data = node.encode()
-        return _head(_TEXT, len(data)) + data
+        return text(node, 3 if len(node.encode()) > _SHORT_TEXT else 0)
     if isinstance(node, list):
-        return _head(_ARRAY, 0)
+        return array_head(0)
     rows: dict[str, Any] = node
     if path in lists and all(str(number) in rows for number in range(len(rows))):
         items = [_pack(rows[str(number)], (*path, str(number)), lists) for number in range(len(rows))]
-        return _head(_ARRAY, len(items)) + b"".join(items)
+        return array_head(len(items)) + b"".join(items)
     pairs = [_pack(key, (), lists) + _pack(child, (*path, key), lists) for key, child in rows.items()]
-    return _head(_MAP, len(pairs)) + b"".join(pairs)
-
-
-def _head(form: tuple[int, int, int], count: int) -> bytes:
-    short, most, long = form
-    if count <= most:
-        return bytes([short + count])
-    if count < _SHORT:
-        return struct.pack(">BH", long, count)
-    return struct.pack(">BI", long + 1, count)
+    return map_head(len(pairs)) + b"".join(pairs)
 
 
 _OCDBT = "1.2"

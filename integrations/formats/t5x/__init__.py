@@ -3,7 +3,7 @@
 `t5x-legacy` is a folder with the msgpack tree `checkpoint` and zarr arrays next to it, or that file alone with every
 array inside; versions 2 and 3 are read, 0 and 1 are refused with T5X's own message. `t5x-orbax` is the step folder
 around the Orbax item `state`, in all its generations. The msgpack file, the item, the step folder and the run folder
-resolve to the same checkpoint. `layout.py`, `references.py` and `item.py` have the facts.
+resolve to the same checkpoint. `layout.py`, `legacy.py` and `item.py` have the facts.
 """
 
 from __future__ import annotations
