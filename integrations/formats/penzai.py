@@ -36,12 +36,13 @@ from wherry.formats.systems import TreeForm
 from wherry.integrations.containers.orbax import layout
 from wherry.integrations.containers.orbax import write as orbax
 from wherry.integrations.containers.orbax.detection import SIGNS, FoundItem, look, other_items
-from wherry.integrations.containers.orbax.item import BOX, NAMED_ARRAY, open_item, wrapped_leaves
+from wherry.integrations.containers.orbax.item import NAMED_ARRAY, open_item
 from wherry.integrations.containers.orbax.layout import TREE, JsonObject, read_json
 from wherry.integrations.containers.orbax.tree import ItemTree, read_tree
 from wherry.integrations.containers.orbax.write import HANDLER, MARKER, arrays_of, checkpoint_file, item_files
 from wherry.integrations.containers.zarr.metadata import STORABLE
 from wherry.target.file_map import File, FileMap, Scene, map_of_chunks
+from wherry.tree.forms import BOX, wrapped_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING
 from wherry.core.tensorspec import Region, Span, TensorSpec
 from wherry.errors import NotFoundError, UnrepresentableError
 from wherry.formats.contents import Access, Computed, Contents, Extent, Stored
-from wherry.mover.read import region_bytes
-from wherry.mover.regions import fill_region, read_span
+from wherry.mover.read import fill_region, read_span, region_bytes
 
 if TYPE_CHECKING:
     import numpy as np

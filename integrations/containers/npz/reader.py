@@ -33,7 +33,7 @@ from wherry.integrations.containers.flat.strides import PlacedTensor, StridedRea
 from wherry.integrations.containers.npz.npy import ALIGNMENT, NpyHeader, build_header, read_header, text_of
 from wherry.integrations.containers.zip.read import DEFLATED, STORED, Member, data_offset, read_directory
 from wherry.mover.output import as_array, as_bytes
-from wherry.store.crc import combine
+from wherry.store.content import combine
 from wherry.target.file_map import Checksum, File, FileMap, Late, Literal, Segment, Segments, TensorSegments
 
 if TYPE_CHECKING:

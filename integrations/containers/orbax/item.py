@@ -133,7 +133,6 @@ class UnmergedReader(ArrayReader):
         )
 
 
-__all__ = ["BOX", "NAMED_ARRAY", "OLD_VARIABLE", "wrapped_leaves", "wrappers"]
 NAMED_ARRAY = "data_array"
 _PARAMS = "params"
 _OF_MODULES = (".weight", ".bias")

@@ -64,7 +64,7 @@ from wherry.integrations.containers.zarr.layout import (
     chunks_in_store,
 )
 from wherry.integrations.containers.zarr.layout import lay_out as lay_out_arrays
-from wherry.mover.chunk_files import put_in_order
+from wherry.mover.chunk_writer import put_in_order
 from wherry.target.file_map import Chunks, File, FileMap, Scene, map_of_chunks
 from wherry.text.numbers import decimal_number
 from wherry.version import __version__

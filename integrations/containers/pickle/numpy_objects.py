@@ -28,8 +28,7 @@ from wherry.integrations.containers.flat.strides import PlacedTensor
 from wherry.integrations.containers.pickle.tree import HARMLESS
 from wherry.integrations.containers.pickle.values import PAGE, Allowed, CallRecord, Far, Global, Rules
 from wherry.storage.location import Location
-from wherry.store.protocols import READ_ONLY
-from wherry.store.store import Entry, Store
+from wherry.store.store import READ_ONLY, Entry, Store
 
 _FAR = 1024  # bytes; shorter strings are kept
 _CODES = {

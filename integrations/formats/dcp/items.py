@@ -34,8 +34,7 @@ from wherry.integrations.containers.flat.strides import PlacedTensor
 from wherry.integrations.containers.torch.archive import Archive, read_object
 from wherry.integrations.containers.zip.read import Directory, read_directory
 from wherry.integrations.containers.zip.write import ALIGNMENT
-from wherry.store.protocols import READ_ONLY
-from wherry.store.store import Entry, Store, StoreOver
+from wherry.store.store import READ_ONLY, Entry, Store, StoreOver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -25,7 +25,7 @@ from wherry.core.account import IgnoredEntry
 from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Companion, Manifest, without_chunks
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
-from wherry.formats.companions_reader import CompanionsReader
+from wherry.formats.companions import CompanionsReader
 from wherry.formats.format import Format, Glimpse, Holds, Opened, Option, Options
 from wherry.formats.glimpse import Signs
 from wherry.formats.systems import TreeForm

@@ -49,12 +49,13 @@ from wherry.formats.format import Change, Glimpse, Opened, Rewrite
 from wherry.integrations.containers.orbax import layout
 from wherry.integrations.containers.orbax.commit import missing_commit
 from wherry.integrations.containers.orbax.detection import other_items
-from wherry.integrations.containers.orbax.item import BOX, OLD_VARIABLE, open_item, wrapped_leaves
+from wherry.integrations.containers.orbax.item import open_item
 from wherry.integrations.containers.orbax.tree import MAPPING, item_tree, read_tree, stored_name
 from wherry.integrations.containers.zarr import kvstore
 from wherry.storage.copy import list_files
 from wherry.storage.folders import sync_folder
 from wherry.storage.sidecar import FOLDER_NAME, SIGNATURE_NAME
+from wherry.tree.forms import BOX, OLD_VARIABLE, wrapped_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

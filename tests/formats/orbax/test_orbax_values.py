@@ -54,7 +54,8 @@ def test_what_orbax_has_no_place_for_is_kept(tmp_path):
 
 
 def test_wrappers_are_distinguished_from_parameters_called_value():
-    from wherry.integrations.containers.orbax.item import wrapped_leaves, wrappers
+    from wherry.integrations.containers.orbax.item import wrappers
+    from wherry.tree.forms import wrapped_leaves
 
     old = [("layers", "0", "kernel", "raw_value"), ("layers", "0", "bias", "raw_value")]
     assert "2 of 2 arrays are NNX variables (`raw_value`, Flax 0.8)" in wrappers(old)[0].seen
