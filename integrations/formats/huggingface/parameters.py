@@ -90,6 +90,10 @@ def _lm_head(c: Config) -> int:
     return 0 if c["tie_word_embeddings"] else c["vocab_size"] * c.get("hidden_size", c.get("n_embd", 0))
 
 
+def _nothing(_c: Config) -> int:
+    return 0
+
+
 @dataclass(frozen=True, slots=True)
 class _Model:
     """How to count the parameters of one model_type.
@@ -110,7 +114,7 @@ class _Model:
 
 
 def _decoder(name: str, layer: Count, **defaults: Any) -> _Model:
-    heads = {f"{name}ForCausalLM": _lm_head, f"{name}Model": lambda _c: 0}
+    heads = {f"{name}ForCausalLM": _lm_head, f"{name}Model": _nothing}
     given = {"tie_word_embeddings": False, **defaults}
     return _Model(layer, lambda c: c["vocab_size"] * c["hidden_size"] + c["hidden_size"], heads, given)
 
@@ -144,7 +148,7 @@ _MODELS: dict[str, _Model] = {
     "gpt2": _Model(
         lambda c, _layer: _biased_layer(c["n_embd"], c.get("n_inner") or 4 * c["n_embd"]),
         _gpt2_ends,
-        {"GPT2LMHeadModel": _lm_head, "GPT2Model": lambda _c: 0},
+        {"GPT2LMHeadModel": _lm_head, "GPT2Model": _nothing},
         {"tie_word_embeddings": True},
         "n_layer",
     ),
