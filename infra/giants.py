@@ -28,7 +28,7 @@ from wherry.core.tensorspec import TensorSpec
 from wherry.core.units import show_size
 from wherry.formats.registry import find_format
 from wherry.integrations.containers.safetensors import header
-from wherry.integrations.formats.huggingface.sharding import spread_tensors
+from wherry.integrations.formats.huggingface.weights import spread_tensors
 from wherry.mover.map_writer import writer_of
 from wherry.storage.stores import locate
 

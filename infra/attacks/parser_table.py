@@ -149,7 +149,7 @@ def _key_path(data: bytes, _folder: Path) -> object:
 
 
 def _treedef(data: bytes, _folder: Path) -> object:
-    from wherry.integrations.formats.paxml.treedef import parse_structure
+    from wherry.integrations.formats.paxml.flax import parse_structure
 
     return parse_structure(data.decode("utf-8", "replace"))
 

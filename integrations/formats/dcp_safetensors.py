@@ -14,15 +14,14 @@ from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Companion, Manifest
 from wherry.core.steps import step_number
 from wherry.core.tensorspec import TensorSpec
-from wherry.formats.format import Format, Holds, Opened
+from wherry.formats.format import Format, Glimpse, Holds, Opened
 from wherry.formats.glimpse import Signs
 from wherry.integrations.formats.dcp.reader import DcpReader
 from wherry.integrations.formats.dcp.shards import missing_ranks, read_shards, require_files, shard_names
-from wherry.integrations.formats.huggingface.surroundings import surroundings
+from wherry.integrations.formats.huggingface.folder import surroundings
 from wherry.tree.tree_reading import read_leaves
 
 if TYPE_CHECKING:
-    from wherry.formats.format import Glimpse
     from wherry.storage.location import Location
 
 _VERSION = "safetensors pieces"

@@ -16,7 +16,7 @@ from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, UnsupportedError, WherryError
-from wherry.formats.format import Format, Holds, Opened
+from wherry.formats.format import Format, Glimpse, Holds, Opened
 from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.flat.strides import PlacedTensor, StridedReader
 from wherry.integrations.containers.npz.npy import MAGIC, NpyHeader, read_header
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from wherry.core.keypath import KeyPath
-    from wherry.formats.format import Glimpse
     from wherry.storage.location import Location
 
 SUFFIX = ".eqx"

@@ -2,7 +2,7 @@
 
 verl, and others that save `model.state_dict()` on every rank, make `model_world_size_N_rank_R.pt` for R from 0 to
 N - 1. Each holds the state dict with DTensors: a local tensor, and how the whole one is placed on the mesh
-(`containers/torch/dtensors.py`). `Shard(d)` cuts dimension d into equal parts of ceil(size / ranks), of which the
+(`containers/torch/values.py`). `Shard(d)` cuts dimension d into equal parts of ceil(size / ranks), of which the
 last may be smaller or empty, in the order of the mesh's dimensions; `Replicate` repeats. So a whole tensor is the
 ranks' parts in order, and is read as byte ranges of their files; where an inner dimension is cut, as one range for
 each row. Every rank that a mesh has must be there, and every part must have the shape that its place gives it: a
@@ -29,12 +29,12 @@ from wherry.core.manifest import Companion, Manifest
 from wherry.core.steps import step_number
 from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import HostileError, IncompleteError, UnsupportedError
-from wherry.formats.format import Format, Holds, Opened
+from wherry.formats.format import Format, Glimpse, Holds, Opened
 from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.flat.reader import FlatReader
 from wherry.integrations.containers.flat.strides import StridedReader, require_honest_size
 from wherry.integrations.containers.torch.archive import Archive, read_object
-from wherry.integrations.containers.torch.dtensors import (
+from wherry.integrations.containers.torch.values import (
     COORDINATE,
     DTENSOR,
     LOCAL,
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from wherry.formats.contents import Extent
-    from wherry.formats.format import Glimpse
     from wherry.storage.location import Location
 
 _FILE = re.compile(r"(?P<kind>model|optim|extra_state)_world_size_(?P<size>\d+)_rank_(?P<rank>\d+)\.pt")

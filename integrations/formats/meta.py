@@ -20,13 +20,12 @@ from wherry.core.detection import Detection, Evidence
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.manifest import Companion, Manifest, Value
 from wherry.errors import CorruptError, IncompleteError
-from wherry.formats.format import Format, Holds, Opened
+from wherry.formats.format import Format, Glimpse, Holds, Opened
 from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.flat.strides import PlacedTensor, StridedReader
 from wherry.integrations.containers.torch.archive import read_archive
 from wherry.integrations.containers.zip.read import LOCAL_MAGIC
-from wherry.integrations.formats.huggingface.folder import read_json
-from wherry.integrations.formats.huggingface.surroundings import surroundings
+from wherry.integrations.formats.huggingface.folder import read_json, surroundings
 from wherry.integrations.formats.huggingface.weights import find_weights
 from wherry.store.store import Entry
 
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from wherry.core.tensorspec import TensorSpec
-    from wherry.formats.format import Glimpse
     from wherry.storage.location import Location
 
 _PART = re.compile(r"consolidated\.(\d{2})\.pth")

@@ -15,16 +15,21 @@ from wherry.core.detection import Detection, Evidence
 from wherry.core.keypath import render
 from wherry.core.manifest import Manifest, without_chunks
 from wherry.errors import UnrepresentableError, WherryError
-from wherry.formats.format import Format, Holds, Opened
+from wherry.formats.format import Format, Glimpse, Holds, Opened, Options
 from wherry.formats.glimpse import Signs
-from wherry.integrations.containers.npz.layout import SUFFIX, lay_out, leaves_folder
 from wherry.integrations.containers.npz.npy import WRITABLE
-from wherry.integrations.containers.npz.reader import NpzReader, holds_floats, read_contents
+from wherry.integrations.containers.npz.reader import (
+    SUFFIX,
+    NpzReader,
+    holds_floats,
+    lay_out,
+    leaves_folder,
+    read_contents,
+)
 from wherry.integrations.containers.zip.read import LOCAL_MAGIC, first_name, read_directory
 from wherry.store.store import Entry
 
 if TYPE_CHECKING:
-    from wherry.formats.format import Glimpse, Options
     from wherry.storage.location import Location
     from wherry.target.file_map import FileMap, Scene
 

@@ -13,28 +13,24 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.detection import Detection, Evidence
-from wherry.core.keypath import render
+from wherry.core.keypath import KeyPath, render
 from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, NotACheckpointError
-from wherry.formats.format import HEAD_BYTES, Format, Holds, Opened
+from wherry.formats.format import HEAD_BYTES, Format, Glimpse, Holds, Opened
 from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.flat.strides import StridedReader
-from wherry.integrations.containers.pickle.arrays import placed_array
-from wherry.integrations.containers.pickle.numpy_objects import NUMPY_RULES, PickledArray
-from wherry.integrations.containers.pickle.opcodes import load
-from wherry.integrations.containers.pickle.source import open_for_walk
-from wherry.integrations.containers.pickle.survey import one_stream
+from wherry.integrations.containers.pickle.machine import load
+from wherry.integrations.containers.pickle.numpy_objects import NUMPY_RULES, PickledArray, placed_array
+from wherry.integrations.containers.pickle.survey import Stream, one_stream
 from wherry.integrations.containers.pickle.tree import PickleTree, plant
+from wherry.integrations.containers.pickle.values import open_for_walk
 from wherry.integrations.containers.safetensors.header import plausible
-from wherry.integrations.containers.torch.legacy import is_legacy
+from wherry.integrations.containers.torch.archive import is_legacy
 from wherry.store.store import Entry
 from wherry.tree.tree_reading import read_tree
 
 if TYPE_CHECKING:
-    from wherry.core.keypath import KeyPath
-    from wherry.formats.format import Glimpse
-    from wherry.integrations.containers.pickle.survey import Stream
     from wherry.storage.location import Location
 
 _MARKS = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))

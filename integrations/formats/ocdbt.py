@@ -61,9 +61,11 @@ def open_database(location: Location, detection: Detection) -> Opened:
         IncompleteError: it may be an unfinished save of Orbax; and as the arrays of an Orbax item.
         UnsupportedError, HostileError: as the arrays of an Orbax item.
     """
-    from wherry.integrations.containers.zarr.arrays import open_arrays  # tensorstore
     from wherry.integrations.containers.zarr.listing import list_ocdbt
-    from wherry.integrations.containers.zarr.reader import ArrayReader
+    from wherry.integrations.containers.zarr.reader import (
+        ArrayReader,
+        open_arrays,  # tensorstore
+    )
 
     listing = list_ocdbt(location)
     names = _names(listing)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wherry.core.detection import Detection, Evidence
-from wherry.formats.format import Format, Holds, Opened
+from wherry.formats.format import Format, Glimpse, Holds, Opened, Options
 from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.flat.one_file import open_one
 from wherry.integrations.containers.safetensors import header as safetensors
@@ -20,7 +20,6 @@ from wherry.integrations.containers.safetensors.layout import METADATA_FORMAT, k
 
 if TYPE_CHECKING:
     from wherry.core.manifest import Manifest
-    from wherry.formats.format import Glimpse, Options
     from wherry.storage.location import Location
     from wherry.target.file_map import FileMap, Scene
 

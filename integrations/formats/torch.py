@@ -4,7 +4,7 @@ TorchScript, and the tar archives of torch 0.1, are detected but not read.
 
 wherry's inert machine interprets the pickle inside; nothing in it is imported or called. Key paths are the keys and
 indices of the nested containers; the manifest's `custom` records which keys were numbers and which nodes were objects
-of a class. `containers/torch/archive.py` and `legacy.py` have the facts.
+of a class. `containers/torch/archive.py` has the facts.
 """
 
 from __future__ import annotations
@@ -15,13 +15,20 @@ from typing import TYPE_CHECKING
 from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Manifest, without_chunks
 from wherry.errors import UnsupportedError, WherryError
-from wherry.formats.format import Format, Holds, Opened
+from wherry.formats.format import Format, Glimpse, Holds, Opened, Options
 from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.flat.strides import StridedReader
-from wherry.integrations.containers.torch.archive import CONSTANTS, PICKLE, read_archive, roots
-from wherry.integrations.containers.torch.layout import WRITABLE, Archives, archives_map
-from wherry.integrations.containers.torch.legacy import is_legacy, is_tar, read_legacy
-from wherry.integrations.containers.torch.objects import build, pickle_object
+from wherry.integrations.containers.torch.archive import (
+    CONSTANTS,
+    PICKLE,
+    Archive,
+    is_legacy,
+    is_tar,
+    read_archive,
+    read_legacy,
+    roots,
+)
+from wherry.integrations.containers.torch.layout import WRITABLE, Archives, archives_map, build, pickle_object
 from wherry.integrations.containers.torch.values import RULES
 from wherry.integrations.containers.zip.read import LOCAL_MAGIC, first_name, read_directory
 from wherry.store.store import Entry
@@ -30,8 +37,6 @@ from wherry.tree.tree_reading import read_tree
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from wherry.formats.format import Glimpse, Options
-    from wherry.integrations.containers.torch.archive import Archive
     from wherry.storage.location import Location
     from wherry.target.file_map import FileMap, Scene
 

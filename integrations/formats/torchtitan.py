@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wherry.core.detection import Detection, Evidence
-from wherry.core.manifest import without_chunks
+from wherry.core.manifest import Manifest, without_chunks
 from wherry.core.steps import step_number
 from wherry.errors import UnrepresentableError
 from wherry.formats.format import Adapted, Format, Glimpse, Opened
@@ -28,7 +28,6 @@ from wherry.integrations.formats.dcp.folder import METADATA
 from wherry.integrations.formats.dcp.layout import NESTED, VERSION
 
 if TYPE_CHECKING:
-    from wherry.core.manifest import Manifest
     from wherry.storage.location import Location
 
 _HEAD = 1 << 18

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.errors import MismatchError, NotFoundError, missing_extra
 from wherry.integrations.containers.orbax.layout import ASSETS, TREE, read_json
-from wherry.integrations.formats.penzai import names
+from wherry.integrations.formats import penzai
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
@@ -41,12 +41,12 @@ def named_arrays(tree: Any, folder: str | os.PathLike[str]) -> dict[str, Any]:
         MissingExtraError: penzai is not installed.
     """
     location = locate(folder)
-    rows = names.noted_labels(location, read_json(location.join(TREE)))
+    rows = penzai.noted_labels(location, read_json(location.join(TREE)))
     if rows is None:
         raise NotFoundError("no axis names stored in the checkpoint", uri=location.uri)
     leaves = {_path(label, row, tree): row for label, row in rows.items()}
     arrays = {path: _leaf(tree, path, location.uri) for path in leaves}
-    known = names.read(rows, {path: array.ndim for path, array in arrays.items()}, location.uri)
+    known = penzai.read(rows, {path: array.ndim for path, array in arrays.items()}, location.uri)
     return {one.label: named_array(arrays[path], one.axes) for path, one in known.items()}
 
 
@@ -129,7 +129,7 @@ def _path(label: str, row: Any, tree: Any) -> KeyPath:
     if "path" in row:
         return parse(row["path"])
     inner = tree.get(label) if isinstance(tree, dict) else None
-    return (label, names.NAMED_ARRAY) if isinstance(inner, dict) else (label,)
+    return (label, penzai.NAMED_ARRAY) if isinstance(inner, dict) else (label,)
 
 
 def _leaf(tree: Any, path: KeyPath, uri: str) -> Any:

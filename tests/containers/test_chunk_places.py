@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from wherry.core.tensorspec import TensorSpec
-from wherry.integrations.containers.zarr.places import ChunkPlaces, data_file, number_of_data_file
+from wherry.integrations.containers.zarr.layout import ChunkPlaces, data_file, number_of_data_file
 from wherry.target.files import start_after
 from wherry.target.grids import Grids, chunk_bytes, counts_of
 

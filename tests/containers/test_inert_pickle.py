@@ -22,11 +22,10 @@ from tests.support import hostile
 from tests.support.corpus import CORPUS, needs, place
 from wherry.errors import WherryError
 from wherry.integrations.containers.pickle import machine
-from wherry.integrations.containers.pickle.harmless import HARMLESS
-from wherry.integrations.containers.pickle.opcodes import load
-from wherry.integrations.containers.pickle.tree import plant
+from wherry.integrations.containers.pickle.machine import load
+from wherry.integrations.containers.pickle.tree import HARMLESS, plant
 from wherry.integrations.containers.pickle.values import CallRecord, Global, Rules, dict_of
-from wherry.integrations.formats.dcp.rules import METADATA_RULES
+from wherry.integrations.formats.dcp.metadata import METADATA_RULES
 
 
 def load_all(data, rules) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.make_golden_pickles import GOLDEN, listed, rule_sets
 from wherry.errors import HostileError, UnsupportedError
-from wherry.integrations.containers.pickle.opcodes import load
+from wherry.integrations.containers.pickle.machine import load
 from wherry.integrations.containers.pickle.survey import survey
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,18 +13,19 @@ from hypothesis import strategies as st
 
 from wherry.core import dtypes
 from wherry.errors import CorruptError, HostileError, IncompleteError, UnsupportedError
-from wherry.integrations.containers.zarr import metadata, new
+from wherry.integrations.containers.zarr import metadata
+from wherry.integrations.containers.zarr.layout import auto_chunks, build_metadata
 
 MIB = 1 << 20
 
 
 def array(**changes):
-    fields = new.build("float32", (10, 7), (4, 3), version=2, compression="none")
+    fields = build_metadata("float32", (10, 7), (4, 3), version=2, compression="none")
     return json.dumps(fields | changes).encode()
 
 
 def array3(**changes):
-    fields = new.build("float32", (10, 7), (4, 3), version=3, compression="none")
+    fields = build_metadata("float32", (10, 7), (4, 3), version=3, compression="none")
     return json.dumps(fields | changes).encode()
 
 
@@ -37,7 +38,7 @@ def test_every_storable_dtype_is_what_tensorstore_writes_and_reads(name, version
     ).result()
     stored = made.kvstore.read(metadata.METADATA_NAMES[version]).result().value
     assert metadata.parse(stored, version, "").dtype == name
-    ours = new.build(name, (4,), (4,), version=version, compression="zstd")
+    ours = build_metadata(name, (4,), (4,), version=version, compression="zstd")
     opened = ts.open({"driver": driver, "kvstore": "memory://", "metadata": ours}, create=True).result()
     assert opened.dtype.name == name
     assert dtypes.numpy_dtype(name).itemsize == opened.dtype.numpy_dtype.itemsize
@@ -47,7 +48,7 @@ def test_every_storable_dtype_is_what_tensorstore_writes_and_reads(name, version
 @pytest.mark.parametrize("shape", [(), (5,), (10, 7), (3, 1, 4)])
 def test_expected_keys_are_the_ones_that_tensorstore_writes(version, shape):
     chunks = tuple(max(extent // 2, 1) for extent in shape)
-    fields = new.build("int32", shape, chunks, version=version, compression="none")
+    fields = build_metadata("int32", shape, chunks, version=version, compression="none")
     parsed = metadata.parse(json.dumps(fields).encode(), version, "")
     store = ts.open(
         {
@@ -81,7 +82,7 @@ def test_a_key_with_a_number_of_too_many_digits_is_no_chunk(digits):
 
 def test_keys_are_lazy_however_many_there_are():
     """`itertools.product` would hold a tuple of 2^40 numbers before the first key."""
-    fields = new.build("bool", (1 << 40, 2), (1, 1), version=2, compression="none")
+    fields = build_metadata("bool", (1 << 40, 2), (1, 1), version=2, compression="none")
     parsed = metadata.parse(json.dumps(fields).encode(), 2, "")
     tracemalloc.start()
     try:
@@ -103,7 +104,7 @@ def test_keys_are_lazy_however_many_there_are():
     ],
 )
 def test_which_grids_are_contiguous(shape, chunks, axis):
-    fields = new.build("int8", shape, chunks, version=2, compression="none")
+    fields = build_metadata("int8", shape, chunks, version=2, compression="none")
     assert metadata.parse(json.dumps(fields).encode(), 2, "").contiguous_axis() == axis
 
 
@@ -171,25 +172,25 @@ def test_big_endian_and_fortran_order_are_not_raw():
     dtype=st.sampled_from(["int8", "bfloat16", "float32", "float64"]),
 )
 def test_chunks_are_4_to_8_mib_and_contiguous(shape, dtype):
-    chunks = new.auto_chunks(shape, dtype)
+    chunks = auto_chunks(shape, dtype)
     nbytes = dtypes.canonical_size(dtype, math.prod(chunks))
-    fields = new.build(dtype, shape, chunks, version=2, compression="none")
+    fields = build_metadata(dtype, shape, chunks, version=2, compression="none")
     assert nbytes <= 8 * MIB
     assert nbytes >= min(4 * MIB, dtypes.canonical_size(dtype, math.prod(shape)))
     assert metadata.parse(json.dumps(fields).encode(), 2, "").contiguous_axis() is not None
 
 
 def test_chunks_are_multiples_of_a_leaf_where_that_is_possible():
-    assert new.auto_chunks((32000, 4096), "bfloat16") == (1024, 4096)
-    assert new.auto_chunks((1000, 4097), "float32")[0] * 4097 * 4 > 7 * MIB
-    assert new.auto_chunks((3072, 2048), "bfloat16") == (1024, 2048)
-    assert new.auto_chunks((), "float32") == ()
+    assert auto_chunks((32000, 4096), "bfloat16") == (1024, 4096)
+    assert auto_chunks((1000, 4097), "float32")[0] * 4097 * 4 > 7 * MIB
+    assert auto_chunks((3072, 2048), "bfloat16") == (1024, 2048)
+    assert auto_chunks((), "float32") == ()
 
 
 @pytest.mark.parametrize("most", [8 * MIB, 32 * MIB])
 @pytest.mark.parametrize("extent", [5632, 17408, 28672, 32000, 50257, 151936])
 @pytest.mark.parametrize("width", [1088, 2048, 5120])
 def test_little_of_the_last_chunk_is_padding(extent, width, most):
-    rows, *_rest = new.auto_chunks((extent, width), "bfloat16", most)
+    rows, *_rest = auto_chunks((extent, width), "bfloat16", most)
     assert rows == extent or most // 2 <= rows * width * 2 <= most
     assert -extent % rows <= extent / 40

@@ -14,7 +14,7 @@ from tests.support.variants import WRITTEN, each_variant
 from wherry.converter.convert import convert_all
 from wherry.core.request import TargetRequest, convert_request
 from wherry.formats.registry import find_format
-from wherry.integrations.containers.zarr import places
+from wherry.integrations.containers.zarr.layout import DATA
 from wherry.testing import faults
 from wherry.testing.durability import Disk
 
@@ -155,7 +155,7 @@ def test_a_later_data_file_of_a_database_has_its_name_before_the_journal_speaks_
     root.mkdir()
     grown = {"verify": "none", "options": {"compression": "zstd", "data_file_size": "1000"}}
     found, _digest = losses(source, root, root / "orbax", **grown)
-    assert len(list((root / "orbax" / places.DATA).iterdir())) > 2, "the tree and more than one file of data"
+    assert len(list((root / "orbax" / DATA).iterdir())) > 2, "the tree and more than one file of data"
     for loss in found:
         convert_after(loss, source, root, root / "orbax", **grown)
         assert wherry.verify(root / "orbax", level="digest", against=source).ok, loss.call

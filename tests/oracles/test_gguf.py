@@ -7,6 +7,7 @@ them with transformers' own loader of GGUF, which judges both the files and wher
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 
@@ -192,3 +193,13 @@ def test_metadata_of_another_kind_are_refused_and_never_a_bug(key, value, tmp_pa
     with pytest.raises(WherryError):
         converted(file, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_file_with_a_key_twice_is_refused_with_its_uri(tmp_path):
+    pair = struct.pack("<Q", 1) + b"a" + struct.pack("<II", 4, 7)
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + 2 * pair)
+    with pytest.raises(CorruptError, match="duplicate metadata key 'a'") as refused:
+        wherry.open(file)
+    assert refused.value.uri is not None
+    assert refused.value.uri.endswith("model.gguf")

@@ -161,7 +161,7 @@ OWN = {
     "wherry/runtime/interpreter.py", "wherry/target/lease_watch.py", "wherry/storage/folders.py",
     "wherry/auditor/bundle.py", "wherry/auditor/check.py", "wherry/tree/axes.py", "wherry/cli/ledger.py",
     "wherry/text/config_text.py", "wherry/cli/routes.py", "wherry/quantized/schemes.py", "wherry/quantized/ggml.py",
-    "wherry/routes/first.py", "integrations/formats/gguf/model_config.py", "integrations/formats/gguf/tokenizer.py",
+    "wherry/routes/first.py", "integrations/formats/gguf/write.py", "integrations/formats/gguf/tokenizer.py",
     "wherry/merger/orientation.py", "wherry/kernels/compile.py",
     "wherry/site/shell.py",
     "wherry/watch/doctor.py", "wherry/families/__init__.py", "wherry/target/signed_log.py", "wherry/target/lease.py",

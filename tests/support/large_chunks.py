@@ -64,10 +64,10 @@ def stored(folder: Path, array, chunks, *, version=2, ocdbt=False, **changes: An
         ocdbt: whether values lie in an OCDBT database.
         changes: fields of the metadata that differ from uncompressed ones.
     """
-    from wherry.integrations.containers.zarr import new
+    from wherry.integrations.containers.zarr.layout import build_metadata
 
     write(folder, {("w",): array.ravel()[:1]}, zarr=str(version), ocdbt=ocdbt)
-    fields = new.build(array.dtype.name, array.shape, chunks, version=version, compression="none")
+    fields = build_metadata(array.dtype.name, array.shape, chunks, version=version, compression="none")
     base = {"driver": "file", "path": f"{folder}/"}
     inside = {"driver": "ocdbt", "base": base, "path": "w/"} if ocdbt else {**base, "path": f"{folder}/w/"}
     spec = {"driver": {2: "zarr", 3: "zarr3"}[version], "kvstore": inside, "metadata": fields | changes}

@@ -21,7 +21,7 @@ from wherry.core.tensorspec import TensorSpec
 from wherry.errors import WherryError
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import checked_options
-from wherry.integrations.containers.orbax.representable import chunks_of
+from wherry.integrations.containers.orbax.write import chunks_of
 from wherry.integrations.formats.orbax import FORMATS
 from wherry.mover.map_writer import writer_of
 from wherry.storage.stores import locate

@@ -17,7 +17,7 @@ import numpy as np
 
 from wherry.core.tensorspec import TensorSpec
 from wherry.integrations.containers.safetensors import header
-from wherry.integrations.formats.huggingface.sharding import spread_tensors
+from wherry.integrations.formats.huggingface.weights import spread_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

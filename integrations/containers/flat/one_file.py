@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from wherry.core.manifest import Manifest
 from wherry.errors import IncompleteError
 from wherry.formats.format import Opened
-from wherry.integrations.containers.flat.places import Places
-from wherry.integrations.containers.flat.reader import FlatReader
+from wherry.integrations.containers.flat.reader import FlatReader, Places
 from wherry.runtime.threads import without_collection
 from wherry.store.store import Entry
 

@@ -17,7 +17,7 @@ from wherry.core import dtypes
 from wherry.core.keypath import KeyPath, render
 from wherry.core.tensorspec import Region, TensorSpec
 from wherry.errors import CorruptError, HostileError
-from wherry.formats.contents import ChunkDecoder, Chunked, Extent, RangeChecksum, Stored
+from wherry.formats.contents import Access, ChunkDecoder, Chunked, Extent, RangeChecksum, Stored
 from wherry.integrations.containers.flat.reader import FilesReader
 from wherry.storage.stores import LocalStore
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from wherry.formats.contents import Access
     from wherry.storage.location import Location
     from wherry.store.store import Entry
 

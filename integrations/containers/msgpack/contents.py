@@ -16,19 +16,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from wherry.core.keypath import KeyPath
-from wherry.core.tensorspec import TensorSpec
-from wherry.formats.contents import Computed, Extent, Stored
+from wherry.core.tensorspec import Region, TensorSpec
+from wherry.formats.contents import Access, Computed, Extent, Stored
 from wherry.integrations.containers.flat.reader import FilesReader
 from wherry.integrations.containers.msgpack.heads import EMPTY_MARKS
-from wherry.integrations.containers.msgpack.index import Array, Blob, Node, Sequence, Table, canonical
-from wherry.integrations.containers.msgpack.tree import SCALAR
+from wherry.integrations.containers.msgpack.index import SCALAR, Array, Blob, Node, Sequence, Table, canonical
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from wherry.core.manifest import Value
-    from wherry.core.tensorspec import Region
-    from wherry.formats.contents import Access
     from wherry.storage.location import Location
     from wherry.store.store import Entry
 

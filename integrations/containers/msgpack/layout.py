@@ -27,15 +27,13 @@ from wherry.integrations.containers.msgpack.heads import (
     scalar,
     text,
 )
-from wherry.integrations.containers.msgpack.index import CHUNKED, DEEPEST
-from wherry.integrations.containers.msgpack.tree import NDARRAY, SCALAR
-from wherry.target.file_map import File, FileMap, Literal, Segments, TensorSegments
+from wherry.integrations.containers.msgpack.index import CHUNKED, DEEPEST, NDARRAY, SCALAR
+from wherry.target.file_map import File, FileMap, Literal, Segment, Segments, TensorSegments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
     from wherry.core.manifest import Manifest
-    from wherry.target.file_map import Segment
 
 CHUNK_LIMIT = 1 << 30
 # flax looks up a dtype by name in numpy and ml_dtypes; four-bit types take a byte per element, as in digests.

@@ -1,33 +1,323 @@
-"""Reads the members of an `.npz` archive as tensors: stored ones raw or through strides, deflated ones in bands."""
+"""Reads the members of an `.npz` archive as tensors: stored ones raw or through strides, deflated ones in bands.
+
+A deflated member of a zip archive, decoded in bounded memory.
+
+A tensor of any size is decoded in bands of at most 1 MiB, in stored order. Each band is converted to C order and little
+endian separately, so that a member in Fortran order needs no more memory than one in C order. A member must decode to
+exactly the number of bytes that its header and the archive's directory state, with the CRC of the directory: excess
+bytes are never decoded, and missing bytes are an error.
+
+The layout of `.npz` archives: stored members, each a `.npy` record, with every size in its local header.
+
+Unlike torch's archives these have no data descriptors: readers that walk the local headers (such as cnpy) stop at the
+first descriptor. As in numpy's files, every local header has zip64 sizes; an extra field of id 0x4246 pads it so
+that elements begin at a multiple of 64 in the file. Source: numpy.lib._npyio_impl, zipfile of Python 3.13; APPNOTE 6.3.
+"""
 
 from __future__ import annotations
 
 import math
+import re
+import struct
+import zlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
-from wherry.core.tensorspec import Region, TensorSpec, region_shape, region_within, shared_region
+from wherry.core import dtypes
+from wherry.core.tensorspec import Region, TensorSpec, region_shape, region_within, row_bands, shared_region
 from wherry.errors import CorruptError, HostileError, UnsupportedError
-from wherry.formats.contents import Block, ChunkDecoder, Chunked
+from wherry.formats.contents import Access, Block, ChunkDecoder, Chunked
 from wherry.integrations.containers.flat.reader import FilesReader
 from wherry.integrations.containers.flat.strides import PlacedTensor, StridedReader
-from wherry.integrations.containers.npz.inflate import HELD, DeflatedMember, beginning, checked_sizes
-from wherry.integrations.containers.npz.layout import SUFFIX, leaves_folder
-from wherry.integrations.containers.npz.npy import NpyHeader, read_header, text_of
-from wherry.integrations.containers.zip.read import DEFLATED, STORED, data_offset, read_directory
+from wherry.integrations.containers.npz.npy import ALIGNMENT, NpyHeader, build_header, read_header, text_of
+from wherry.integrations.containers.zip.read import DEFLATED, STORED, Member, data_offset, read_directory
 from wherry.mover.output import as_array, as_bytes
 from wherry.store.content import combine
+from wherry.target.file_map import Checksum, File, FileMap, Late, Literal, Segment, Segments, TensorSegments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    import numpy as np
 
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Value
-    from wherry.formats.contents import Access
-    from wherry.integrations.containers.zip.read import Member
     from wherry.storage.location import Location
     from wherry.store.store import Entry
+
+
+BAND = 1 << 20
+_PIECE = 1 << 18
+HELD = (
+    2 * BAND + 2 * _PIECE + (1 << 16)
+)  # a band in stored and in canonical form, two pieces, deflate's window
+_MOST_RATIO = 1032  # the largest compression ratio of deflate
+
+
+@dataclass(frozen=True, slots=True)
+class DeflatedMember:
+    """One deflated member.
+
+    Attributes:
+        file: the archive.
+        name: of the member.
+        start: offset of its compressed bytes in the file.
+        size: number of compressed bytes.
+        full_size: number of decompressed bytes.
+        crc: CRC-32 of the decompressed bytes.
+        header: its parsed `.npy` header.
+    """
+
+    file: Location
+    name: str
+    start: int
+    size: int
+    full_size: int
+    crc: int
+    header: NpyHeader
+
+    def bands(self, spec: TensorSpec) -> Iterator[tuple[Region, np.ndarray]]:
+        """The whole tensor, band by band.
+
+        Yields:
+            A region, and its elements: C order, little endian, the tensor's dtype.
+
+        Raises:
+            CorruptError: the data does not match the sizes or the CRC in the directory.
+        """
+        import numpy as np
+
+        stream = _Stream(self)
+        stream.take(self.header.length)
+        # Fortran order is C order of the reversed axes.
+        stored = TensorSpec(spec.path, spec.shape[::-1] if self.header.fortran else spec.shape, spec.dtype)
+        native, order = dtypes.numpy_dtype(spec.dtype), ">" if self.header.big_endian else "<"
+        # To swap bytes, unsigned integers stand for ml_dtypes, which have no big-endian form.
+        word = np.dtype(f"{order}u{native.itemsize}") if native.kind == "V" else native.newbyteorder(order)
+        for region, span in row_bands(stored, BAND):
+            raw = np.frombuffer(stream.take(span.nbytes), word)
+            array = raw.reshape([part.stop - part.start for part in region]).view(raw.dtype)
+            if self.header.fortran:
+                region, array = region[::-1], array.T  # noqa: PLW2901  the same band, transposed
+            yield region, _canonical(array, spec.dtype)
+        stream.end()
+
+
+def checked_sizes(name: str, size: int, full_size: int, uri: str) -> None:
+    """Refuse a member whose claimed size exceeds what deflate can produce.
+
+    Raises:
+        HostileError: the claimed size is impossible.
+    """
+    if full_size > _MOST_RATIO * size + _PIECE:
+        raise HostileError(
+            f"zip member {name!r} claims to decompress from {size} to {full_size} bytes, more than deflate allows",
+            uri=uri,
+            cure="do not use this file",
+        )
+
+
+def beginning(file: Location, start: int, size: int, count: int) -> bytes:
+    """The first decompressed bytes of a member, or all of them if there are fewer.
+
+    Raises:
+        CorruptError: the member cannot be decompressed.
+    """
+    engine, found, position = zlib.decompressobj(-zlib.MAX_WBITS), bytearray(), 0
+    try:
+        while len(found) < count and not engine.eof and position < size:
+            data = engine.unconsumed_tail or file.read(start + position, start + min(position + _PIECE, size))
+            position += 0 if engine.unconsumed_tail else len(data)
+            if not data:
+                break
+            found += engine.decompress(data, count - len(found))
+    except zlib.error as error:
+        raise CorruptError(f"cannot decompress a zip member: {error}", uri=file.uri) from error
+    return bytes(found)
+
+
+class _Stream:
+    """The decompressed bytes of one member, in order."""
+
+    def __init__(self, member: DeflatedMember) -> None:
+        self._member = member
+        self._engine = zlib.decompressobj(-zlib.MAX_WBITS)
+        self._position = self._crc = self._decoded = 0
+
+    def take(self, count: int) -> bytearray:
+        """Exactly the next `count` bytes."""
+        found = bytearray()
+        while len(found) < count:
+            piece = self._next(min(count - len(found), _PIECE))
+            if not piece:
+                raise self._corrupt(
+                    f"is truncated: expected {self._member.full_size} bytes, got {self._decoded + len(found)}"
+                )
+            found += piece
+        self._crc = zlib.crc32(found, self._crc)
+        self._decoded += len(found)
+        return found
+
+    def end(self) -> None:
+        """Check that no bytes follow, and that the CRC is that of the directory."""
+        member = self._member
+        if self._next(1):
+            raise self._corrupt(f"decompresses to more than the expected {member.full_size} bytes")
+        if not self._engine.eof:
+            raise self._corrupt("is truncated: its deflate stream has no end")
+        if self._engine.unused_data or self._position != member.size:
+            raise self._corrupt("has trailing bytes after its deflate stream")
+        if self._crc != member.crc:
+            raise self._corrupt(
+                f"has a checksum mismatch: expected CRC-32 {member.crc:#010x}, got {self._crc:#010x}"
+            )
+
+    def _next(self, most: int) -> bytes:
+        """At most `most` of the next bytes; empty at the end of the stream or of the member."""
+        member = self._member
+        while not self._engine.eof:
+            data = self._engine.unconsumed_tail
+            if not data:
+                stop = min(self._position + _PIECE, member.size)
+                data = member.file.read(member.start + self._position, member.start + stop)
+                self._position += len(data)
+            try:
+                piece = self._engine.decompress(data, most)
+            except zlib.error as error:
+                raise self._corrupt(f"cannot be decompressed: {error}") from error
+            if piece or not data:
+                return piece
+        return b""
+
+    def _corrupt(self, reason: str) -> CorruptError:
+        return CorruptError(
+            f"zip member {self._member.name!r} {reason}",
+            uri=self._member.file.uri,
+            cure="restore the file from a backup or download it again",
+        )
+
+
+def _canonical(array: np.ndarray, dtype: str) -> np.ndarray:
+    import numpy as np
+
+    little = array.astype(array.dtype.newbyteorder("<"), order="C", copy=array.dtype.byteorder == ">")
+    return np.ascontiguousarray(little).reshape(array.shape).view(dtypes.numpy_dtype(dtype))
+
+
+SUFFIX = ".npy"
+_LOCAL = struct.Struct("<4s5H3I2H")
+_CENTRAL = struct.Struct("<4s6H3I5H2I")
+_END = struct.Struct("<4s4H2IH")
+_END64 = struct.Struct("<4sQ2H2I4Q")
+_LOCATOR = struct.Struct("<4sIQI")
+_FULL, _MANY = 0xFFFFFFFF, 0xFFFF
+_ZIP64, _PADDING = 0x0001, 0x4246
+_VERSION, _UTF8, _DATE = 45, 0x0800, 0x0021  # zip64; names are UTF-8; 1980-01-01, as numpy writes
+_UNIX = 3 << 8  # made by Unix, so that the permissions count
+_PERMISSIONS = 0o600 << 16
+_CRC_IN_LOCAL, _CRC_IN_ENTRY = 14, 16
+_ROWS = 3  # segments of a member: local header, header of the record, elements
+
+
+class _Member(NamedTuple):
+    """One record: its name, the header of the record, and the bytes of both with the elements."""
+
+    name: bytes
+    head: bytes
+    size: int
+
+
+def lay_out(specs: Iterable[TensorSpec]) -> FileMap:
+    """The one file of an archive.
+
+    Args:
+        specs: the tensors that it will hold.
+    """
+    archive = _Archive(list(specs))
+    return FileMap((File(".", archive.segments),), archive.tensors.places, checksums=True)
+
+
+class _Archive:
+    """Members of three segments each, then the directory."""
+
+    def __init__(self, specs: Sequence[TensorSpec]) -> None:
+        self._specs, self.segments = specs, Segments(self._segment)
+        self.tensors = TensorSegments([self.segments])
+        for member, spec in enumerate(specs):
+            name, head, _size = _member(spec)
+            fixed = self.segments.nbytes + _LOCAL.size + len(name) + 20 + 4
+            self.segments.add(-(-fixed // ALIGNMENT) * ALIGNMENT - self.segments.nbytes)
+            self.segments.add(len(head))
+            self.segments.add(spec.nbytes, tensor=True)
+            if spec.nbytes:
+                self.tensors.add(spec, 0, _ROWS * member + 2)
+        self._start = self.segments.nbytes
+        self.segments.add(len(self._directory().data))
+
+    def _segment(self, number: int) -> Segment:
+        if self.segments.tensors[number]:
+            return self.tensors.raw(0, number)
+        member, kind = divmod(number, _ROWS)
+        if member == len(self._specs):
+            return self._directory()
+        found = _member(self._specs[member])
+        if kind == 0:
+            length = self.segments.bounds(number).nbytes
+            return Late(_local(found, length), (Checksum(_CRC_IN_LOCAL, 1, _ROWS),))
+        return Literal(found.head if kind == 1 else b"")
+
+    def _directory(self) -> Late:
+        """The entries of all members, the zip64 end record with its locator where needed, and the end record."""
+        entries, checksums = bytearray(), list[Checksum]()
+        count = len(self._specs)
+        for member, spec in enumerate(self._specs):
+            first = _ROWS * (member - count)
+            checksums.append(Checksum(len(entries) + _CRC_IN_ENTRY, first + 1, first + _ROWS))
+            entries += _entry(_member(spec), self.segments.bounds(_ROWS * member).start)
+        begin, size, wide = self._start, len(entries), b""
+        if (
+            count >= _MANY or begin + size >= _FULL
+        ):  # as in zipfile: an empty archive begins with its end record
+            end = (b"PK\x06\x06", _END64.size - 12, _VERSION, _VERSION, 0, 0, count, count, size, begin)
+            wide = _END64.pack(*end) + _LOCATOR.pack(b"PK\x06\x07", 0, begin + size, 1)
+        few = min(count, _MANY)
+        end = (b"PK\x05\x06", 0, 0, few, few, min(size, _FULL), min(begin, _FULL), 0)
+        return Late(bytes(entries) + wide + _END.pack(*end), tuple(checksums))
+
+
+def leaves_folder(name: str) -> bool:
+    """Whether a member of this name would be unpacked outside of the folder."""
+    return name.startswith(("/", "\\")) or ".." in re.split(r"[/\\]", name)
+
+
+def _member(spec: TensorSpec) -> _Member:
+    name, head = (spec.path[0] + SUFFIX).encode(), build_header(spec.dtype, spec.shape)
+    return _Member(name, head, len(head) + spec.nbytes)
+
+
+def _flags(name: bytes) -> int:
+    return 0 if name.isascii() else _UTF8
+
+
+def _local(member: _Member, length: int) -> bytes:
+    """A local header of so many bytes, padded so that the elements begin at a multiple of 64."""
+    wide = struct.pack("<2H2Q", _ZIP64, 16, member.size, member.size)
+    padding = length - _LOCAL.size - len(member.name) - len(wide) - 4
+    extra = wide + struct.pack("<2H", _PADDING, padding) + bytes(padding)
+    fixed = (_VERSION, _flags(member.name), 0, 0, _DATE, 0, _FULL, _FULL, len(member.name), len(extra))
+    return _LOCAL.pack(b"PK\x03\x04", *fixed) + member.name + extra
+
+
+def _entry(member: _Member, at: int) -> bytes:
+    far, wide = at >= _FULL, member.size >= _FULL
+    numbers = [member.size, member.size] * wide + [at] * far
+    extra = struct.pack(f"<2H{len(numbers)}Q", _ZIP64, 8 * len(numbers), *numbers) if numbers else b""
+    size, start = min(member.size, _FULL), min(at, _FULL)
+    system, name = (_UNIX | _VERSION, _VERSION, _flags(member.name)), member.name
+    fixed = (*system, 0, 0, _DATE, 0, size, size, len(name), len(extra))
+    return _CENTRAL.pack(b"PK\x01\x02", *fixed, 0, 0, 0, _PERMISSIONS, start) + name + extra
+
 
 _LONGEST_TEXT = 1 << 20
 

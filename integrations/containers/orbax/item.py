@@ -3,6 +3,25 @@
 Only metadata is read: `_METADATA` or the msgpack tree of older generations, one listing of the store, and
 the `.zarray` or `zarr.json` of each array, which OCDBT stores inside its tree. An item whose tree is lost or whose save
 was never finished is refused by name.
+
+Reads an Orbax item whose processes never merged their databases: each chunk from the database that has it.
+
+Every process writes a complete OCDBT database with the metadata of its arrays and its share of the chunks; the merge
+combines them. If two databases have the same key, the later one counts, as in a merge.
+
+Recognises from the key paths of a tree what held it: Flax boxes, NNX variables, Penzai arrays, PyTorch modules.
+
+Facts (from files of each release): a linen box (`nn.Partitioned`, `LogicallyPartitioned`) is a node with
+the one child `value`; its axis names are lost, and some parameters of a tree may have no box. A saved
+`nnx.State` wraps every variable: `raw_value` in Flax 0.8, `value` since 0.9. A Penzai `NamedArray` keeps only its
+`data_array`. A parameter may be named `value`, so a node counts only if it has no other child. Hugging Face names a
+tensor by the modules that hold it, in one part: `model.norm.weight`. The key paths are not changed; the marks are
+evidence only.
+
+Reads an Orbax item that is part of a larger checkpoint, such as a step folder of MaxText or PaxML.
+
+It adds files outside the item, arrays whose padding for devices must be removed, and a description of what is missing.
+Everything else is left to the reader of the item.
 """
 
 from __future__ import annotations
@@ -14,20 +33,143 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.detection import Detection, Evidence
 from wherry.core.keypath import KeyPath, render
 from wherry.core.manifest import Companion, Manifest
-from wherry.core.tensorspec import AxisName, Sharding, TensorSpec
+from wherry.core.tensorspec import AxisName, Region, Sharding, TensorSpec, region_shape, region_within
 from wherry.errors import CorruptError, HostileError, IncompleteError, NotFoundError, UnsupportedError
+from wherry.formats.contents import Access, Block, ContentsOver
 from wherry.formats.format import Glimpse, Opened
-from wherry.integrations.containers.orbax import aggregate, layout, marks, partitioning, processes, tree
+from wherry.integrations.containers.orbax import layout, partitioning, tree
 from wherry.integrations.containers.orbax.commit import missing_commit
-from wherry.integrations.containers.zarr.arrays import Arrays, open_arrays
-from wherry.integrations.containers.zarr.reader import ArrayReader, StoredArray
-from wherry.mover.read import read_array
+from wherry.integrations.containers.orbax.tree import item_tree
+from wherry.integrations.containers.zarr.listing import Listing, list_ocdbt
+from wherry.integrations.containers.zarr.reader import (
+    ArrayReader,
+    Arrays,
+    StoredArray,
+    open_arrays,
+    shortfall,
+)
+from wherry.mover.move import cells
+from wherry.mover.output import as_array
+from wherry.mover.read import read_array, read_region
 from wherry.runtime.threads import without_collection
+from wherry.tree.forms import BOX, OLD_VARIABLE, wrapped_leaves
 from wherry.tree.tree_reading import read_tree
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
     from wherry.integrations.containers.msgpack.contents import PlacedReader
     from wherry.storage.location import Location
+    from wherry.store.store import Entry
+
+
+def list_processes(folder: Location, databases: Iterable[str]) -> dict[str, Listing]:
+    """The contents of the database of each process.
+
+    Raises:
+        DamagedError, HostileError, StorageError: see `list_ocdbt`.
+    """
+    return {name: list_ocdbt(folder.join(name)) for name in databases}
+
+
+def merge_listings(folder: Location, listings: Mapping[str, Listing]) -> Listing:
+    """Their contents together, with files relative to the folder above them."""
+    together = Listing(folder, {})
+    for name, listing in listings.items():
+        for key, value in listing.values.items():
+            together.values[key] = value._replace(file=value.file and f"{name}/{value.file}")
+    return together
+
+
+class UnmergedReader(ArrayReader):
+    """A reader of the databases of several processes; a missing chunk is never taken for zeros."""
+
+    def __init__(
+        self,
+        location: Location,
+        arrays: Mapping[KeyPath, StoredArray],
+        listings: Mapping[str, Listing],
+        inline: PlacedReader | None,
+    ) -> None:
+        """See ArrayReader; `listings` as `list_processes` gives them."""
+        together = merge_listings(location, listings)
+        super().__init__(location, arrays, together, None, ocdbt=True, zeros_stored=True, inline=inline)
+        self._parts = [
+            ArrayReader(location.join(name), arrays, listing, None, ocdbt=True, zeros_stored=True)
+            for name, listing in reversed(list(listings.items()))
+        ]
+
+    def _fill(self, array: StoredArray, spec: TensorSpec, region: Region, out: memoryview) -> None:
+        """Fill a buffer with a region, each chunk from the database that has it."""
+        part = self._part(array, region)
+        chunks = array.zarr.chunks
+        if part is not None or not chunks:
+            read_region(part or self._parts[0], spec, region, out)
+            return
+        result = as_array(out, spec.dtype, region_shape(region))
+        for cell in cells(region, chunks):
+            reader = self._part(array, cell) or self._parts[0]
+            result[region_within(cell, region)] = read_array(reader, spec, cell)
+
+    def _held(self, array: StoredArray, spec: TensorSpec, cell: Region) -> int | None:
+        part = self._part(array, cell)
+        return part and part._held(array, spec, cell)  # noqa: SLF001  of the same class
+
+    def _decode(self, array: StoredArray, spec: TensorSpec, cell: Region) -> Iterator[Block]:
+        part = self._part(array, cell) or self._parts[0]
+        return part._decode(array, spec, cell)  # noqa: SLF001  of the same class
+
+    def close(self) -> None:
+        """Close the open arrays of all databases."""
+        super().close()
+        for part in self._parts:
+            part.close()
+
+    def _part(self, array: StoredArray, region: Region) -> ArrayReader | None:
+        """The database that has every chunk of a region; None if no single one has."""
+        keys = list(array.chunk_keys(region))
+        return next(
+            (part for part in self._parts if part.listing and part.listing.values.keys() >= set(keys)), None
+        )
+
+
+NAMED_ARRAY = "data_array"
+_PARAMS = "params"
+_OF_MODULES = (".weight", ".bias")
+
+
+def wrappers(paths: Iterable[KeyPath]) -> list[Evidence]:
+    """Evidence of boxes and wrappers in a tree."""
+    every = list(paths)
+    boxes, old, named = (len(wrapped_leaves(every, word)) for word in (BOX, OLD_VARIABLE, NAMED_ARRAY))
+    found: list[Evidence] = []
+    if old:
+        found.append(
+            Evidence(".", f"{old} of {len(every)} arrays are NNX variables (`{OLD_VARIABLE}`, Flax 0.8)")
+        )
+    if boxes and not named:
+        found.append(Evidence(".", f"{boxes} of {len(every)} arrays are {_holder(every, boxes)}"))
+    if named:
+        found.append(
+            Evidence(".", f"{named} of {len(every)} arrays are Penzai NamedArrays (`{NAMED_ARRAY}`)")
+        )
+    modules = sum(len(path) == 1 and path[0].endswith(_OF_MODULES) for path in every)
+    if 2 * modules > len(every):
+        found.append(
+            Evidence(
+                ".",
+                f"{modules} of {len(every)} arrays have names of PyTorch modules, as Hugging Face has them",
+            )
+        )
+    return found
+
+
+def _holder(paths: list[KeyPath], boxes: int) -> str:
+    """The kind of box: linen boxes some parameters, below `params`; an NNX state wraps every variable."""
+    if boxes < len(paths) or any(_PARAMS in path for path in paths):
+        return f"in linen partition boxes (`{BOX}`); their axis names are not stored in the tree"
+    return f"NNX variables (`{BOX}`, Flax 0.9 and later)"
+
 
 _FETCH_AGAIN = "copy the checkpoint again, or use another step"
 
@@ -63,9 +205,9 @@ def open_item(
         require_whole(location, item)
     assert item is not None
     metadata = tree.read_tree(location) if item.tree else {}
-    leaves = aggregate.read_tree(location, item, metadata)
-    parts = processes.list_processes(location, () if item.merged else item.processes)
-    together = processes.merge_listings(location, parts) if parts else None
+    leaves = item_tree(location, item, metadata)
+    parts = list_processes(location, () if item.merged else item.processes)
+    together = merge_listings(location, parts) if parts else None
     arrays = open_arrays(location, leaves.arrays, ocdbt=item.ocdbt, listed=together)
     if arrays.without and not (partial and (arrays.found or leaves.inline)):
         raise _no_metadata(location, arrays, leaves)
@@ -76,7 +218,7 @@ def open_item(
     stored = uncommitted or bool(metadata.get("store_array_data_equal_to_fill_value"))
     inline = placed_reader(location, leaves)
     if parts:
-        reader = processes.UnmergedReader(location, arrays.found, parts, inline)
+        reader = UnmergedReader(location, arrays.found, parts, inline)
     else:
         reader = ArrayReader(
             location, arrays.found, arrays.listing, None, ocdbt=item.ocdbt, zeros_stored=stored, inline=inline
@@ -88,13 +230,13 @@ def open_item(
         empties=leaves.empties,
         lists=frozenset(leaves.lists),
         step=detection.step,
-        companions=_companions(location, glimpse, arrays.found),
+        companions=asset_companions(location, glimpse, (array.name for array in arrays.found.values())),
         custom=_custom(location, glimpse, metadata),
     )
     manifest = replace(manifest, kind=read_tree(manifest).whole_of_arrays)
     manifest, reader.arrays = _own_scalars(manifest, reader, own.get("scalars"))
     manifest, named = partitioning.with_names(manifest)
-    notes = [] if item.tree else marks.wrappers(leaves.tensors)  # detection has those of `_METADATA`
+    notes = [] if item.tree else wrappers(leaves.tensors)  # detection has those of `_METADATA`
     if leaves.inline:
         notes.append(Evidence(layout.MSGPACK, f"{len(leaves.inline)} arrays are stored in the msgpack tree"))
     notes += [Evidence(layout.SHARDING, f"unknown sharding type {kind}") for kind in sorted(unknown)]
@@ -166,7 +308,7 @@ def own_axes(own: dict[str, Any]) -> dict[str, tuple[AxisName, ...]]:
     if not isinstance(rows, dict):
         return {}
     return {
-        str(name): tuple(tuple(map(str, axis)) if isinstance(axis, list) else axis for axis in axes)
+        str(name): tuple(map(tree.axis_of_json, axes))
         for name, axes in rows.items()
         if isinstance(axes, list)
     }
@@ -226,12 +368,9 @@ def _prng(location: Location, glimpse: Glimpse, own: dict[str, Any]) -> dict[str
     return tree.read_prng_impls(location) if layout.ARRAY_METADATAS in glimpse.entries else {}
 
 
-def _companions(
-    location: Location, glimpse: Glimpse, arrays: dict[KeyPath, StoredArray]
-) -> tuple[Companion, ...]:
-    if layout.ASSETS not in glimpse.entries or any(
-        array.name.split("/")[0] == layout.ASSETS for array in arrays.values()
-    ):
+def asset_companions(location: Location, glimpse: Glimpse, names: Iterable[str]) -> tuple[Companion, ...]:
+    """The files of `assets` in an item, unless one of the arrays of these names is there."""
+    if layout.ASSETS not in glimpse.entries or any(name.split("/")[0] == layout.ASSETS for name in names):
         return ()
     return tuple(Companion(entry.name, entry.size) for entry in location.join(layout.ASSETS).walk())
 
@@ -272,3 +411,51 @@ def _own_scalars(
     tensors = {path: spec for path, spec in manifest.tensors.items() if path not in paths}
     arrays = {path: array for path, array in reader.arrays.items() if path not in paths}
     return replace(manifest, tensors=tensors, values=values), arrays
+
+
+class WithinReader(ContentsOver):
+    """Reads one item within a checkpoint."""
+
+    def __init__(
+        self,
+        inner: ArrayReader,
+        home: Location,
+        *,
+        shardings: Mapping[KeyPath, Sharding],
+        extra_files: Iterable[str] = (),
+        padded: Mapping[KeyPath, TensorSpec] | None = None,
+    ) -> None:
+        """Take over an opened item.
+
+        Args:
+            inner: its reader.
+            home: the checkpoint that contains it: the item itself, or a folder above it.
+            shardings: how the writer sharded the arrays over devices.
+            extra_files: files of the checkpoint outside the item, relative to `home`; missing ones are ignored.
+            padded: the stored specs of arrays that are larger on disk than the tensors.
+        """
+        self.base = self._inner = inner
+        self._home = home
+        self._shardings = shardings
+        self._extra_files = tuple(extra_files)
+        self._padded = padded or {}
+        self._prefix = inner.location.path[len(home.path.rstrip("/")) :].strip("/")
+
+    def access(self, spec: TensorSpec) -> Access:
+        """As in the item's reader, except that the bytes of a padded array are not those of the tensor."""
+        stored = self._padded.get(spec.path)
+        return self._inner.access(spec) if stored is None else self._inner.access_in_chunks(stored)
+
+    def shortfall(self) -> str | None:
+        """A description of what is missing from the item."""
+        return shortfall(self._inner, self._shardings)
+
+    def members(self) -> Iterator[Entry]:
+        """The item's files, and the extra files outside it."""
+        prefix = f"{self._prefix}/" if self._prefix else ""
+        for entry in self._inner.members():
+            yield replace(entry, name=f"{prefix}{entry.name}")
+        for name in self._extra_files:
+            entry = self._home.join(name).stat()
+            if entry is not None and not entry.is_dir:
+                yield replace(entry, name=name)

@@ -21,14 +21,13 @@ from wherry.integrations.containers.ocdbt.read import PROCESS_PREFIX
 from wherry.integrations.containers.zarr.listing import ASSETS
 from wherry.storage.folders import is_staging
 from wherry.storage.sidecar import FOLDER_NAME, SIGNATURE_NAME
-from wherry.text.json_scan import scan_json
+from wherry.text.json_scan import Rows, scan_json
 from wherry.text.limits import LARGE, scale_limit
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from wherry.storage.location import Location
-    from wherry.text.json_scan import Rows
 
 JsonObject: TypeAlias = dict[str, Any]
 

@@ -16,18 +16,27 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.errors import NotFoundError, WherryError
 from wherry.formats.registry import formats
-from wherry.integrations.containers.pickle.opcodes import is_opcode, load
-from wherry.integrations.containers.pickle.source import open_for_walk
-from wherry.integrations.containers.pickle.values import CallRecord, Global, Rules
-from wherry.integrations.containers.zip.read import LOCAL_MAGIC, data_place, local_member, read_directory
+from wherry.integrations.containers.pickle.machine import is_opcode, load
+from wherry.integrations.containers.pickle.values import (
+    CallRecord,
+    Global,
+    PickleSource,
+    Rules,
+    open_for_walk,
+)
+from wherry.integrations.containers.zip.read import (
+    LOCAL_MAGIC,
+    Member,
+    data_place,
+    local_member,
+    read_directory,
+)
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator
 
-    from wherry.integrations.containers.pickle.values import PickleSource
-    from wherry.integrations.containers.zip.read import Member
     from wherry.storage.location import Location
 
 _NPY = b"\x93NUMPY"

@@ -10,15 +10,24 @@ from typing import TYPE_CHECKING
 
 from wherry.core.tensorspec import Span, TensorSpec
 from wherry.formats.format import Option
-from wherry.integrations.containers.flat.pack import PACKED, pack_nibbles
+from wherry.integrations.containers.flat.reader import PACKED, pack_nibbles
 from wherry.integrations.containers.safetensors import header
-from wherry.target.file_map import Codec, Coded, File, FileMap, Literal, Segments, TensorSegments
+from wherry.target.file_map import (
+    Codec,
+    Coded,
+    File,
+    FileMap,
+    Literal,
+    Segment,
+    SegmentRange,
+    Segments,
+    TensorSegments,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from wherry.core.keypath import KeyPath
-    from wherry.target.file_map import Segment, SegmentRange
 
 METADATA_FORMAT = Option("pt", "value of `format` in `__metadata__`", ("pt", "np", "flax", "tf", "mlx"))
 

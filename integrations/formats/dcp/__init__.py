@@ -2,9 +2,9 @@
 
 Detected by `.metadata` with torch's class names in its first bytes, by the metadata of single ranks (torch 2.9 without
 collectives), or by `.distcp` files alone, which are then a save that was never committed. A step of accelerate's FSDP
-has several such folders (`step.py`). A tensor's key path is one part, its flat name; the planner's nested path is kept
-in the manifest's `custom`. Nothing is unpickled: the inert machine interprets `.metadata` and every item. `metadata.py`
-has the facts of the layout.
+has several such folders (`folder.py`). A tensor's key path is one part, its flat name; the planner's nested path is
+kept in the manifest's `custom`. Nothing is unpickled: the inert machine interprets `.metadata` and every item.
+`metadata.py` has the facts of the layout.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Companion, Manifest
 from wherry.core.steps import step_number
 from wherry.core.units import parse_size
-from wherry.formats.format import Format, Glimpse, Holds, Opened, Option
+from wherry.formats.format import Format, Glimpse, Holds, Opened, Option, Options
 from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.torch.layout import WRITABLE
 from wherry.integrations.formats.dcp.folder import (
@@ -25,20 +25,22 @@ from wherry.integrations.formats.dcp.folder import (
     SUFFIX,
     UNCOMMITTED,
     OwnRules,
+    ignored_of_step,
+    item_evidence,
     metadata_names,
+    model_of_step,
     read_contents,
+    step_around,
 )
 from wherry.integrations.formats.dcp.layout import NESTED, VERSION, WIDEST, lay_out
 from wherry.integrations.formats.dcp.reader import DcpReader
 from wherry.integrations.formats.dcp.rewrite import REWRITES
-from wherry.integrations.formats.dcp.step import ignored_of_step, item_evidence, model_of_step, step_around
 from wherry.tree.tree_reading import read_tree
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from wherry.formats.format import Options
-    from wherry.storage.stores import Location
+    from wherry.storage.location import Location
     from wherry.target.file_map import FileMap, Scene
 
 _WORDS = b"torch.distributed.checkpoint"
@@ -129,7 +131,7 @@ def layout_of(manifest: Manifest, options: Options, _scene: Scene) -> FileMap:
 
 
 def _pickle_globals() -> Collection[tuple[str, str]]:
-    from wherry.integrations.formats.dcp.rules import METADATA_RULES
+    from wherry.integrations.formats.dcp.metadata import METADATA_RULES
 
     return METADATA_RULES.allowed
 

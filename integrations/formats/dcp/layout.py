@@ -23,20 +23,23 @@ from wherry.core import dtypes
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import UnrepresentableError
 from wherry.integrations.containers.pickle.writer import PickleWriter, integer
-from wherry.integrations.containers.torch.layout import Archives, archives_map
-from wherry.integrations.containers.torch.objects import alike, build
-from wherry.integrations.formats.dcp import rules as names
-from wherry.integrations.formats.dcp.chunks import cut_rows
+from wherry.integrations.containers.torch.layout import Archives, alike, archives_map, build
 from wherry.integrations.formats.dcp.folder import METADATA
-from wherry.target.file_map import File
+from wherry.integrations.formats.dcp.metadata import (
+    FILESYSTEM_MODULE,
+    METADATA_MODULE,
+    OLD_PROPERTIES,
+    STRIDED,
+    Chunk,
+    cut_rows,
+)
+from wherry.target.file_map import File, FileMap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
-    from wherry.integrations.formats.dcp.metadata import Chunk
-    from wherry.target.file_map import FileMap
 
     _Row: TypeAlias = tuple[str, "ItemPlan", "ItemPlace"]  # its name, and where it lies
 
@@ -199,7 +202,7 @@ def metadata(layout: DcpLayout, nested: Mapping[str, Any], profile: str) -> byte
         "storage_meta": lambda: out.value(None),
         "version": lambda: out.value(FORMAT),
     }
-    out.state(names.METADATA, "Metadata", fields.items())
+    out.state(METADATA_MODULE, "Metadata", fields.items())
     return out.done()
 
 
@@ -223,7 +226,7 @@ def _descriptions(out: PickleWriter, rows: Iterable[_Row], profile: str) -> Iter
             yield out.like((spec.dtype, spec.shape), key, partial(_tensor, out, items, profile))
         else:
             out.raw(*key)
-            yield out.state(names.METADATA, "BytesStorageMetadata", ())
+            yield out.state(METADATA_MODULE, "BytesStorageMetadata", ())
 
 
 def _places(out: PickleWriter, rows: Iterable[_Row]) -> Iterator[None]:
@@ -246,7 +249,10 @@ def _tensor(out: PickleWriter, items: Sequence[ItemPlan], profile: str) -> None:
         (
             "chunks",
             lambda: out.sequence(
-                [partial(out.shared, ("chunk", *chunk), partial(_chunk, out, chunk)) for chunk in chunks]
+                [
+                    partial(out.shared, ("chunk", *chunk), partial(chunk_record, out, chunk))
+                    for chunk in chunks
+                ]
             ),
         ),
         (
@@ -257,15 +263,16 @@ def _tensor(out: PickleWriter, items: Sequence[ItemPlan], profile: str) -> None:
         ),
         ("size", lambda: size(out, spec.shape)),
     )
-    out.state(names.METADATA, "TensorStorageMetadata", fields)
+    out.state(METADATA_MODULE, "TensorStorageMetadata", fields)
 
 
-def _chunk(out: PickleWriter, chunk: Chunk) -> None:
+def chunk_record(out: PickleWriter, chunk: Chunk) -> None:
+    """A `ChunkStorageMetadata`."""
     fields: Iterable[tuple[str, Callable[[], None]]] = (
         ("offsets", lambda: size(out, chunk.offsets)),
         ("sizes", lambda: size(out, chunk.sizes)),
     )
-    out.state(names.METADATA, "ChunkStorageMetadata", fields)
+    out.state(METADATA_MODULE, "ChunkStorageMetadata", fields)
 
 
 def properties(
@@ -286,12 +293,12 @@ def properties(
         requires_grad, pinned: the tensor's attributes of these names.
         memory_format: 0 is contiguous.
     """
-    module = names.OLD_PROPERTIES if old_names else names.METADATA
+    module = OLD_PROPERTIES if old_names else METADATA_MODULE
     out.name(module, "TensorProperties")
     out.raw(b")\x81(")
     out.name("torch", dtype)
     out.name("torch.serialization", "_get_layout")
-    out.word(names.STRIDED)
+    out.word(STRIDED)
     out.raw(b"\x85R")
     out.value(requires_grad)
     out.name(module, "MEM_FORMAT_ENCODING" if old_names else "_MEM_FORMAT_ENCODING")
@@ -314,7 +321,7 @@ def _size(out: PickleWriter, extents: tuple[int, ...]) -> None:
 
 def _place(out: PickleWriter, number: int, offsets: tuple[int, ...] | None, length: int, file: str) -> None:
     """The key of an item and where it lies: the number is that of the chunk among those of its tensor."""
-    out.begin_state(names.METADATA, "MetadataIndex")
+    out.begin_state(METADATA_MODULE, "MetadataIndex")
     out.word("fqn")
     out.gap()
     if offsets is not None:
@@ -323,7 +330,7 @@ def _place(out: PickleWriter, number: int, offsets: tuple[int, ...] | None, leng
         out.word("offset")
         size(out, offsets)
     out.raw(_ENDS)
-    out.begin_state(names.FILESYSTEM, "_StorageInfo")
+    out.begin_state(FILESYSTEM_MODULE, "_StorageInfo")
     out.word("length")
     out.value(length)
     out.word("offset")

@@ -7,39 +7,127 @@ nested path} (missing or None if names are already flat), `storage_meta` (2.4), 
 TensorProperties is a tuple of 5, of 6 with strides from torch 2.15. A storage is looked up by name and chunk offsets;
 `index` in MetadataIndex is only a hint. Chunks are in plan order, and may have no elements.
 Source: torch/distributed/checkpoint/metadata.py, default_planner.py, filesystem.py of torch 2.0 to 2.15.
+
+The allow-list for a DCP `.metadata` pickle: exactly the globals that torch 2.0 to 2.15 and OLMo-core write.
+
+`TensorProperties` and its memory-format enum were in the sharded-tensor package until torch 2.2, and can be written
+under either name. A path of the writer's machine (`checkpoint_id`) is pickled as a `pathlib` object, which Python 3.13
+names `pathlib._local`. Layouts other than strided, and all other globals, are refused by name.
+Source: torch/distributed/checkpoint/{metadata,filesystem}.py of these releases, and the globals of each one's output.
+
+Checks on the chunks of a tensor: whether they cover it, and whether they follow each other in C order.
+
+Row sharding (FSDP) is the common case and takes one sorted walk. Any other division is checked on the grid of all chunk
+boundaries, which is small for real shardings; a division with too large a grid is refused. Tensors that are written are
+cut into rows, too.
 """
 
 from __future__ import annotations
 
+import math
 from array import array
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from wherry.errors import CorruptError, UnsupportedError
-from wherry.integrations.containers.pickle.opcodes import load
-from wherry.integrations.containers.pickle.source import open_for_walk
-from wherry.integrations.containers.pickle.values import CallRecord, Global
-from wherry.integrations.containers.torch.values import DTYPES
-from wherry.integrations.formats.dcp.rules import (
-    ATTRIBUTES,
-    METADATA_RULES,
-    OLD_PROPERTIES,
-    STRIDED,
+from wherry.integrations.containers.pickle.machine import load
+from wherry.integrations.containers.pickle.values import (
+    CallRecord,
+    Global,
+    Maker,
+    PickleSource,
+    Rules,
+    dict_of,
+    open_for_walk,
 )
+from wherry.integrations.containers.torch.values import DTYPES, RULES
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping
+    from collections.abc import Generator, Iterator, Mapping, Sequence
 
-    from wherry.integrations.containers.pickle.values import PickleSource
+    from wherry.core.tensorspec import Region
     from wherry.storage.location import Location
+
+
+METADATA_MODULE = "torch.distributed.checkpoint.metadata"
+FILESYSTEM_MODULE = "torch.distributed.checkpoint.filesystem"
+OLMO_CORE = "olmo_core.distributed.checkpoint.filesystem"  # its writer's own class: path, offset and length, as torch's
+PLANNER = "torch.distributed.checkpoint.planner"  # plans that Megatron-Core keeps for its next save
+OLD_PROPERTIES = "torch.distributed._shard.sharded_tensor.metadata"
+STRIDED = "torch.strided"
+_INTEGER = frozenset({int})
+_PATHS = ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")
+
+
+def _size(args: tuple[Any, ...]) -> tuple[int, ...]:
+    (extents,) = args
+    if (
+        type(extents) not in (tuple, list)
+        or not _INTEGER.issuperset(map(type, extents))
+        or min(extents, default=0) < 0
+    ):
+        raise CorruptError(
+            "invalid torch.Size: expected a tuple of non-negative integers",
+            cure="restore .metadata from a backup",
+        )
+    return tuple(extents)
+
+
+def _strided(args: tuple[Any, ...]) -> str:
+    if args != (STRIDED,):
+        raise UnsupportedError(f"unsupported tensor layout {args[0]}", cure="save it as a dense tensor")
+    return STRIDED
+
+
+def _path(args: tuple[Any, ...]) -> str:
+    return "/".join(str(part) for part in args)
+
+
+_RECORDS = (
+    *((METADATA_MODULE, name) for name in ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata")),
+    *((METADATA_MODULE, name) for name in ("ChunkStorageMetadata", "MetadataIndex", "StorageMeta")),
+    *((METADATA_MODULE, name) for name in ("TensorProperties", "_MEM_FORMAT_ENCODING")),
+    (OLD_PROPERTIES, "TensorProperties"),
+    (OLD_PROPERTIES, "MEM_FORMAT_ENCODING"),
+    (FILESYSTEM_MODULE, "_StorageInfo"),
+    (OLMO_CORE, "_StorageInfo"),
+    *((PLANNER, name) for name in ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData")),
+)
+_MAKERS: dict[tuple[str, str], Maker | None] = {
+    ("torch", "Size"): _size,
+    ("torch.serialization", "_get_layout"): _strided,
+    ("collections", "OrderedDict"): dict_of,
+    **{(module, name): _path for module in ("pathlib", "pathlib._local") for name in _PATHS},
+}
+# Source: torch.distributed.checkpoint.metadata and planner (torch 2.13).
+_FORMATS = {"TORCH_CONTIGUOUS_FORMAT": 0, "TORCH_CHANNELS_LAST": 1, "TORCH_PRESERVE_FORMAT": 2}
+# The attributes of objects of which an index has one for each tensor.
+ATTRIBUTES = {
+    Global(METADATA_MODULE, "TensorStorageMetadata"): ["chunks", "properties", "size"],
+    Global(METADATA_MODULE, "MetadataIndex"): ["fqn", "index", "offset"],
+    Global(FILESYSTEM_MODULE, "_StorageInfo"): ["length", "offset", "relative_path"],
+}
+METADATA_RULES = Rules(
+    members={
+        (METADATA_MODULE, "_MEM_FORMAT_ENCODING"): _FORMATS,
+        (OLD_PROPERTIES, "MEM_FORMAT_ENCODING"): _FORMATS,
+        (PLANNER, "WriteItemType"): {"TENSOR": 1, "SHARD": 2, "BYTE_IO": 3},
+    },
+    allowed={
+        **dict.fromkeys(_RECORDS),
+        **{("torch", torch): None for torch, _, _ in DTYPES},
+        **_MAKERS,
+    },
+    refusal=RULES.refusal,
+)
+
 
 _OURS = {torch: ours for torch, ours, _ in DTYPES}
 _PROPERTIES = (5, 6)
 _MAX_RANK = 64
 _HELD = 256 << 20  # bytes of a metadata file that are read whole; a larger one is mapped
 _PARTS = frozenset({str, int})  # types of the parts of a nested path
-_INTEGER = frozenset({int})
 Offsets: TypeAlias = tuple[int, ...] | None
 
 
@@ -386,3 +474,118 @@ def require_known(transforms: object, name: str) -> tuple[str, ...]:
                 cure="save the checkpoint without that transform",
             )
     return found
+
+
+_MOST_CELLS = 1_000_000
+
+
+def cut_rows(shape: tuple[int, ...], width: int, most: int) -> Iterator[Chunk]:
+    """Cut a tensor into chunks which, one after the other, are its bytes: ranks that shard its rows save such chunks.
+
+    Args:
+        shape: shape of the tensor.
+        width: bytes of an element.
+        most: bytes of a chunk; a row that is larger is cut along the next axis.
+
+    Returns:
+        The chunks; those of one axis have the same number of rows, except for the last one.
+    """
+    if math.prod(shape) * width <= most or not shape:
+        yield Chunk((0,) * len(shape), shape)
+        return
+    rows = most // (math.prod(shape[1:]) * width)
+    if not rows:
+        for index in range(shape[0]):
+            for inner in cut_rows(shape[1:], width, most):
+                yield Chunk((index, *inner.offsets), (1, *inner.sizes))
+        return
+    each = -(-shape[0] // -(-shape[0] // rows))  # the fewest chunks, of nearly the same size
+    for start in range(0, shape[0], each):
+        rest = (0,) * (len(shape) - 1)
+        yield Chunk((start, *rest), (min(each, shape[0] - start), *shape[1:]))
+
+
+def with_elements(chunks: Sequence[Chunk]) -> list[Chunk]:
+    """The chunks that have elements, in the order of their offsets."""
+    return sorted(chunk for chunk in chunks if 0 not in chunk.sizes)
+
+
+def region_of(chunk: Chunk) -> Region:
+    """A chunk as a region of its tensor."""
+    return tuple(
+        slice(start, start + extent) for start, extent in zip(chunk.offsets, chunk.sizes, strict=True)
+    )
+
+
+def grid_of(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> tuple[int, ...] | None:
+    """Extents of a cell if the chunks are the cells of a regular grid; else None."""
+    if not chunks or not shape:
+        return None
+    cell = chunks[0].sizes
+    for chunk in chunks:
+        whole = tuple(
+            min(step, extent - start) for step, extent, start in zip(cell, shape, chunk.offsets, strict=True)
+        )
+        if whole != chunk.sizes or any(start % step for start, step in zip(chunk.offsets, cell, strict=True)):
+            return None
+    return cell
+
+
+def in_order(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> bool:
+    """Whether sorted chunks, one after the other, are the tensor in C order."""
+    position = 0
+    for chunk in chunks:
+        lead = next((axis for axis, extent in enumerate(chunk.sizes) if extent != 1), len(shape))
+        if chunk.sizes[lead + 1 :] != shape[lead + 1 :]:
+            return False  # not contiguous
+        first = 0
+        for extent, start in zip(shape, chunk.offsets, strict=True):
+            first = first * extent + start
+        if first != position:
+            return False
+        position += math.prod(chunk.sizes)
+    return position == math.prod(shape)
+
+
+def uncovered_regions(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> Iterator[Region]:
+    """Regions of a tensor that no chunk covers.
+
+    Args:
+        shape: shape of the tensor.
+        chunks: its chunks with elements, sorted.
+
+    Raises:
+        CorruptError: two chunks overlap.
+        UnsupportedError: the division is too irregular.
+    """
+    if 0 in shape or in_order(shape, chunks):
+        return
+    import numpy as np
+
+    bounds = [
+        sorted(
+            {0, extent}
+            | {chunk.offsets[axis] for chunk in chunks}
+            | {chunk.offsets[axis] + chunk.sizes[axis] for chunk in chunks}
+        )
+        for axis, extent in enumerate(shape)
+    ]
+    cells = math.prod(len(marks) - 1 for marks in bounds)
+    if cells > _MOST_CELLS:
+        raise UnsupportedError(
+            f"unsupported sharding: {len(chunks)} irregular chunks with {cells} grid cells"
+        )
+    seen = np.zeros([len(marks) - 1 for marks in bounds], dtype=bool)
+    at = [{mark: index for index, mark in enumerate(marks)} for marks in bounds]
+    for chunk in chunks:
+        cell = tuple(
+            slice(marks[part.start], marks[part.stop])
+            for marks, part in zip(at, region_of(chunk), strict=True)
+        )
+        if seen[cell].any():
+            raise CorruptError(
+                f"two chunks overlap at {chunk.offsets}", cure="restore .metadata from a backup"
+            )
+        seen[cell] = True
+    for index in np.argwhere(~seen):
+        yield tuple(slice(marks[place], marks[place + 1]) for marks, place in zip(bounds, index, strict=True))

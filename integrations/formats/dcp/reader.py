@@ -13,15 +13,20 @@ from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
 from wherry.core import dtypes
-from wherry.core.tensorspec import TensorSpec, region_shape, region_within, shared_region
+from wherry.core.tensorspec import Region, TensorSpec, region_shape, region_within, shared_region
 from wherry.errors import CorruptError, IncompleteError
-from wherry.formats.contents import Absent, Block, ChunkDecoder, Chunked, Extent, Stored
+from wherry.formats.contents import Absent, Access, Block, ChunkDecoder, Chunked, Extent, Stored
 from wherry.integrations.containers.flat.reader import FilesReader
-from wherry.integrations.containers.flat.strides import StridedReader
-from wherry.integrations.formats.dcp.chunks import in_order, region_of, uncovered_regions, with_elements
-from wherry.integrations.formats.dcp.items import Items
-from wherry.integrations.formats.dcp.metadata import Chunk
-from wherry.integrations.formats.dcp.transforms import HELD, InflatedItem
+from wherry.integrations.containers.flat.strides import PlacedTensor, StridedReader
+from wherry.integrations.formats.dcp.items import HELD, InflatedItem, Items
+from wherry.integrations.formats.dcp.metadata import (
+    Chunk,
+    DcpIndex,
+    in_order,
+    region_of,
+    uncovered_regions,
+    with_elements,
+)
 from wherry.mover.output import as_bytes
 from wherry.mover.read import read_region
 
@@ -31,12 +36,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from wherry.core.keypath import KeyPath
-    from wherry.core.tensorspec import Region
-    from wherry.formats.contents import Access
-    from wherry.integrations.containers.flat.strides import PlacedTensor
-    from wherry.integrations.formats.dcp.metadata import DcpIndex
     from wherry.integrations.formats.dcp.shards import SavedShards
-    from wherry.storage.stores import Entry, Location
+    from wherry.storage.location import Location
+    from wherry.store.store import Entry
 
 
 class ChunkPiece(NamedTuple):

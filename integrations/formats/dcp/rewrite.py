@@ -19,10 +19,15 @@ from wherry.formats.format import Change, Rewrite
 from wherry.formats.registry import find_format
 from wherry.integrations.containers.pickle.values import CallRecord, Global
 from wherry.integrations.containers.pickle.writer import PickleWriter
-from wherry.integrations.formats.dcp import rules as names
 from wherry.integrations.formats.dcp.folder import METADATA, SUFFIX, metadata_names
-from wherry.integrations.formats.dcp.layout import FORMAT, WIDEST, properties, size
-from wherry.integrations.formats.dcp.metadata import load_state, state_of
+from wherry.integrations.formats.dcp.layout import FORMAT, WIDEST, chunk_record, properties, size
+from wherry.integrations.formats.dcp.metadata import (
+    FILESYSTEM_MODULE,
+    METADATA_MODULE,
+    Chunk,
+    load_state,
+    state_of,
+)
 from wherry.storage.copy import list_files
 from wherry.storage.sidecar import OWN_NAMES
 
@@ -109,7 +114,7 @@ def rewritten(states: list[dict[str, Any]], profile: str, uri: str) -> bytes:
         "version": lambda: out.value(FORMAT),
     }
     try:
-        out.state(names.METADATA, "Metadata", fields.items())
+        out.state(METADATA_MODULE, "Metadata", fields.items())
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptError(
             f"invalid {METADATA}: {describe_exception(error)}",
@@ -135,21 +140,20 @@ def _merged_tensors(states: list[dict[str, Any]]) -> dict[str, tuple[CallRecord,
 
 def _describe(out: PickleWriter, record: CallRecord, chunks: list[CallRecord], profile: str) -> None:
     if record.kind.name != "TensorStorageMetadata":
-        out.state(names.METADATA, record.kind.name, ())
+        out.state(METADATA_MODULE, record.kind.name, ())
         return
     state = state_of(record, "TensorStorageMetadata")
     fields: dict[str, Callable[[], None]] = {
-        "chunks": lambda: out.sequence([partial(_chunk, out, chunk) for chunk in chunks]),
+        "chunks": lambda: out.sequence([partial(_chunk, out, record) for record in chunks]),
         "properties": lambda: _properties(out, state["properties"], profile),
         "size": lambda: size(out, state["size"]),
     }
-    out.state(names.METADATA, "TensorStorageMetadata", fields.items())
+    out.state(METADATA_MODULE, "TensorStorageMetadata", fields.items())
 
 
 def _chunk(out: PickleWriter, record: CallRecord) -> None:
     state = state_of(record, "ChunkStorageMetadata")
-    fields = {name: partial(size, out, state[name]) for name in ("offsets", "sizes")}
-    out.state(names.METADATA, "ChunkStorageMetadata", fields.items())
+    chunk_record(out, Chunk(state["offsets"], state["sizes"]))
 
 
 def _properties(out: PickleWriter, record: CallRecord, profile: str) -> None:
@@ -177,7 +181,7 @@ def _key(out: PickleWriter, state: dict[str, Any]) -> None:
         fields["index"] = lambda: out.value(index)
     if state.get("offset") is not None:
         fields["offset"] = lambda: size(out, state["offset"])
-    out.state(names.METADATA, "MetadataIndex", fields.items())
+    out.state(METADATA_MODULE, "MetadataIndex", fields.items())
 
 
 def _info(out: PickleWriter, state: dict[str, Any]) -> None:
@@ -191,7 +195,7 @@ def _info(out: PickleWriter, state: dict[str, Any]) -> None:
         "offset": lambda: out.value(state["offset"]),
         "relative_path": lambda: out.word(state["relative_path"]),
     }
-    out.state(names.FILESYSTEM, _INFO, fields.items())
+    out.state(FILESYSTEM_MODULE, _INFO, fields.items())
 
 
 REWRITES: dict[str, Rewrite] = {

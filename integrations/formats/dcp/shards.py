@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.keypath import render
 from wherry.core.tensorspec import c_strides
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
-from wherry.integrations.containers.flat.pack import PACKED
+from wherry.integrations.containers.flat.reader import PACKED
 from wherry.integrations.containers.flat.strides import PlacedTensor
 from wherry.integrations.containers.safetensors import header as safetensors
-from wherry.integrations.containers.safetensors.header import TO_OURS
+from wherry.integrations.containers.safetensors.header import TO_OURS, HeaderEntry
 from wherry.integrations.formats.dcp.metadata import Chunk, DcpIndex, DescribedTensor, StoredItem
 from wherry.text.json_document import parse_json
 from wherry.text.limits import MOST_CHUNKS, beyond, exceeds, scale_limit
@@ -27,7 +27,6 @@ from wherry.text.limits import MOST_CHUNKS, beyond, exceeds, scale_limit
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from wherry.integrations.containers.safetensors.header import HeaderEntry
     from wherry.storage.location import Location
     from wherry.store.store import Entry
 

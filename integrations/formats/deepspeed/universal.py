@@ -15,40 +15,235 @@ of second names the model states have the tensors themselves, which are read.
 Moments are named as torch names them when it saves an optimizer by the names of parameters:
 `optimizer.state.PARAMETER.exp_avg`.
 Source: DeepSpeed 0.19, checkpoint/ds_to_universal.py, universal_checkpoint.py and autoep_universal.py.
+
+What a universal checkpoint shows: parameters and moments, what was not trained, and buffers.
+
+A file of one parameter in a universal checkpoint: a table whose `param` is the tensor, the tensor, or a number.
+
+Tensor-parallel parts were joined along a dimension (`cat_dim`); a vocabulary was cut to its size (`vocab_tensor`), and
+experts of all ranks follow one another (`is_expert_param`). After ZeRO 3 a file has a vector without a shape.
+Source: DeepSpeed 0.19, checkpoint/ds_to_universal.py (`merge_tp_slices`, `merge_zero3_slices`).
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from wherry.core.account import FILES, TRAINING_STATE, IgnoredEntry, ignored_file
 from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Manifest
-from wherry.errors import IncompleteError, UnsupportedError
-from wherry.formats.format import Opened
+from wherry.core.tensorspec import TensorSpec
+from wherry.errors import CorruptError, IncompleteError, UnsupportedError
+from wherry.formats.format import Glimpse, Opened
 from wherry.integrations.containers.flat.reader import FlatReader
-from wherry.integrations.formats.deepspeed.rank_files import (
+from wherry.integrations.containers.flat.strides import StridedReader
+from wherry.integrations.formats.deepspeed.zero import (
+    CURE,
     STEP,
     WEIGHTS,
     RankFile,
+    buffers_of,
     first_gap,
+    frozen_parameters,
     open_ranks,
+    others_of,
     read_latest,
+    read_pickle,
     shapes_of,
+    with_shared,
 )
-from wherry.integrations.formats.deepspeed.state_files import AGAIN, COUNT, STATES, WEIGHT
-from wherry.integrations.formats.deepspeed.universal_tree import UniversalTree
 from wherry.storage.sidecar import OWN_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from wherry.formats.format import Glimpse
+    from wherry.core.keypath import KeyPath
+    from wherry.formats.contents import Extent
     from wherry.storage.location import Location
     from wherry.store.store import Entry
+
+
+WEIGHT, COUNT = "fp32.pt", "step.pt"
+STATES = (WEIGHT, "exp_avg.pt", "exp_avg_sq.pt", COUNT)
+AGAIN = "run ds_to_universal.py again"
+_PARAM, _VOCABULARY, _EXPERTS, _MANY = "param", "vocab_tensor", "is_expert_param", "ep_num_experts"
+_JOINED = "cat_dim"
+
+
+@dataclass(frozen=True, slots=True)
+class StateFile:
+    """A file of one parameter, opened.
+
+    Attributes:
+        location: the file.
+        spec: its tensor; None if it holds a number.
+        extents: the bytes of the tensor.
+        values: what else it says.
+    """
+
+    location: Location
+    spec: TensorSpec | None
+    extents: tuple[Extent, ...]
+    values: Mapping[KeyPath, Any]
+
+    @property
+    def joined(self) -> bool:
+        """Whether it was joined of parts of an optimizer's state."""
+        return (_JOINED,) in self.values
+
+
+def open_state(location: Location) -> StateFile:
+    """A file of one parameter: a table with a tensor, a tensor, or a number."""
+    archive = read_pickle(location)
+    path = next((path for path in ((_PARAM,), ()) if path in archive.specs), None)
+    if path is None and () not in archive.tree.values:
+        raise CorruptError(f"expected a tensor, or a table with {_PARAM}", uri=location.uri, cure=AGAIN)
+    spec = None if path is None else archive.specs[path]
+    extents = StridedReader(location, archive.placed, ()).access(spec).extents if spec else ()
+    if extents is None:
+        raise UnsupportedError(
+            "unsupported strides: the tensor is not stored in order", uri=location.uri, cure=AGAIN
+        )
+    return StateFile(location, spec, extents, archive.tree.values)
+
+
+def whole_shape(name: str, file: StateFile, ranks: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The shape of a whole parameter, which fits those of the ranks' parts."""
+    assert file.spec is not None
+    stored, part, values = file.spec.shape, ranks[0], file.values
+    if len(ranks) == 1 and math.prod(stored) == math.prod(part) and not values.get((_EXPERTS,)):
+        return part  # also of a vector
+    if len(stored) != len(part) and len(ranks) > 1:
+        raise UnsupportedError(
+            f"{name} was joined of {len(ranks)} ranks as sub-parameters of the shape {list(stored)}",
+            uri=file.location.uri, path=name, cure="load the checkpoint with DeepSpeed, and save the whole model",
+        )  # fmt: skip
+    alike = stored[1:] == part[1:] and bool(stored)
+    if values.get((_VOCABULARY,)) and alike and stored[0] <= sum(shape[0] for shape in ranks):
+        return stored
+    if values.get((_EXPERTS,)) and alike and stored[0] == values.get((_MANY,)):
+        return stored
+    if len(ranks) > 1 and _joins(stored, ranks):
+        return stored
+    raise CorruptError(
+        f"the file has the shape {list(stored)}, the model states {list(part)}",
+        uri=file.location.uri, path=name, cure=CURE,
+    )  # fmt: skip
+
+
+def _joins(stored: tuple[int, ...], ranks: Sequence[tuple[int, ...]]) -> bool:
+    """Whether a shape is that of all ranks, or of their parts side by side; some may have copies of others' parts."""
+    if all(shape == stored for shape in ranks):
+        return True
+    if any(len(shape) != len(stored) for shape in ranks):
+        return False
+    cuts = [at for at in range(len(stored)) if any(shape[at] != stored[at] for shape in ranks)]
+    if len(cuts) != 1:
+        return False
+    total, size = sum(shape[cuts[0]] for shape in ranks), stored[cuts[0]]
+    return size > 0 and total % size == 0 and len(ranks) % (total // size) == 0
+
+
+_MODULE, _OF_ZERO_3 = "module", "zero_pp_rank_"
+
+
+class UniversalTree:
+    """The tensors and numbers, with their bytes."""
+
+    def __init__(
+        self, folder: Location, files: Mapping[str, Mapping[str, Location]], *, trained: bool
+    ) -> None:
+        """Begin an empty tree.
+
+        Args:
+            folder: of the step.
+            files: parameter → its files by name.
+            trained: whether any parameter has moments.
+        """
+        self.specs: dict[KeyPath, TensorSpec] = {}
+        self.places: dict[KeyPath, tuple[Extent, ...]] = {}
+        self.values: dict[KeyPath, Any] = {}
+        self._folder, self._files, self._trained = folder, files, trained
+
+    def add(self, name: str, ranks: Sequence[tuple[int, ...]]) -> None:
+        """Add a parameter and its states.
+
+        Args:
+            name: of the parameter.
+            ranks: its shape in each rank that has it.
+
+        Raises:
+            IncompleteError: an optimizer had it, and its moments are missing.
+            CorruptError: a state is no tensor, or has another shape.
+        """
+        for file, place in self._files[name].items():
+            one = open_state(place)
+            if set(self._files[name]) == {WEIGHT} and self._trained and one.joined:
+                raise IncompleteError(
+                    f"the moments of {name} are missing", uri=self._folder.uri, path=name, cure=AGAIN
+                )
+            key = (name,) if file == WEIGHT else (f"optimizer.state.{name}.{file.removesuffix('.pt')}",)
+            if one.spec is None:
+                if file != COUNT:
+                    raise CorruptError("expected a tensor", uri=one.location.uri, path=name, cure=AGAIN)
+                self.values[key] = one.values[()]
+                continue
+            shape = one.spec.shape if file == COUNT else whole_shape(name, one, ranks)
+            if file not in (COUNT, WEIGHT) and shape != self.specs[name,].shape:
+                raise CorruptError(
+                    f"{file} has the shape {list(shape)}, {WEIGHT} {list(self.specs[name,].shape)}",
+                    uri=self._folder.uri, path=name, cure=AGAIN,
+                )  # fmt: skip
+            self.specs[key], self.places[key] = TensorSpec(key, shape, one.spec.dtype), one.extents
+
+    def add_rest(self, models: Sequence[Sequence[RankFile]]) -> None:
+        """Add what was not trained, buffers and second names, from the files of the ranks.
+
+        Raises:
+            UnsupportedError: several tensor-parallel or pipeline ranks have them, each its own part.
+        """
+        first = models[0]
+        rows = [*frozen_parameters(first, in_parts=len(first) > 1), *buffers_of(first[0])]
+        if rows and len(models) > 1:
+            raise self._in_parts(rows[0][0].path[0])
+        for spec, extents in rows:
+            self.specs[spec.path], self.places[spec.path] = spec, extents
+        for ranks in models:
+            with_shared(ranks[0], self.specs, self.places)
+        if len(models) == 1 and not first[0].location.name.startswith(_OF_ZERO_3):
+            for spec, extents in list(others_of(first[0], self.specs)):
+                self.specs[spec.path], self.places[spec.path] = spec, extents
+
+    def is_copy(self, name: str, models: Sequence[Sequence[RankFile]]) -> bool:
+        """Whether a folder that no optimizer had is a copy of a tensor of the tree; if it is not, the copy is added.
+
+        Raises:
+            CorruptError: the model states do not have it, or it has moments.
+            UnsupportedError: several ranks have it, of which DeepSpeed copies the first.
+        """
+        owners = [ranks[0] for ranks in models if (_MODULE, name) in ranks[0].manifest.tensors]
+        if not owners or set(self._files[name]) != {WEIGHT}:
+            raise CorruptError(
+                f"zero/{name} is no parameter of the model states",
+                uri=self._folder.uri, path=name, cure=AGAIN,
+            )  # fmt: skip
+        if len(owners) > 1:
+            raise self._in_parts(name)
+        there = (name,) in self.specs
+        if not there:
+            self.add(name, [owners[0].manifest.tensors[_MODULE, name].shape])
+        return there
+
+    def _in_parts(self, name: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"{name} was not trained, and universal checkpoints have no joined form of what several ranks have of it",
+            uri=self._folder.uri, path=name, cure="load the checkpoint with DeepSpeed, and save the whole model",
+        )  # fmt: skip
+
 
 LATEST, ZERO, _REST = "latest_universal", "zero", "optimizer_state.pt"
 _MODEL = re.compile(r"(?:zero_pp_rank_(\d{1,9})_)?mp_rank_(\d{1,9})_model_states\.pt")

@@ -2,7 +2,7 @@
 
 Detected by content: the first 4 KiB start a msgpack map with text keys, and either contain an array or the file has a
 name that flax uses. The arrays of a multi-process save are in the folder `<file>_gda` next to the file. Key paths are
-the keys of the msgpack tree; Python numbers count as zero-dimensional tensors, texts are values. `names.py` describes
+the keys of the msgpack tree; Python numbers count as zero-dimensional tensors, texts are values. `files.py` describes
 the names, `containers/msgpack/index.py` the encoding.
 """
 
@@ -13,17 +13,24 @@ from typing import TYPE_CHECKING
 
 from wherry.core.detection import Detection, Evidence
 from wherry.core.keypath import render
-from wherry.core.manifest import without_chunks
-from wherry.formats.format import Format, Holds
+from wherry.core.manifest import Manifest, without_chunks
+from wherry.formats.format import Format, Glimpse, Holds, Options
 from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.msgpack.index import Glance, glance
 from wherry.integrations.containers.msgpack.layout import WRITABLE, lay_out
-from wherry.integrations.formats.flax import names
-from wherry.integrations.formats.flax.files import open_file, open_with_arrays
+from wherry.integrations.formats.flax.files import (
+    ARRAYS_SUFFIX,
+    FOREIGN,
+    PLACEHOLDER,
+    is_numbered,
+    open_file,
+    open_with_arrays,
+    plausible,
+    step_of,
+    temporary,
+)
 
 if TYPE_CHECKING:
-    from wherry.core.manifest import Manifest
-    from wherry.formats.format import Glimpse, Options
     from wherry.target.file_map import FileMap, Scene
 
 VERSION = "one msgpack file"
@@ -46,12 +53,12 @@ def _find_evidence(glimpse: Glimpse) -> str | None:
     name = glimpse.location.name
     look = glance(glimpse.head, glimpse.size)
     if look is None:
-        bare = names.is_numbered(name) and glimpse.head[:1] and glimpse.head[0] in _BARE_ARRAYS
+        bare = is_numbered(name) and glimpse.head[:1] and glimpse.head[0] in _BARE_ARRAYS
         return "a msgpack extension object, the form of a single array in flax" if bare else None
-    if any(text.startswith(names.FOREIGN) for text in look.texts):
+    if any(text.startswith(FOREIGN) for text in look.texts):
         return None
-    named = names.plausible(name, look.state)
-    if not look.arrays and not named and not (names.temporary(name) and _placeholders(look)):
+    named = plausible(name, look.state)
+    if not look.arrays and not named and not (temporary(name) and _placeholders(look)):
         return None
     roots = [render(path) for path in look.paths if len(path) == 1]
     more = "" if look.state == "whole" else " …"
@@ -60,18 +67,18 @@ def _find_evidence(glimpse: Glimpse) -> str | None:
 
 
 def _placeholders(look: Glance) -> bool:
-    return any(text.startswith(names.PLACEHOLDER) for text in look.texts)
+    return any(text.startswith(PLACEHOLDER) for text in look.texts)
 
 
 def _detection(glimpse: Glimpse, format_name: str, version: str, seen: str) -> Detection:
     location = glimpse.location
-    unfinished = names.temporary(location.name)
+    unfinished = temporary(location.name)
     return Detection(
         uri=location.uri,
         format=format_name,
         format_version=version,
         writer="flax",
-        step=names.step_of(location.name),
+        step=step_of(location.name),
         verdict="incomplete" if unfinished else "ok",
         reason=f"{location.name} is the name of an unfinished save" if unfinished else None,
         evidence=(Evidence(location.name, seen),),
@@ -85,12 +92,12 @@ def _detect_with_arrays(glimpse: Glimpse) -> Detection | None:
         return None
     look = glance(glimpse.head, glimpse.size)
     if look is None:
-        found = names.PLACEHOLDER.encode() in glimpse.head[: len(names.PLACEHOLDER) + _HEAD_OF_TEXT]
+        found = PLACEHOLDER.encode() in glimpse.head[: len(PLACEHOLDER) + _HEAD_OF_TEXT]
     else:
         found = _placeholders(look)
         if not found and look.state != "whole":
             # A file without a placeholder in its first bytes may have a folder of arrays nevertheless.
-            entry = glimpse.location.parent.join(glimpse.location.name + names.ARRAYS_SUFFIX).entry
+            entry = glimpse.location.parent.join(glimpse.location.name + ARRAYS_SUFFIX).entry
             found = entry is not None and entry.is_dir
     if not found:
         return None
@@ -101,15 +108,15 @@ def _detect_with_arrays(glimpse: Glimpse) -> Detection | None:
 def _remains(glimpse: Glimpse) -> Detection | None:
     """A folder that is one half of a checkpoint, or that holds only an unfinished save."""
     location = glimpse.location
-    owner = location.name.removesuffix(names.ARRAYS_SUFFIX)
+    owner = location.name.removesuffix(ARRAYS_SUFFIX)
     if owner != location.name and location.parent.join(owner).exists():
         return _half(glimpse, f"the folder has only the arrays of ../{owner}; open that file")
-    if owner != location.name and names.is_numbered(owner):
+    if owner != location.name and is_numbered(owner):
         return _half(
             glimpse, f"file not found: ../{owner}, which these arrays belong to; flax renames it last"
         )
-    unfinished = {name for name in glimpse.entries if names.temporary(name.removesuffix(names.ARRAYS_SUFFIX))}
-    pairs = {name for name in unfinished if name + names.ARRAYS_SUFFIX in unfinished}
+    unfinished = {name for name in glimpse.entries if temporary(name.removesuffix(ARRAYS_SUFFIX))}
+    pairs = {name for name in unfinished if name + ARRAYS_SUFFIX in unfinished}
     if not pairs or unfinished != set(glimpse.entries):
         return None
     listed = " and ".join(sorted(unfinished))

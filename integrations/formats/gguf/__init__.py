@@ -3,11 +3,11 @@
 Detected by its magic. Tensors have the names of llama.cpp and wherry's order of axes (the reverse of the file's);
 quantised tensors are opaque blocks that no other container supports, so converting them is refused by dtype unless they
 are dequantised. `header.py` has the facts of the header. The metadata state the model: they are shown as the companion
-`config.json` (`model_config.py`), so that families read them as they read a Hugging Face config. The tokenizer that
+`config.json` (`write.py`), so that families read them as they read a Hugging Face config. The tokenizer that
 they state is made when a target needs it (`tokenizer.py`).
 
 Written is one file, of version 3: the header, then each tensor on a multiple of 32 bytes (`write.py`). A model's config
-and tokenizer become its metadata, so it has no companion files; `types.py` decides the types of tensors.
+and tokenizer become its metadata, so it has no companion files; `write.py` decides the types of tensors.
 
 `<name>-00001-of-0000N.gguf` is the first of N files of a model: it has the metadata, each file some of the tensors, and
 `split.no`, `split.count` and `split.tensors.count` say which. All files are read if the first one is named.
@@ -26,20 +26,27 @@ from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Companion, Manifest, without_chunks
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
 from wherry.formats.companions import CompanionsReader
-from wherry.formats.format import Format, Holds, Opened, Option
+from wherry.formats.format import Format, Glimpse, Holds, Opened, Option, Options
 from wherry.formats.glimpse import Signs
 from wherry.formats.systems import TreeForm
 from wherry.integrations.containers.flat.reader import FlatReader
 from wherry.integrations.formats.gguf.header import MAGIC, TYPES, VERSIONS, GgufHeader, read_header, type_name
-from wherry.integrations.formats.gguf.model_config import EMBEDDING, FACTORS, model_config
-from wherry.integrations.formats.gguf.model_config import FILE as CONFIG
-from wherry.integrations.formats.gguf.tokenizer import tokenizer_files
-from wherry.integrations.formats.gguf.types import ELEMENT_TYPES, SOURCE, as_stored
-from wherry.integrations.formats.gguf.vocabulary import FILES as TOKENIZER_FILES
-from wherry.integrations.formats.gguf.vocabulary import TOKENIZER
-from wherry.integrations.formats.gguf.write import ALIGNMENT, header_of, require_files
+from wherry.integrations.formats.gguf.tokenizer import FILES as TOKENIZER_FILES
+from wherry.integrations.formats.gguf.tokenizer import TOKENIZER, tokenizer_files
+from wherry.integrations.formats.gguf.write import (
+    ALIGNMENT,
+    ELEMENT_TYPES,
+    EMBEDDING,
+    FACTORS,
+    SOURCE,
+    as_stored,
+    header_of,
+    model_config,
+    require_files,
+)
+from wherry.integrations.formats.gguf.write import FILE as CONFIG
 from wherry.store.store import Entry
-from wherry.target.file_map import map_of_one
+from wherry.target.file_map import FileMap, Scene, map_of_one
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,10 +54,8 @@ if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.contents import Contents, Extent
-    from wherry.formats.format import Glimpse, Options
     from wherry.formats.model_files import ModelFiles
     from wherry.storage.location import Location
-    from wherry.target.file_map import FileMap, Scene
 
 _TOO_LONG = "manifests hold numbers and short texts"
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")

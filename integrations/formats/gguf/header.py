@@ -132,7 +132,7 @@ def read_header(location: Location) -> GgufHeader:
         stored = cursor.peek(kind)
         value = cursor.value(kind, 0)
         if key in header.metadata or key in header.stored:
-            raise CorruptError(f"duplicate metadata key {key!r}", cure="restore the file")
+            raise CorruptError(f"duplicate metadata key {key!r}", uri=cursor.uri, cure="restore the file")
         if value is None:
             header.left.append(key)
             header.stored[key] = stored

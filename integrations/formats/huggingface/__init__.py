@@ -14,20 +14,21 @@ from typing import TYPE_CHECKING
 
 from wherry.core.units import parse_size
 from wherry.errors import AmbiguousError, CorruptError, UnrepresentableError
-from wherry.formats.format import Format, Glimpse, Holds, Option
+from wherry.formats.format import Format, Glimpse, Holds, Opened, Option, Options
 from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.safetensors.header import DTYPES
 from wherry.integrations.containers.safetensors.layout import METADATA_FORMAT, kept_metadata, lay_out
 from wherry.integrations.formats.huggingface.flax import FLAX
 from wherry.integrations.formats.huggingface.folder import pipeline_parts
-from wherry.integrations.formats.huggingface.open import detect_weights, open_weights
-from wherry.integrations.formats.huggingface.sharding import ShardPlan, spread_tensors
+from wherry.integrations.formats.huggingface.shards import detect_weights, open_weights
 from wherry.integrations.formats.huggingface.weights import (
     ADAPTER,
     ADAPTER_CONFIG,
     CONFIG,
     PRECEDENCE,
+    ShardPlan,
     find_weights,
+    spread_tensors,
 )
 
 _OF_PEFT = "base_model.model."  # the start of the names of an adapter's tensors
@@ -35,7 +36,6 @@ _OF_PEFT = "base_model.model."  # the start of the names of an adapter's tensors
 if TYPE_CHECKING:
     from wherry.core.detection import Detection
     from wherry.core.manifest import Manifest
-    from wherry.formats.format import Opened, Options
     from wherry.storage.location import Location
     from wherry.target.file_map import FileMap, Scene
 

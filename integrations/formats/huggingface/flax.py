@@ -11,20 +11,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wherry.core.manifest import without_chunks
+from wherry.core.manifest import Manifest, without_chunks
 from wherry.core.units import parse_size
-from wherry.formats.format import Format, Holds, Option
+from wherry.formats.format import Format, Glimpse, Holds, Opened, Option, Options
 from wherry.formats.glimpse import Signs
 from wherry.formats.systems import TreeForm
 from wherry.integrations.containers.msgpack.layout import WRITABLE, lay_out
-from wherry.integrations.formats.huggingface.open import detect_weights, open_weights
-from wherry.integrations.formats.huggingface.sharding import ShardPlan, spread_tensors
-from wherry.integrations.formats.huggingface.weights import flax_weights
+from wherry.integrations.formats.huggingface.shards import detect_weights, open_weights
+from wherry.integrations.formats.huggingface.weights import ShardPlan, flax_weights, spread_tensors
 
 if TYPE_CHECKING:
     from wherry.core.detection import Detection
-    from wherry.core.manifest import Manifest
-    from wherry.formats.format import Glimpse, Opened, Options
     from wherry.storage.location import Location
     from wherry.target.file_map import FileMap, Scene
 

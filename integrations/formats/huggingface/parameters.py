@@ -13,7 +13,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from wherry.core.tensorspec import TensorSpec
@@ -22,85 +23,47 @@ Config: TypeAlias = Mapping[str, Any]
 Count: TypeAlias = Callable[[Config, int], int]
 
 
-def _attention(c: Config, bias: bool, out_bias: bool) -> int:
+def _decoder_layer(
+    c: Config,
+    layer: int,
+    *,
+    biases: Literal["config", "none", "qkv"] = "config",
+    norms: int = 2,
+    head_norms: bool = False,
+    expert_width: str | None = None,
+) -> int:
+    """The parameters of a decoder's layer: grouped attention and a gated MLP, or experts.
+
+    Args:
+        c: the config.
+        layer: index of the layer.
+        biases: which biases there are: as the config says, none, or those of queries, keys and values.
+        norms: over the width of the model.
+        head_norms: whether queries and keys have a norm each.
+        expert_width: the attribute with the width of an expert; None without experts.
+    """
     dim, heads = c["hidden_size"], c["num_attention_heads"]
     width = c.get("head_dim") or dim // heads
     query, keys = heads * width, (c.get("num_key_value_heads") or heads) * width
-    return dim * (2 * query + 2 * keys) + bias * (query + 2 * keys) + out_bias * dim
+    stated = biases == "config"
+    bias = stated and bool(c.get("attention_bias"))
+    count = dim * (2 * query + 2 * keys) + (bias or biases == "qkv") * (query + 2 * keys) + bias * dim
+    count += norms * dim + head_norms * 2 * width
+    experts = c.get("num_experts", c.get("num_local_experts")) or 0 if expert_width else 0
+    if (
+        expert_width
+        and experts > 0
+        and layer not in c["mlp_only_layers"]
+        and (layer + 1) % c["decoder_sparse_step"] == 0
+    ):
+        return count + dim * experts + experts * 3 * dim * c[expert_width]
+    inner = c["intermediate_size"]
+    return count + 3 * dim * inner + (stated and bool(c.get("mlp_bias"))) * (2 * inner + dim)
 
 
-def _head_norms(c: Config) -> int:
-    return 2 * (c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"])
-
-
-def _count_gated(c: Config, inner: int) -> int:
-    bias = bool(c.get("mlp_bias"))
-    return 3 * c["hidden_size"] * inner + bias * (2 * inner + c["hidden_size"])
-
-
-def _llama_layer(c: Config, _layer: int) -> int:
-    bias = bool(c.get("attention_bias"))
-    return _attention(c, bias, bias) + _count_gated(c, c["intermediate_size"]) + 2 * c["hidden_size"]
-
-
-def _mistral_layer(c: Config, _layer: int) -> int:
-    return (
-        _attention(c, bias=False, out_bias=False)
-        + 3 * c["hidden_size"] * c["intermediate_size"]
-        + 2 * c["hidden_size"]
-    )
-
-
-def _qwen2_layer(c: Config, _layer: int) -> int:
-    return (
-        _attention(c, bias=True, out_bias=False)
-        + 3 * c["hidden_size"] * c["intermediate_size"]
-        + 2 * c["hidden_size"]
-    )
-
-
-def _qwen3_layer(c: Config, layer: int) -> int:
-    return _llama_layer(c, layer) + _head_norms(c)
-
-
-def _experts(c: Config, experts: int, inner: int) -> int:
-    return c["hidden_size"] * experts + experts * 3 * c["hidden_size"] * inner
-
-
-def _mixtral_layer(c: Config, layer: int) -> int:
-    dense = 3 * c["hidden_size"] * c["intermediate_size"]
-    return _mistral_layer(c, layer) - dense + _experts(c, c["num_local_experts"], c["intermediate_size"])
-
-
-def _qwen3_moe_layer(c: Config, layer: int) -> int:
-    experts = c.get("num_experts", c.get("num_local_experts")) or 0
-    sparse = layer not in c["mlp_only_layers"] and experts > 0 and (layer + 1) % c["decoder_sparse_step"] == 0
-    bias = bool(c.get("attention_bias"))
-    inner = (
-        _experts(c, experts, c["moe_intermediate_size"])
-        if sparse
-        else _count_gated(c, c["intermediate_size"])
-    )
-    return _attention(c, bias, bias) + _head_norms(c) + inner + 2 * c["hidden_size"]
-
-
-def _gemma2_layer(c: Config, layer: int) -> int:
-    return _llama_layer(c, layer) + 2 * c["hidden_size"]
-
-
-def _gemma3_layer(c: Config, layer: int) -> int:
-    return _gemma2_layer(c, layer) + _head_norms(c)
-
-
-def _gpt2_layer(c: Config, _layer: int) -> int:
-    dim = c["n_embd"]
-    inner = c.get("n_inner") or 4 * dim
-    return 4 * dim + dim * 3 * dim + 3 * dim + dim * dim + dim + dim * inner + inner + inner * dim + dim
-
-
-def _bert_layer(c: Config, _layer: int) -> int:
-    dim, inner = c["hidden_size"], c["intermediate_size"]
-    return 4 * (dim * dim + dim) + dim * inner + inner + inner * dim + dim + 4 * dim
+def _biased_layer(dim: int, inner: int) -> int:
+    """The parameters of a layer whose attention, MLP of two matrices and two norms all have biases."""
+    return 4 * (dim * dim + dim) + 2 * dim * inner + inner + dim + 4 * dim
 
 
 def _gpt2_ends(c: Config) -> int:
@@ -156,25 +119,41 @@ def _decoder(name: str, layer: Count, **defaults: Any) -> _Model:
     return _Model(layer, lambda c: c["vocab_size"] * c["hidden_size"] + c["hidden_size"], heads, given)
 
 
+_EVERY_LAYER = {
+    "mlp_only_layers": (),
+    "decoder_sparse_step": 1,
+}  # has experts, unless a config says otherwise
+_GEMMA = partial(_decoder_layer, norms=4)
 _MODELS: dict[str, _Model] = {
-    "llama": _decoder("Llama", _llama_layer),
-    "mistral": _decoder("Mistral", _mistral_layer),
-    "mixtral": _decoder("Mixtral", _mixtral_layer, num_local_experts=8),
-    "qwen2": _decoder("Qwen2", _qwen2_layer),
-    "qwen3": _decoder("Qwen3", _qwen3_layer, head_dim=128),
-    "qwen3_moe": _decoder("Qwen3Moe", _qwen3_moe_layer, mlp_only_layers=(), decoder_sparse_step=1),
-    "gemma": _decoder("Gemma", _llama_layer, head_dim=256, tie_word_embeddings=True),
-    "gemma2": _decoder("Gemma2", _gemma2_layer, head_dim=256, tie_word_embeddings=True),
-    "gemma3_text": _decoder("Gemma3", _gemma3_layer, head_dim=256, tie_word_embeddings=True),
+    "llama": _decoder("Llama", _decoder_layer),
+    "mistral": _decoder("Mistral", partial(_decoder_layer, biases="none")),
+    "mixtral": _decoder(
+        "Mixtral",
+        partial(_decoder_layer, biases="none", expert_width="intermediate_size"),
+        num_local_experts=8,
+        **_EVERY_LAYER,
+    ),
+    "qwen2": _decoder("Qwen2", partial(_decoder_layer, biases="qkv")),
+    "qwen3": _decoder("Qwen3", partial(_decoder_layer, head_norms=True), head_dim=128),
+    "qwen3_moe": _decoder(
+        "Qwen3Moe",
+        partial(_decoder_layer, head_norms=True, expert_width="moe_intermediate_size"),
+        **_EVERY_LAYER,
+    ),
+    "gemma": _decoder("Gemma", _decoder_layer, head_dim=256, tie_word_embeddings=True),
+    "gemma2": _decoder("Gemma2", _GEMMA, head_dim=256, tie_word_embeddings=True),
+    "gemma3_text": _decoder(
+        "Gemma3", partial(_GEMMA, head_norms=True), head_dim=256, tie_word_embeddings=True
+    ),
     "gpt2": _Model(
-        _gpt2_layer,
+        lambda c, _layer: _biased_layer(c["n_embd"], c.get("n_inner") or 4 * c["n_embd"]),
         _gpt2_ends,
         {"GPT2LMHeadModel": _lm_head, "GPT2Model": _nothing},
         {"tie_word_embeddings": True},
         "n_layer",
     ),
     "bert": _Model(
-        _bert_layer,
+        lambda c, _layer: _biased_layer(c["hidden_size"], c["intermediate_size"]),
         _bert_embeddings,
         {"BertModel": _bert_pooler, "BertForMaskedLM": _bert_predictions},
         {"tie_word_embeddings": True, "type_vocab_size": 2, "max_position_embeddings": 512},

@@ -1,6 +1,6 @@
 """Meta Lingua's checkpoints: step folders (DCP with `params.json` and train states) and `consolidated/`.
 
-`folder.py` describes the files of these folders and when a step is complete, `names.py` the key paths. A step folder is
+`folder.py` describes the files of these folders, when a step is complete, and the key paths. A step folder is
 written so that `init_ckpt_path` accepts it; one that Lingua resumes from (`--set resume=true`) needs the real moments
 and train states of the source. Lingua itself calls `dcp.load({"model": …})` and, for `consolidated.pth`,
 `torch.load(…, weights_only=True)["model"]`; the tests do the same.
@@ -18,18 +18,26 @@ from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Companion, Manifest, without_chunks
 from wherry.core.steps import step_number
 from wherry.errors import UnrepresentableError, UsageError
-from wherry.formats.format import Format, Glimpse, Holds, Opened, Option
+from wherry.formats.format import Format, Glimpse, Holds, Opened, Option, Options
 from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.flat.strides import StridedReader
 from wherry.integrations.containers.torch.archive import read_archive
-from wherry.integrations.containers.torch.layout import WRITABLE, Archives, archives_map
-from wherry.integrations.containers.torch.objects import build, pickle_object
+from wherry.integrations.containers.torch.layout import WRITABLE, Archives, archives_map, build, pickle_object
 from wherry.integrations.formats import dcp
 from wherry.integrations.formats.dcp.folder import METADATA
-from wherry.integrations.formats.huggingface.surroundings import surroundings
+from wherry.integrations.formats.huggingface.folder import surroundings
 from wherry.integrations.formats.lingua import folder
-from wherry.integrations.formats.lingua.folder import CONSOLIDATED, CONSOLIDATED_FOLDER, LEAST_PARAMS, PARAMS
-from wherry.integrations.formats.lingua.names import EMBEDDINGS, MODEL, OPTIM, deep, flat
+from wherry.integrations.formats.lingua.folder import (
+    CONSOLIDATED,
+    CONSOLIDATED_FOLDER,
+    EMBEDDINGS,
+    LEAST_PARAMS,
+    MODEL,
+    OPTIM,
+    PARAMS,
+    deep,
+    flat,
+)
 from wherry.integrations.formats.meta import single_form
 from wherry.mover.read import read_array
 from wherry.store.store import Entry
@@ -39,7 +47,6 @@ from wherry.tree.tree_reading import read_tree
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from wherry.formats.format import Options
     from wherry.storage.location import Location
     from wherry.target.file_map import FileMap, Scene
 

@@ -5,8 +5,8 @@
     iter_0000010/common.pt                 what all ranks share: the arguments of the run, the iteration, schedules
     iter_0000010/.metadata, *.distcp       whole tensors, whatever parallelism saved them
 
-Layers are one tensor, or one each. Key paths are those of GPTModel; `names.py` lists what a step holds apart from
-parameters, `arguments.py` reads the config. A step is written as a save of one rank, so that any number of ranks loads
+Layers are one tensor, or one each. Key paths are those of GPTModel; `ranks.py` lists what a step holds apart from
+parameters, and reads the config. A step is written as a save of one rank, so that any number of ranks loads
 it.
 """
 
@@ -15,11 +15,11 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.core.account import TRAINING_STATE, ignored_file
 from wherry.core.detection import Detection, Evidence, verdict_of_damage
-from wherry.core.manifest import Companion
+from wherry.core.manifest import Companion, Manifest
 from wherry.core.units import parse_size
 from wherry.errors import (
     CorruptError,
@@ -30,7 +30,7 @@ from wherry.errors import (
     WherryError,
 )
 from wherry.formats.companions import MemoryFiles
-from wherry.formats.format import Format, Holds, Opened
+from wherry.formats.format import Format, Glimpse, Holds, Opened, Options
 from wherry.formats.glimpse import Signs
 from wherry.formats.systems import TreeForm
 from wherry.integrations.containers.torch.layout import WRITABLE, Archives, archives_map, whole_archive
@@ -38,8 +38,7 @@ from wherry.integrations.formats import dcp
 from wherry.integrations.formats.dcp.folder import METADATA, SUFFIX, OwnRules
 from wherry.integrations.formats.dcp.layout import lay_out
 from wherry.integrations.formats.megatron import ranks
-from wherry.integrations.formats.megatron.arguments import common_pickle, parse_arguments, read_record
-from wherry.integrations.formats.megatron.names import (
+from wherry.integrations.formats.megatron.ranks import (
     ARGUMENTS,
     BACKEND,
     COMMON,
@@ -48,19 +47,17 @@ from wherry.integrations.formats.megatron.names import (
     SHARDED,
     STEP,
     VERSION,
+    common_pickle,
     left_entry,
+    parse_arguments,
+    read_record,
     step_name,
 )
 from wherry.storage.location import Location
-from wherry.target.file_map import File
+from wherry.target.file_map import File, FileMap, Scene
 from wherry.text.json_document import parse_json
 from wherry.text.limits import SMALL
 from wherry.text.numbers import decimal_number
-
-if TYPE_CHECKING:
-    from wherry.core.manifest import Manifest
-    from wherry.formats.format import Glimpse, Options
-    from wherry.target.file_map import FileMap, Scene
 
 _VERSION = f"{SHARDED} {VERSION}"
 _LONGEST, _LONGEST_NUMBER = 1 << 12, 32

@@ -5,43 +5,272 @@
 
 Each file is a torch archive with `args`, `iteration` and `model`, the rank's part of the parameters. Whole parameters
 are shown: layers are numbered through all stages, and the parts of tensor-parallel ranks are put together
-(`partition.py`) as regions of the ranks' files, so that no rank is loaded. Experts are numbered through all ranks, and
-shown under the names of sequential ones (`experts.py`). What one number behind the first counts, the arguments tell.
+as regions of the ranks' files, so that no rank is loaded. Experts are numbered through all ranks, and
+shown under the names of sequential ones. What one number behind the first counts, the arguments tell.
 Optimizers are not read. One rank is written.
+
+How tensor-parallel ranks divide each parameter: by its name, as GPTModel's modules do.
+
+A projection `out of` the residual stream is cut along its outputs (dimension 0), one `into` it along its inputs
+(dimension 1). Gate and up are one tensor of each rank, so the whole one is all gates, then all ups. What is equal
+on all ranks is taken from the first. Source: the classes of megatron/core/tensor_parallel/layers.py that each module
+uses.
+
+The names of Megatron's files, and of what its checkpoints hold apart from parameters.
+
+Source: megatron/core/dist_checkpointing and megatron/training/checkpointing.py of Megatron-Core 0.16, and its files.
+
+The parts of expert-parallel ranks: each has some of the experts, and a copy of everything else.
+
+Rank R of N has experts R·n to R·n + n - 1, which it counts from 0: as modules (`local_experts.0.linear_fc1.weight`), or
+grouped, with the index behind the name (`linear_fc1.weight0`). Experts that are one tensor (`experts.weight1`) are
+refused, since no name tells which they are.
+Source: megatron/core/transformer/moe/moe_layer.py and experts.py, megatron/training/checkpointing.py (0.16).
+
+The arguments of a run, which are the config of its model: a Namespace within `common.pt`.
+
+They are shown as the companion `megatron_args.json`, and a target's file of this name becomes the Namespace of its
+`common.pt`. Numbers, texts, and lists and tables of such are shown; objects of classes (dtypes, enumerations) say how a
+run computes, not what. Nothing is unpickled: the inert machine reads the file.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from wherry.core.account import TRAINING_STATE, ignored_file
+from wherry.core.account import TRAINING_STATE, IgnoredEntry, ignored_file
 from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Companion, Manifest
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
 from wherry.formats.companions import MemoryFiles
-from wherry.formats.format import Opened
-from wherry.integrations.containers.torch.archive import read_object
+from wherry.formats.format import Glimpse, Opened
+from wherry.integrations.containers.torch.archive import Archive, read_object
+from wherry.integrations.containers.torch.layout import TypedObject, pickle_object
 from wherry.integrations.containers.zip.read import read_directory
-from wherry.integrations.formats.dcp.metadata import DcpIndex, DescribedTensor, StoredItem
+from wherry.integrations.formats.dcp.metadata import Chunk, DcpIndex, DescribedTensor, StoredItem
 from wherry.integrations.formats.dcp.reader import DcpReader
-from wherry.integrations.formats.megatron.arguments import record_of
-from wherry.integrations.formats.megatron.experts import join_ranks
-from wherry.integrations.formats.megatron.names import ARGUMENTS, OPAQUE, STEP, left_entry
-from wherry.integrations.formats.megatron.partition import chunks_of
 from wherry.storage.location import Location
 from wherry.storage.sidecar import OWN_NAMES
+from wherry.text.json_document import parse_json
+from wherry.text.limits import SMALL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from wherry.formats.format import Glimpse
+    from wherry.core.keypath import KeyPath
     from wherry.integrations.containers.flat.strides import PlacedTensor
-    from wherry.integrations.containers.torch.archive import Archive
+    from wherry.integrations.containers.pickle.tree import PickleTree
     from wherry.store.store import Entry
+
+
+COMMON, BACKEND, LATEST = "common.pt", "metadata.json", "latest_checkpointed_iteration.txt"
+ARGUMENTS = "megatron_args.json"  # the arguments of `common.pt` as wherry shows them, and as it takes them
+ARGS, ITERATION = "args", "iteration"
+EMBEDDING = "embedding.word_embeddings.weight"
+SHARDED, VERSION = "torch_dist", 1
+STEP = re.compile(r"iter_(\d{7,18})|release")
+LEFT: tuple[tuple[str, str, str], ...] = (
+    (
+        r".*\._extra_state(/.*)?",
+        "state of fp8 recipes",
+        "Transformer Engine makes it anew; it holds no weights",
+    ),
+    (r"(.*\.)?rng_state(/.*)?", "state of random numbers", "a run draws new ones"),
+    (r"rerun_state_machine_state(/.*)?", "state of the checks of a run", "only a run that resumes reads it"),
+)
+# Classes whose objects `common.pt` holds: enumerations and records of a run.
+OPAQUE = frozenset(
+    {
+        "megatron.core.enums.ModelType",
+        "megatron.core.enums.Fp8Recipe",
+        "megatron.core.enums.Fp4Recipe",
+        "megatron.core.enums.CudaGraphScope",
+        "megatron.core.transformer.enums.AttnBackend",
+        "megatron.core.transformer.enums.AttnMaskType",
+        "megatron.core.transformer.enums.AttnType",
+        "megatron.core.transformer.enums.CudaGraphScope",
+        "megatron.core.transformer.enums.LayerType",
+        "megatron.core.rerun_state_machine.RerunDiagnostic",
+        "megatron.core.rerun_state_machine.RerunMode",
+        "megatron.core.rerun_state_machine.RerunState",
+        "megatron.core.rerun_state_machine.RerunValidationStatus",
+        "megatron.core.dist_checkpointing.mapping.ShardedObject",
+        "megatron.training.arguments.ModelType",
+        "signal.Signals",
+    }
+)
+
+
+def left_entry(name: str) -> IgnoredEntry | None:
+    """The entry of an object of a run that no model needs; None for any other."""
+    for pattern, what, reason in LEFT:
+        if re.fullmatch(pattern, name):
+            return IgnoredEntry((name,), TRAINING_STATE, reason, what)
+    return None
+
+
+def step_name(step: int) -> str:
+    """The folder name of a step."""
+    return f"iter_{step:07d}"
+
+
+_GROUPED = re.compile(r"(.+\.mlp\.experts)\.(linear_fc[12])\.(weight|bias)(\d{1,18})")
+_LOCAL = re.compile(r"(.+\.mlp\.experts\.local_experts)\.(\d{1,18})\.(.+)")
+_EXPERTS = ".mlp.experts."
+_CURE = "copy the whole folder of the step again, with the files of all ranks"
+
+
+def sequential(name: str) -> str:
+    """The name of an expert's parameter as that of a sequential one; other names stay."""
+    return _GROUPED.sub(r"\1.local_experts.\4.\2.\3", name)
+
+
+def join_ranks(ranks: Sequence[Mapping[str, PlacedTensor]], uri: str) -> dict[str, PlacedTensor]:
+    """The parameters of all expert-parallel ranks, experts under the numbers that they have in the whole model.
+
+    Args:
+        ranks: the parameters of each by name, all of one tensor-parallel rank and pipeline stage.
+        uri: the checkpoint, for errors.
+
+    Raises:
+        UnsupportedError: experts that are one tensor.
+        CorruptError: the ranks have different parameters.
+    """
+    if len(ranks) == 1:
+        return {sequential(name): part for name, part in ranks[0].items()}
+    named = [{sequential(name): part for name, part in rank.items()} for rank in ranks]
+    counts = {_count(rank) for rank in named}
+    first = named[0]
+    for rank in named:
+        other = next((name for name in first.keys() ^ rank.keys()), None)
+        other = other or next(
+            (
+                name
+                for name, part in first.items()
+                if (part.shape, part.dtype) != (rank[name].shape, rank[name].dtype)
+            ),
+            None,
+        )
+        if other is not None or len(counts) > 1:
+            raise CorruptError(
+                "the expert-parallel ranks have different parameters", uri=uri, path=other, cure=_CURE
+            )
+    (count,) = counts
+    whole: dict[str, PlacedTensor] = {}
+    for number, rank in enumerate(named):
+        for name, part in rank.items():
+            expert = _LOCAL.fullmatch(name)
+            if expert:
+                whole[f"{expert[1]}.{number * count + int(expert[2])}.{expert[3]}"] = part
+            elif _EXPERTS in name:
+                raise UnsupportedError(
+                    f"unsupported form of experts in the files of expert-parallel ranks: {name}", uri=uri, path=name,
+                    cure="merge the ranks with Megatron's tools/checkpoint/convert.py, or save as torch_dist",
+                )  # fmt: skip
+            else:
+                whole.setdefault(name, part)
+    return whole
+
+
+def _count(rank: Mapping[str, PlacedTensor]) -> int:
+    """How many experts a rank has in each layer."""
+    return 1 + max((int(found[2]) for name in rank if (found := _LOCAL.fullmatch(name))), default=-1)
+
+
+OUTPUTS, INPUTS, GATED, EQUAL = "outputs", "inputs", "gated", "equal"
+_MODULES: tuple[tuple[str, str], ...] = (
+    (r"embedding\.word_embeddings\.weight|output_layer\.weight", OUTPUTS),
+    (r".*\.self_attention\.(linear_qkv|linear_q_proj|linear_q_up_proj|linear_kv_up_proj)\.(weight|bias)", OUTPUTS),
+    (r".*\.self_attention\.core_attention\.softmax_offset", OUTPUTS),
+    (r".*\.self_attention\.linear_proj\.weight", INPUTS),
+    (r".*\.linear_fc1\.(weight|bias)", GATED),
+    (r".*\.linear_fc2\.weight", INPUTS),
+    (r".*norm\.(weight|bias)|.*\.layer_norm_(weight|bias)|.*\.router\.(weight|bias|expert_bias)", EQUAL),
+    (r"embedding\.position_embeddings\.weight|.*\.shared_experts\.gate_weight", EQUAL),
+    (r".*\.self_attention\.(linear_q_down_proj|linear_kv_down_proj)\.weight", EQUAL),
+    (r".*\.(linear_proj|linear_fc2)\.bias", EQUAL),
+)  # fmt: skip
+
+
+def division(name: str, uri: str) -> str:
+    """How ranks divide a parameter.
+
+    Raises:
+        UnsupportedError: no rule knows its name.
+    """
+    found = next((how for pattern, how in _MODULES if re.fullmatch(pattern, name)), None)
+    if found is None:
+        raise UnsupportedError(
+            f"unknown parameter {name}: how tensor-parallel ranks divide it is not known", uri=uri, path=name,
+            cure="merge the ranks with Megatron's tools/checkpoint/convert.py",
+        )  # fmt: skip
+    return found
+
+
+def chunks_of(
+    name: str, parts: Sequence[PlacedTensor], *, gated: bool, uri: str
+) -> tuple[tuple[int, ...], list[tuple[Chunk, PlacedTensor]]]:
+    """The shape of a whole parameter, and its chunks.
+
+    Args:
+        name: of the parameter.
+        parts: that of each tensor-parallel rank.
+        gated: whether the first projection of the feed-forward layers is gate and up.
+        uri: the checkpoint, for errors.
+
+    Raises:
+        CorruptError: the parts do not fit one another.
+        UnsupportedError: see `division`.
+    """
+    first = parts[0]
+    if any((one.shape, one.dtype) != (first.shape, first.dtype) for one in parts):
+        raise CorruptError(
+            f"the ranks have different shapes of {name}", uri=uri, path=name, cure="copy all ranks again"
+        )
+    how = division(name, uri) if len(parts) > 1 else EQUAL
+    if how == EQUAL:
+        return first.shape, [(Chunk((0,) * len(first.shape), first.shape), first)]
+    axis = 1 if how == INPUTS else 0
+    if len(first.shape) <= axis:
+        raise CorruptError(
+            f"{name} of shape {list(first.shape)} has no axis {axis}, which the ranks divide", uri=uri, path=name,
+            cure="copy all ranks again",
+        )  # fmt: skip
+    if how == GATED and gated:
+        return _one_chunk(first.shape, 0, len(parts)), list(_gates_and_ups(parts))
+    return _one_chunk(first.shape, axis, len(parts)), list(_along(parts, axis, 0, first.shape[axis]))
+
+
+def _one_chunk(shape: tuple[int, ...], axis: int, count: int) -> tuple[int, ...]:
+    return tuple(extent * count if place == axis else extent for place, extent in enumerate(shape))
+
+
+def _along(
+    parts: Sequence[PlacedTensor], axis: int, first: int, step: int
+) -> Iterator[tuple[Chunk, PlacedTensor]]:
+    for number, one in enumerate(parts):
+        offsets = tuple(first + number * step if place == axis else 0 for place in range(len(one.shape)))
+        yield Chunk(offsets, one.shape), one
+
+
+def _gates_and_ups(parts: Sequence[PlacedTensor]) -> Iterator[tuple[Chunk, PlacedTensor]]:
+    rows = parts[0].shape[0] // 2
+    for half in (0, 1):
+        halves = [_rows(one, half * rows, rows) for one in parts]
+        yield from _along(halves, 0, half * rows * len(parts), rows)
+
+
+def _rows(one: PlacedTensor, first: int, count: int) -> PlacedTensor:
+    """Some rows of a tensor."""
+    offset = one.offset + first * (one.strides[0] if one.strides else math.prod(one.shape[1:]))
+    return replace(one, offset=offset, shape=(count, *one.shape[1:]))
+
 
 FILE = "model_optim_rng.pt"
 ONE = f"mp_rank_00/{FILE}"
@@ -49,7 +278,6 @@ _RANK = re.compile(r"mp_rank_(\d{2})(?:_(\d{3}))?(?:_(\d{3}))?")
 _LAYER = re.compile(r"decoder\.layers\.(\d{1,18})\.(.+)")
 _MODEL = "model"
 _HEAD = "output_layer.weight"
-_CURE = "copy the whole folder of the step again, with the files of all ranks"
 _TENSOR, _PIPELINE = "tensor_model_parallel_size", "pipeline_model_parallel_size"
 _EXPERT, _EXPERT_TENSOR = "expert_model_parallel_size", "expert_tensor_parallel_size"
 _OTHER = "merge the ranks with Megatron's tools/checkpoint/convert.py, or save in the format torch_dist"
@@ -268,3 +496,103 @@ def _whole(
             seen.add(full)
             yield full, [part for part in parts if part is not None]
         before += max(layers, default=-1) + 1
+
+
+_NAMESPACE = "argparse.Namespace"
+_TUPLE = "tuple"
+_FORM = 3.0  # of checkpoints since 2021: query, key and value of each group follow one another
+
+
+@dataclass(frozen=True, slots=True)
+class MegatronRun:
+    """What `common.pt` says of a run.
+
+    Attributes:
+        arguments: of the run; empty if it has none.
+        step: the iteration; None if it states none.
+    """
+
+    arguments: dict[str, Any] = field(default_factory=dict[str, Any])
+    step: int | None = None
+
+    @property
+    def text(self) -> bytes:
+        """The arguments as a file."""
+        return (json.dumps(self.arguments, indent=2) + "\n").encode()
+
+
+def read_record(file: Location) -> MegatronRun:
+    """Read `common.pt`.
+
+    Raises:
+        CorruptError, HostileError, UnsupportedError: as of files of torch.
+    """
+    place = replace(file, opaque=file.opaque | OPAQUE)
+    return record_of(read_object(place, read_directory(place), {}).tree, file.uri)
+
+
+def record_of(tree: PickleTree, uri: str) -> MegatronRun:
+    """The record in the leaves of a pickle.
+
+    Raises:
+        CorruptError: the step is not a number.
+    """
+    step = tree.values.get((ITERATION,))
+    if step is not None and (not isinstance(step, int) or isinstance(step, bool)):
+        raise CorruptError(
+            f"{COMMON}: {ITERATION} is not a number", uri=uri, cure="restore the file from a backup"
+        )
+    return MegatronRun(_arguments(tree), step)
+
+
+def _arguments(tree: PickleTree) -> dict[str, Any]:
+    """The plain arguments, nested."""
+    odd = {
+        path[1]
+        for path, kind in tree.types.items()
+        if path[:1] == (ARGS,) and len(path) > 1 and not kind.endswith(_TUPLE)
+    }
+    found: dict[str, Any] = {}
+    for path, value in tree.values.items():
+        if path[:1] == (ARGS,) and len(path) > 1 and path[1] not in odd:
+            _put(found, path[1:], value)
+    for path, kind in tree.empties.items():
+        if path[:1] == (ARGS,) and len(path) > 1 and path[1] not in odd:
+            _put(found, path[1:], {"none": None, "dict": {}}.get(kind, []))
+    lists = sorted((path for path in tree.lists if path[:1] == (ARGS,) and path[1:]), key=len, reverse=True)
+    for path in lists:
+        if path[1] not in odd:
+            table = found
+            for part in path[1:-1]:
+                table = table[part]
+            node = table.get(path[-1])
+            if isinstance(node, dict):
+                table[path[-1]] = [node[at] for at in sorted(node, key=int)]
+    return found
+
+
+def _put(table: dict[str, Any], path: KeyPath, value: Any) -> None:
+    for part in path[:-1]:
+        table = table.setdefault(part, {})
+    table[path[-1]] = value
+
+
+def parse_arguments(file: Location) -> dict[str, Any]:
+    """The arguments of a file `megatron_args.json`.
+
+    Raises:
+        CorruptError: it is not a table.
+    """
+    found = parse_json(file.read_whole(1 << 24), ARGUMENTS, uri=file.uri, limits=SMALL)
+    if not isinstance(found, dict):
+        raise CorruptError(f"{ARGUMENTS} is not a table of arguments", uri=file.uri, cure="correct the file")
+    return found
+
+
+def common_pickle(
+    arguments: Mapping[str, Any], step: int | None, model: Mapping[str, TensorSpec] | None = None
+) -> tuple[bytes, list[TensorSpec]]:
+    """The object of a new `common.pt`, or with a model that of a rank's file."""
+    args = {ARGS: TypedObject(_NAMESPACE, dict(arguments))} if arguments else {}
+    own = {_MODEL: dict(model)} if model is not None else {}
+    return pickle_object({**args, ITERATION: step or 0, "checkpoint_version": _FORM, **own})

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING
 
 from wherry.formats.format import Format, Holds, Opened
 from wherry.integrations.containers.orbax import item, layout
-from wherry.integrations.containers.orbax.other_items import other_items
-from wherry.integrations.containers.orbax.row import (
+from wherry.integrations.containers.orbax.detection import SIGNS, detect, other_items
+from wherry.integrations.containers.orbax.write import (
     OPTIONS,
-    SIGNS,
     STEP_ITEM,
-    detect,
     finish_step,
     in_store,
     lay_out,

@@ -2,7 +2,7 @@
 
 `paxml` has a zarr folder for each array (only their names show the structure) or, in version 1.2, OCDBT with Orbax's
 tree; `paxml-flax` has one msgpack file whose structure is a text. Padded arrays are cut to the shape in the item
-`metadata`. Written: versions 1.1 and 1.2. The modules `layout`, `names`, `metadata` and `treedef` have the facts.
+`metadata`. Written: versions 1.1 and 1.2. The modules `layout` and `flax` have the facts.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wherry.errors import IncompleteError
-from wherry.formats.format import Format, Glimpse, Holds, Opened, Option
+from wherry.formats.format import Format, Glimpse, Holds, Opened, Option, Options
 from wherry.integrations.containers.orbax import layout as orbax
-from wherry.integrations.containers.orbax import row
+from wherry.integrations.containers.orbax.write import CHUNK_HELP, FILE_OPTION
+from wherry.integrations.containers.orbax.write import in_store as in_store_of_item
 from wherry.integrations.containers.zarr.metadata import STORABLE
-from wherry.integrations.formats.paxml import layout, metadata, names, state
+from wherry.integrations.formats.paxml import flax, layout, state
+from wherry.integrations.formats.paxml.write import lay_out, prepare_grids
 
 if TYPE_CHECKING:
     from wherry.core.detection import Detection
     from wherry.core.manifest import Manifest
-    from wherry.formats.format import Options
     from wherry.storage.location import Location
-    from wherry.target.file_map import FileMap, Scene
 
 
 def detect(glimpse: Glimpse) -> Detection | None:
@@ -37,44 +37,22 @@ def detect_flax(glimpse: Glimpse) -> Detection | None:
     place = layout.find(glimpse)
     if place is None or place.layout is not layout.StateLayout.FLAX:
         return None
-    from wherry.integrations.formats.paxml import flax  # numpy
-
     return flax.describe(place)
 
 
 def open_paxml(location: Location, detection: Detection) -> Opened:
-    """See Format; the reading is in `paxml.opening`."""
+    """See Format; the reading is in `paxml.state`."""
     return state.open_place(_find_place(location), detection)
 
 
 def open_flax(location: Location, detection: Detection) -> Opened:
     """See Format; the reading is in `paxml.flax`."""
-    from wherry.integrations.formats.paxml import flax
-
     return flax.open_flax(_find_place(location), detection)
-
-
-def lay_out(manifest: Manifest, options: Options, scene: Scene) -> FileMap:
-    """See Format; the layout is in `paxml.step_map`."""
-    from wherry.integrations.formats.paxml.step_map import lay_out as lay_out_step  # zstandard
-
-    return lay_out_step(manifest, options, scene)
-
-
-def prepare(manifest: Manifest, options: Options) -> Manifest:
-    """See Format.
-
-    Raises:
-        UnrepresentableError: the chosen version cannot represent a part of the manifest.
-    """
-    from wherry.integrations.formats.paxml.step_map import prepare_grids
-
-    return prepare_grids(manifest, options)
 
 
 def in_store(options: Options) -> Options:
     """See Format; version 1.2 packs its chunks."""
-    return options if options["version"] == "1.2" else row.in_store(options)
+    return options if options["version"] == "1.2" else in_store_of_item(options)
 
 
 def version(_manifest: Manifest, options: Options) -> str:
@@ -103,23 +81,23 @@ FORMATS = (
         holds=Holds(dtypes=STORABLE, zero_size=False, values=True, empties=True, companions=True),
         refines=("orbax",),
         system=state.NAME,
-        form=names.FORM,
+        form=layout.FORM,
         aliases=("pax", "praxis"),
         companion_folder=f"{layout.STATE}/{orbax.ASSETS}/",
-        commit_members=(layout.COMMITTED, metadata.FILE),
+        commit_members=(layout.COMMITTED, layout.METADATA_FILE),
         options={
             "version": Option(
                 "1.1", "checkpoint version: 1.1 (one folder per array) or 1.2 (OCDBT)", ("1.1", "1.2")
             ),
             "compression": Option("none", "compression of chunks", ("none", "zstd")),
-            "chunks": Option("auto", row.CHUNK_HELP),
-            "data_file_size": row.FILE_OPTION,
+            "chunks": Option("auto", CHUNK_HELP),
+            "data_file_size": FILE_OPTION,
         },
         loaded_by="paxml 1.4.0 with orbax-checkpoint 0.5.9 (its PaxCheckpointHandler, called directly)",
         version=version,
         step_folder=lambda step: f"checkpoint_{step:08d}",
         in_store=in_store,
-        prepare=prepare,
+        prepare=prepare_grids,
     ),
     Format(
         name="paxml-flax",

@@ -2,12 +2,23 @@
 
 Key paths are as stored, `flattened_state/<i>`; the true names are kept in `custom["paxml"]["names"]`, if the text has
 them, and every target gets those. The file is indexed in one pass without reading the arrays.
+
+The names of PaxML's Flax leaves, from the text that jax prints for a tree's structure.
+
+`PyTreeDef(CustomNode(TrainState[()], [*, {'params': …}, [CustomNode(NestedMap[('no_prefix',)], [(…)])], ()]))`:
+a leaf is `*`; dicts, lists and tuples are written as in Python; a custom node has its type, the type's static data in
+brackets, and the children. The static data of a NestedMap are the names of its children. The text is parsed, never
+evaluated. jax abbreviates long texts (`...`): then the names are lost.
+
+Facts (praxis 1.4.0): TrainState has the children step, mdl_vars, opt_states and, since 1.0, extra_state.
 """
 
 from __future__ import annotations
 
+import ast
+import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.core.detection import Detection, Evidence
 from wherry.core.keypath import KeyPath, render
@@ -16,15 +27,167 @@ from wherry.errors import CorruptError
 from wherry.formats.format import Opened
 from wherry.integrations.containers.msgpack.contents import MsgpackContents, PlacedReader, gather
 from wherry.integrations.containers.msgpack.index import index_file
-from wherry.integrations.formats.paxml import metadata
-from wherry.integrations.formats.paxml.layout import COMMITTED, Place
+from wherry.integrations.formats.paxml.layout import COMMITTED, METADATA_FILE, Place
 from wherry.integrations.formats.paxml.state import evidence
-from wherry.integrations.formats.paxml.treedef import parse_structure
 from wherry.store.store import Entry
 from wherry.tree.tree_reading import read_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+_FIELDS = {"TrainState": ("step", "mdl_vars", "opt_states", "extra_state")}
+_CLOSING = {"[": "]", "(": ")"}
+_DEEPEST = 200
+_LONGEST = 1 << 24
+_LONGEST_KEPT = 1 << 20
+_TOKEN = re.compile(
+    r"""\s*('[^'\\]*+(?:\\.[^'\\]*+)*+'|"[^"\\]*+(?:\\.[^"\\]*+)*+"|\*|None|CustomNode|PyTreeDef|-?\d+|[{}\[\]():,])"""
+)
+
+
+class _NotUnderstoodError(Exception):
+    """The text does not have the form that jax prints, or was abbreviated."""
+
+
+class Structure(NamedTuple):
+    """What the text says of a tree.
+
+    Attributes:
+        leaves: the key path of each leaf, in order.
+        lists: the nodes that are lists or tuples.
+    """
+
+    leaves: list[KeyPath]
+    lists: frozenset[KeyPath]
+
+
+def parse_structure(text: str) -> Structure | None:
+    """Read the key paths of the leaves and of the sequences; None if the text does not have all of them."""
+    if len(text) > _LONGEST:
+        return None
+    reader = _Text(text)
+    try:
+        reader.expect("PyTreeDef")
+        reader.expect("(")
+        names = list(_node(reader, (), 0))
+        reader.expect(")")
+    except (_NotUnderstoodError, ValueError, SyntaxError):
+        return None
+    return Structure(names, frozenset(reader.lists))
+
+
+class _Text:
+    """A position in the text."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self.lists: set[KeyPath] = set()
+
+    def peek(self) -> str:
+        """The next token, without consuming it."""
+        found = _TOKEN.match(self._text, self._at)
+        if found is None:
+            raise _NotUnderstoodError
+        return found.group(1)
+
+    def take(self) -> str:
+        """The next token."""
+        found = _TOKEN.match(self._text, self._at)
+        if found is None:
+            raise _NotUnderstoodError
+        self._at = found.end()
+        return found.group(1)
+
+    def expect(self, sign: str) -> None:
+        """Consume an expected token."""
+        if self.take() != sign:
+            raise _NotUnderstoodError
+
+    def type_name(self) -> tuple[str, str]:
+        """A custom node's type and its static data in brackets, up to the comma before its children."""
+        start = self._text.find("[", self._at)
+        if start < 0:
+            raise _NotUnderstoodError
+        name = self._text[self._at : start]
+        stop = _closing(self._text, start)
+        self._at = stop + 1
+        return name, self._text[start + 1 : stop]
+
+
+def _node(reader: _Text, path: KeyPath, depth: int) -> Iterator[KeyPath]:
+    sign = reader.take()
+    if depth > _DEEPEST:
+        raise _NotUnderstoodError
+    if sign == "*":
+        yield path
+    elif sign == "{":
+        while reader.peek() != "}":
+            key = str(ast.literal_eval(reader.take()))
+            reader.expect(":")
+            yield from _node(reader, (*path, key), depth + 1)
+            if reader.peek() != "}":
+                reader.expect(",")
+        reader.take()
+    elif sign in _CLOSING:
+        reader.lists.add(path)
+        yield from _items(reader, _CLOSING[sign], path, depth, ())
+    elif sign == "CustomNode":
+        reader.expect("(")
+        kind, kept = reader.type_name()
+        reader.expect(",")
+        reader.expect("[")
+        known = next((fields for name, fields in _FIELDS.items() if name in kind), None)
+        yield from _items(reader, "]", path, depth, known or _names_in(kept))
+        reader.expect(")")
+    elif sign != "None":
+        raise _NotUnderstoodError
+
+
+def _items(
+    reader: _Text, closing: str, path: KeyPath, depth: int, names: tuple[str, ...]
+) -> Iterator[KeyPath]:
+    number = 0
+    while reader.peek() != closing:
+        part = names[number] if number < len(names) else str(number)
+        yield from _node(reader, (*path, part), depth + 1)
+        number += 1
+        if reader.peek() != closing:
+            reader.expect(",")
+    reader.take()
+
+
+def _names_in(kept: str) -> tuple[str, ...]:
+    """The names of a NestedMap's children; empty for other types."""
+    if len(kept) > _LONGEST_KEPT:
+        return ()
+    try:
+        value = ast.literal_eval(kept)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return ()
+    if isinstance(value, (tuple, list)) and all(isinstance(name, str) for name in value):  # pyright: ignore[reportUnknownVariableType]
+        return tuple(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    return ()
+
+
+def _closing(text: str, start: int) -> int:
+    """Position of the bracket that closes the one at `start`, with quotes skipped."""
+    depth, at = 0, start
+    while at < len(text):
+        letter = text[at]
+        if letter in "'\"":
+            end = re.compile(rf"{letter}[^{letter}\\]*+(?:\\.[^{letter}\\]*+)*+{letter}").match(text, at)
+            if end is None:
+                break
+            at = end.end()
+            continue
+        depth += {"[": 1, "]": -1}.get(letter, 0)
+        if not depth:
+            return at
+        at += 1
+    raise _NotUnderstoodError
+
 
 NAME = "paxml-flax"
 LEAVES = "flattened_state"
@@ -93,7 +256,7 @@ def _names(contents: MsgpackContents) -> tuple[dict[KeyPath, KeyPath], frozenset
 
 def _members(place: Place) -> Iterator[Entry]:
     inner = place.state.path[len(place.home.path) :].strip("/")
-    extra_files = (metadata.FILE, COMMITTED) if inner.count("/") else ()
+    extra_files = (METADATA_FILE, COMMITTED) if inner.count("/") else ()
     for name in (inner or place.home.name, *extra_files):
         entry = (place.home.join(name) if inner else place.home).stat()
         if entry is not None and not entry.is_dir:

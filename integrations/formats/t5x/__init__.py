@@ -3,7 +3,7 @@
 `t5x-legacy` is a folder with the msgpack tree `checkpoint` and zarr arrays next to it, or that file alone with every
 array inside; versions 2 and 3 are read, 0 and 1 are refused with T5X's own message. `t5x-orbax` is the step folder
 around the Orbax item `state`, in all its generations. The msgpack file, the item, the step folder and the run folder
-resolve to the same checkpoint. `layout.py`, `references.py` and `item.py` have the facts.
+resolve to the same checkpoint. `layout.py`, `legacy.py` and `item.py` have the facts.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wherry.core.detection import Detection, Evidence
-from wherry.formats.format import Format, Glimpse, Holds, Option
+from wherry.formats.format import Format, Glimpse, Holds, Option, Options
 from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.orbax import layout as orbax_layout
-from wherry.integrations.containers.orbax import row as orbax
+from wherry.integrations.containers.orbax import write as orbax
+from wherry.integrations.containers.orbax.detection import SIGNS
+from wherry.integrations.containers.orbax.detection import detect as detect_item
 from wherry.integrations.containers.zarr.metadata import STORABLE
 from wherry.integrations.formats.t5x import item, layout
 from wherry.integrations.formats.t5x.item import open_train_state
 from wherry.integrations.formats.t5x.legacy import format_version, open_legacy
-from wherry.integrations.formats.t5x.placement import prepare_grids
+from wherry.integrations.formats.t5x.write import lay_out_legacy, lay_out_train_state, prepare_grids
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
     from wherry.core.manifest import Manifest
-    from wherry.formats.format import Options
     from wherry.storage.location import Location
-    from wherry.target.file_map import FileMap, Scene
 
 SYSTEM, LEGACY, ORBAX = "t5x", "t5x-legacy", "t5x-orbax"
 
@@ -102,7 +102,7 @@ def detect_orbax(glimpse: Glimpse) -> Detection | None:
         return detect_orbax(Glimpse(location.parent)) if inside else None
     if not item.may_hold_train_state(glimpse):
         return _remains_of_item(glimpse)
-    claim = orbax.detect(glimpse)
+    claim = detect_item(glimpse)
     if claim is None:
         return None
     place = replace(location, path=locate(claim.uri).path)  # permissions to read refer to that location
@@ -139,20 +139,6 @@ def _remains_of_item(glimpse: Glimpse) -> Detection | None:
         reason=f"missing {layout.MSGPACK} or {orbax_layout.TREE} next to {len(arrays)} arrays of parameters",
         evidence=(Evidence(arrays[0], "an array with a name in T5X's form"),),
     )
-
-
-def lay_out_legacy(manifest: Manifest, options: Options, scene: Scene) -> FileMap:
-    """See Format; the layout is in `t5x.step_maps`."""
-    from wherry.integrations.formats.t5x import step_maps  # zstandard
-
-    return step_maps.lay_out_legacy(manifest, options, scene)
-
-
-def lay_out_train_state(manifest: Manifest, options: Options, scene: Scene) -> FileMap:
-    """See Format; the layout is in `t5x.step_maps`."""
-    from wherry.integrations.formats.t5x import step_maps  # zstandard
-
-    return step_maps.lay_out_train_state(manifest, options, scene)
 
 
 def legacy_version(manifest: Manifest, _options: Options) -> str:
@@ -203,7 +189,7 @@ FORMATS = (
         name=ORBAX,
         title="T5X (Orbax)",
         detect=detect_orbax,
-        signs=replace(orbax.SIGNS, files=(layout.MSGPACK,)),
+        signs=replace(SIGNS, files=(layout.MSGPACK,)),
         open=open_train_state,
         layout=lay_out_train_state,
         holds=Holds(dtypes=STORABLE, zero_size=False, values=True, empties=True, companions=True),

@@ -13,7 +13,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wherry.core.detection import Evidence
+from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Companion
 from wherry.core.steps import step_number
 from wherry.errors import WherryError
@@ -21,12 +21,9 @@ from wherry.formats.format import HEAD_BYTES, Glimpse, Opened
 from wherry.integrations.containers.orbax import layout as orbax
 from wherry.integrations.containers.orbax.item import open_item
 from wherry.integrations.formats.t5x import layout
-from wherry.integrations.formats.t5x.extra_files import ExtraFiles, extra_files
-from wherry.integrations.formats.t5x.reader import T5xReader
-from wherry.integrations.formats.t5x.step import checked_step
+from wherry.integrations.formats.t5x.reader import ExtraFiles, T5xReader, checked_step, extra_files
 
 if TYPE_CHECKING:
-    from wherry.core.detection import Detection
     from wherry.integrations.containers.zarr.reader import ArrayReader
     from wherry.storage.location import Location
 

@@ -7,37 +7,304 @@ T5X tried Orbax (2022-11 to 2023-01) array folders have an extra `optimizer.` in
 
 Users often copy the parameters without the optimizer state: then the checkpoint opens, its parameters can be read, and
 the missing arrays are listed as absent.
+
+Leaves of a T5X msgpack tree that refer to an array elsewhere: tensorstore specs and placeholders.
+
+Facts: a **spec** is a map with at least `driver`, `kvstore` and `metadata`. Its path is `kvstore.path` (with or
+without a trailing slash) or, from tensorstore before 0.1.14, `path` of the spec. The element type is `dtype` of the
+spec (`float32`) or of the metadata (`<f4`). Driver `file`, `gfile` or `gcs` and the bucket state the original location,
+not the current one: they are ignored, and the path is relative to the folder of the msgpack file. `.zarray` takes
+precedence over the spec; if that file is missing (copy tools drop dot-files), the spec and T5X's constants (`order` C,
+no filters, no fill value) rebuild it exactly. A **placeholder** is the text `PLACEHOLDER://<name>` (`AGGREGATED://` in
+the oldest) and has only the name.
+
+The msgpack tree of a legacy T5X checkpoint, without its envelope.
+
+The envelope (`version`, `optimizer`) is not part of key paths. Leaves are divided by the location of their bytes: in
+this file, or in an array that a spec or a placeholder names.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
 
-from wherry.core.detection import Evidence
+from wherry.core.detection import Detection, Evidence
 from wherry.core.keypath import KeyPath, render
 from wherry.core.manifest import Companion, Manifest
 from wherry.core.tensorspec import TensorSpec
-from wherry.errors import IncompleteError
+from wherry.errors import CorruptError, HostileError, IncompleteError, UnsupportedError
 from wherry.formats.format import Glimpse, Opened
-from wherry.integrations.containers.msgpack.contents import PlacedReader
+from wherry.integrations.containers.msgpack.contents import MsgpackContents, PlacedReader, gather
+from wherry.integrations.containers.msgpack.index import Array, Node, Scalar, Sequence, Table, index_file
 from wherry.integrations.containers.orbax.layout import MANIFEST
 from wherry.integrations.containers.zarr import metadata as zarr
-from wherry.integrations.containers.zarr.arrays import Arrays, open_arrays
-from wherry.integrations.containers.zarr.reader import ArrayReader, StoredArray
+from wherry.integrations.containers.zarr.reader import ArrayReader, Arrays, StoredArray, open_arrays
 from wherry.integrations.formats.t5x import layout
-from wherry.integrations.formats.t5x.extra_files import ExtraFiles, extra_files
-from wherry.integrations.formats.t5x.reader import T5xReader
-from wherry.integrations.formats.t5x.references import as_bytes, rebuilt_metadata
-from wherry.integrations.formats.t5x.step import checked_step
-from wherry.integrations.formats.t5x.tree import T5xTree, read_tree
+from wherry.integrations.formats.t5x.layout import PLACEHOLDERS
+from wherry.integrations.formats.t5x.reader import ExtraFiles, T5xReader, checked_step, extra_files
 from wherry.tree.tree_reading import read_leaves
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-    from wherry.core.detection import Detection
+    from wherry.integrations.containers.zarr.metadata import JsonObject
     from wherry.storage.location import Location
+
+
+_SPEC_KEYS = frozenset({"driver", "kvstore", "metadata"})
+_KNOWN_SPEC_KEYS = _SPEC_KEYS | {
+    "dtype",
+    "path",
+    "transform",
+    "recheck_cached_data",
+    "recheck_cached_metadata",
+}
+_TRANSFORM_KEYS = frozenset({"input_inclusive_min", "input_exclusive_max", "input_labels", "output"})
+_KVSTORES = frozenset({"file", "gfile", "gcs"})
+_ZARR = "zarr"
+_GDA = "//GDAPlaceholder:"
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayReference:
+    """A leaf that refers to an array.
+
+    Attributes:
+        name: the folder of the array, relative to that of the msgpack file.
+        spec: the tensorstore spec; None for a placeholder.
+        old_path: whether the spec has its path in the position of tensorstore before 0.1.14.
+    """
+
+    name: str
+    spec: JsonObject | None = None
+    old_path: bool = False
+
+
+def stored_leaves(root: Node, uri: str) -> dict[KeyPath, ArrayReference]:
+    """Every leaf of a tree that refers to an array, by key path.
+
+    Raises:
+        HostileError: a spec names storage that T5X never writes to, or a path that is absolute or has `..`.
+        UnsupportedError: a spec of another driver, or a view of an array.
+        CorruptError: a spec without a path, or with an invalid form.
+    """
+    return dict(_stored_references(root, (), uri))
+
+
+def is_spec(node: Node) -> bool:
+    """Whether a node is a tensorstore spec instead of a part of the tree."""
+    return (
+        isinstance(node, Table)
+        and node.entries.keys() >= _SPEC_KEYS
+        and isinstance(node.entries["driver"], Scalar)
+        and isinstance(node.entries["driver"].value, str)
+    )
+
+
+def rebuilt_metadata(spec: JsonObject | None) -> JsonObject | None:
+    """The `.zarray` rebuilt from a spec; None if the spec lacks shape, chunks, compressor or dtype."""
+    if spec is None:
+        return None
+    metadata = cast("JsonObject", spec["metadata"])
+    dtype = metadata.get("dtype") or zarr.ZARR2_STRINGS.get(str(spec.get("dtype")))
+    if dtype is None or any(key not in metadata for key in ("shape", "chunks", "compressor")):
+        return None
+    # flax turns lists into maps, and an empty list into an empty map, which is ambiguous.
+    metadata = {
+        key: [] if key in ("shape", "chunks") and value == {} else value for key, value in metadata.items()
+    }
+    fixed = {"zarr_format": 2, "order": "C", "filters": None, "fill_value": None, "dimension_separator": "."}
+    return {**fixed, **metadata, "dtype": dtype}
+
+
+def _stored_references(node: Node, path: KeyPath, uri: str) -> Iterator[tuple[KeyPath, ArrayReference]]:
+    if isinstance(node, Table):
+        if is_spec(node):
+            yield path, _from_spec(cast("JsonObject", _plain(node, path, uri)), path, uri)
+            return
+        for key, child in node.entries.items():
+            yield from _stored_references(child, (*path, key), uri)
+    elif isinstance(node, Sequence):
+        for number, child in enumerate(node.items):
+            yield from _stored_references(child, (*path, str(number)), uri)
+    elif isinstance(node, Scalar) and isinstance(node.value, str):
+        text = node.value
+        prefix = next((prefix for prefix in PLACEHOLDERS if text.startswith(prefix)), None)
+        if prefix is not None:
+            yield path, ArrayReference(_checked_name(text.removeprefix(prefix), path, uri))
+        elif text.startswith(_GDA):
+            raise UnsupportedError(
+                "unsupported placeholder of flax's multi-process format in a T5X checkpoint",
+                uri=uri,
+                path=render(path),
+            )
+
+
+def _from_spec(spec: JsonObject, path: KeyPath, uri: str) -> ArrayReference:
+    unknown = set(spec) - _KNOWN_SPEC_KEYS
+    kvstore = spec["kvstore"]
+    if unknown or spec["driver"] != _ZARR:
+        odd = f"driver {spec['driver']!r}" if spec["driver"] != _ZARR else ", ".join(sorted(unknown))
+        raise UnsupportedError(f"unsupported tensorstore spec with {odd}", uri=uri, path=render(path))
+    if not isinstance(kvstore, dict) or not isinstance(spec["metadata"], dict):
+        raise CorruptError(
+            "invalid tensorstore spec: missing kvstore or metadata", uri=uri, path=render(path)
+        )
+    driver = kvstore.get("driver")
+    if not isinstance(driver, str) or driver not in _KVSTORES:
+        raise HostileError(
+            f"tensorstore spec with forbidden driver {driver!r}",
+            uri=uri,
+            path=render(path),
+            cure="do not use this checkpoint; T5X writes only file, gfile and gcs",
+        )
+    transform, shape = spec.get("transform"), spec["metadata"].get("shape")
+    if transform is not None and not (isinstance(transform, dict) and _is_whole(transform, shape)):
+        raise UnsupportedError("unsupported tensorstore spec: a view of an array", uri=uri, path=render(path))
+    name = kvstore.get("path") or spec.get("path")
+    if not isinstance(name, str):
+        raise CorruptError("invalid tensorstore spec: missing path", uri=uri, path=render(path))
+    return ArrayReference(_checked_name(name, path, uri), spec, old_path="path" not in kvstore)
+
+
+def _checked_name(name: str, path: KeyPath, uri: str) -> str:
+    """The folder of an array; a name that points outside is refused."""
+    parts = name.rstrip("/").split("/")
+    if name.startswith("/") or "\\" in name or "\0" in name or any(part in ("..", ".", "") for part in parts):
+        raise HostileError(
+            f"a path in the data points outside its folder: {name!r}",
+            uri=uri,
+            path=render(path),
+            cure="do not use this checkpoint; it was created or altered to reach other files",
+        )
+    return "/".join(parts)
+
+
+def _is_whole(transform: JsonObject, shape: object) -> bool:
+    """Whether a transform maps every element to itself; bounds in brackets are implicit."""
+    stops = transform.get("input_exclusive_max", shape)
+    if not isinstance(stops, list) or not isinstance(shape, list):
+        return False
+    bounds = [stop[0] if isinstance(stop, list) and stop else stop for stop in stops]
+    straight = [{"input_dimension": axis} for axis in range(len(shape))]
+    return (
+        set(transform) <= _TRANSFORM_KEYS
+        and bounds == shape
+        and not any(transform.get("input_inclusive_min", ()))
+        and transform.get("output", straight) == straight
+    )
+
+
+def _plain(node: Node, path: KeyPath, uri: str) -> Any:
+    """A spec as JSON values; maps that flax has made from lists become lists again."""
+    if isinstance(node, Scalar):
+        return node.value
+    if isinstance(node, Sequence):
+        return [_plain(item, path, uri) for item in node.items]
+    if isinstance(node, Table):
+        fields = {key: _plain(child, path, uri) for key, child in node.entries.items()}
+        numbered = list(fields) == [str(number) for number in range(len(fields))]
+        return list(fields.values()) if fields and numbered else fields
+    raise CorruptError("invalid tensorstore spec: it contains an array", uri=uri, path=render(path))
+
+
+def as_bytes(metadata: JsonObject) -> bytes:
+    """Array metadata as the bytes of a file."""
+    return json.dumps(metadata).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class T5xTree:
+    """A msgpack tree without its envelope.
+
+    Attributes:
+        version: the version in the file; None without one.
+        contents: the leaves whose bytes are in the file.
+        stored: the leaves that refer to arrays.
+    """
+
+    version: int | None
+    contents: MsgpackContents
+    stored: dict[KeyPath, ArrayReference]
+
+
+def read_tree(file: Location) -> T5xTree:
+    """Index the file and divide its leaves.
+
+    Raises:
+        UnsupportedError: a version before 2, or a leaf of an unsupported form.
+        CorruptError: the file is not such a tree, or two leaves refer to the same array.
+        HostileError: a leaf points outside the folder.
+    """
+    root = index_file(file)
+    if not isinstance(root, Table) or not root.entries:
+        raise CorruptError("expected a tree in the msgpack file", uri=file.uri)
+    version = _version(root.entries.get(layout.VERSION), file)
+    wrapped = layout.OPTIMIZER in root.entries and not set(root.entries) - {layout.OPTIMIZER, layout.VERSION}
+    below = root.entries[layout.OPTIMIZER] if wrapped else root
+    stored = stored_leaves(below, file.uri)
+    owners: dict[str, KeyPath] = {}
+    for path, leaf in stored.items():
+        other = owners.setdefault(leaf.name, path)
+        if other != path:
+            raise CorruptError(
+                f"{render(other)} and {render(path)} have the same array {leaf.name!r}: one tensor is lost",
+                uri=file.uri,
+                cure="save it again with other names; the files do not show which tensor was kept",
+            )
+    contents = _without(gather(root, file), 1 if wrapped else 0, set(stored))
+    return T5xTree(version, contents, stored)
+
+
+def _version(node: Node | None, file: Location) -> int | None:
+    """The version, if the file states one.
+
+    Raises:
+        UnsupportedError: a version before 2.
+        CorruptError: the version is not a number.
+    """
+    if node is None or (isinstance(node, Scalar) and isinstance(node.value, str)):
+        return None  # a placeholder, of the months of the Orbax trial
+    value: object = node.value if isinstance(node, Scalar) else None
+    if isinstance(node, Array) and "int" in node.dtype and not node.shape:
+        (piece,) = node.pieces
+        value = int.from_bytes(file.read(piece.offset, piece.offset + piece.length), "little", signed=True)
+    if type(value) is not int:
+        raise CorruptError("the version in the msgpack file is not a number", uri=file.uri)
+    if value < layout.OLDEST_VERSION:
+        raise UnsupportedError(
+            f"{layout.TOO_OLD}. Got version: {value}",
+            uri=file.uri,
+            cure="restore it with the code that wrote it and save it again; no public T5X can read it",
+        )
+    return value
+
+
+def _without(contents: MsgpackContents, depth: int, stored: set[KeyPath]) -> MsgpackContents:
+    """The leaves below the envelope, without the parts of specs and the texts of placeholders."""
+
+    def is_kept(path: KeyPath) -> bool:
+        if path[:1] == (layout.VERSION,) and depth:
+            return False
+        below = path[depth:]
+        return not any(below[:cut] in stored for cut in range(len(below) + 1))
+
+    specs = {
+        path[depth:]: replace(spec, path=path[depth:])
+        for path, spec in contents.specs.items()
+        if is_kept(path)
+    }
+    return MsgpackContents(
+        marked=contents.marked,
+        specs=specs,
+        places={path[depth:]: place for path, place in contents.places.items() if path[depth:] in specs},
+        values={path[depth:]: value for path, value in contents.values.items() if is_kept(path)},
+        empties={path[depth:]: kind for path, kind in contents.empties.items() if is_kept(path)},
+        lists={path[depth:] for path in contents.lists if is_kept(path) and len(path) >= depth},
+    )
+
 
 _BITS_OF_BFLOAT16 = "uint16"
 _NOTHING_STATES = "missing .zarray, and no other file states the shape or dtype"

@@ -11,8 +11,7 @@ import wherry
 from tests.support.formats import assert_as_expected, canonical, cases, expected, opened, place
 from tests.support.ranks import two_ranks
 from tests.support.torch import as_bytes, every_dtype, meta, save, torch
-from wherry.integrations.formats.dcp.chunks import in_order, uncovered_regions, with_elements
-from wherry.integrations.formats.dcp.metadata import Chunk
+from wherry.integrations.formats.dcp.metadata import Chunk, in_order, uncovered_regions, with_elements
 from wherry.mover.read import read_array, read_bytes
 
 dcp = pytest.importorskip("torch.distributed.checkpoint")

@@ -19,7 +19,7 @@ from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import CorruptError, UsageError
 from wherry.integrations.formats.dcp import layout
-from wherry.integrations.formats.dcp.chunks import cut_rows, in_order
+from wherry.integrations.formats.dcp.metadata import cut_rows, in_order
 
 dcp = pytest.importorskip("torch.distributed.checkpoint")
 format_utils = pytest.importorskip("torch.distributed.checkpoint.format_utils")

@@ -21,8 +21,12 @@ from wherry.errors import (
     UnsupportedError,
 )
 from wherry.integrations.containers.pickle.writer import PickleWriter
-from wherry.integrations.formats.dcp import rules
-from wherry.integrations.formats.dcp.metadata import StoredItem, StoredItems
+from wherry.integrations.formats.dcp.metadata import (
+    FILESYSTEM_MODULE,
+    METADATA_MODULE,
+    StoredItem,
+    StoredItems,
+)
 
 dcp = pytest.importorskip("torch.distributed.checkpoint")
 metadata = pytest.importorskip("torch.distributed.checkpoint.metadata")
@@ -145,12 +149,12 @@ def test_an_offset_whose_hash_takes_for_ever(tmp_path):
     stored = {name: lambda value=value: out.value(value) for name, value in info.items()}
     entry = [
         (
-            lambda: out.state(rules.METADATA, "MetadataIndex", fields.items()),
-            lambda: out.state(rules.FILESYSTEM, "_StorageInfo", stored.items()),
+            lambda: out.state(METADATA_MODULE, "MetadataIndex", fields.items()),
+            lambda: out.state(FILESYSTEM_MODULE, "_StorageInfo", stored.items()),
         )
     ]
     root = {"state_dict_metadata": lambda: out.value({}), "storage_data": lambda: out.mapping(entry)}
-    out.state(rules.METADATA, "Metadata", root.items())
+    out.state(METADATA_MODULE, "Metadata", root.items())
     (tmp_path / "a" / ".metadata").write_bytes(out.done())
     began = time.process_time()
     with pytest.raises(CorruptError, match="tuple of non-negative integers"):

@@ -24,7 +24,7 @@ from wherry.errors import (
     UsageError,
 )
 from wherry.formats.registry import checked_options, find_format
-from wherry.integrations.formats.huggingface.sharding import natural_key
+from wherry.integrations.formats.huggingface.weights import natural_key
 
 INDEX = "model.safetensors.index.json"
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")

@@ -13,11 +13,13 @@ import wherry
 from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import Sharding, TensorSpec
 from wherry.integrations.containers.orbax.tree import tree_json
-from wherry.integrations.containers.zarr import kvstore, new, shortfall
+from wherry.integrations.containers.zarr import kvstore
 from wherry.integrations.containers.zarr import metadata as zarr
+from wherry.integrations.containers.zarr import reader as shortfall
+from wherry.integrations.containers.zarr.layout import build_metadata
 from wherry.integrations.containers.zarr.listing import Listing, Value
 from wherry.integrations.containers.zarr.reader import StoredArray
-from wherry.integrations.formats.maxtext import shape
+from wherry.integrations.formats import maxtext
 from wherry.storage.stores import locate
 
 
@@ -26,7 +28,7 @@ def look(*shapes):
         tuple(path.split("/")): TensorSpec(tuple(path.split("/")), extents, "float32")
         for path, extents in shapes
     }
-    return shape.look(specs, shape.WRAPPED)
+    return maxtext.look(specs, maxtext.WRAPPED)
 
 
 D = "params/params/decoder"
@@ -77,7 +79,7 @@ class Stored:
 
 def stored(name, extents, chunks):
 
-    metadata = new.build("float32", extents, chunks, version=2, compression="none")
+    metadata = build_metadata("float32", extents, chunks, version=2, compression="none")
     return StoredArray(name, zarr.parse(json.dumps(metadata).encode(), 2, name))
 
 
@@ -112,7 +114,7 @@ def two_processes(folder):
         own = locate(item / f"ocdbt.process_{process}")
         (item / own.name).mkdir()
         spec = kvstore.store_spec(own, ocdbt=True, writable=True)
-        metadata = new.build("float32", (64, 3, 64), (64, 3, 64), version=2, compression="none")
+        metadata = build_metadata("float32", (64, 3, 64), (64, 3, 64), version=2, compression="none")
         data = ts.open(
             kvstore.array_spec(spec, ".".join(path), 2, metadata), create=True, context=using
         ).result()

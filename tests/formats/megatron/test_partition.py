@@ -11,7 +11,7 @@ from tests.support.torch import torch
 from wherry.errors import CorruptError
 from wherry.families import families_of_system, load_family
 from wherry.families.templates import form_choices
-from wherry.integrations.formats.megatron.partition import EQUAL, GATED, INPUTS, OUTPUTS, division
+from wherry.integrations.formats.megatron.ranks import EQUAL, GATED, INPUTS, OUTPUTS, division
 
 # How ranks have the parameters of a layer without a gate, with biases.
 SERIAL = {

@@ -15,7 +15,7 @@ from tests.support.orbax import ORBAX
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import UsageError
 from wherry.formats.registry import checked_options
-from wherry.integrations.containers.orbax.partition import chunks_for, parts_along, shard_chunks
+from wherry.integrations.containers.orbax.write import chunks_for, parts_along, shard_chunks
 
 MESH = "mesh:data=4,model=2"
 MIB = 1 << 20

@@ -54,12 +54,13 @@ def test_what_orbax_has_no_place_for_is_kept(tmp_path):
 
 
 def test_wrappers_are_distinguished_from_parameters_called_value():
-    from wherry.integrations.containers.orbax import marks
+    from wherry.integrations.containers.orbax.item import wrappers
+    from wherry.tree.forms import wrapped_leaves
 
     old = [("layers", "0", "kernel", "raw_value"), ("layers", "0", "bias", "raw_value")]
-    assert "2 of 2 arrays are NNX variables (`raw_value`, Flax 0.8)" in marks.wrappers(old)[0].seen
+    assert "2 of 2 arrays are NNX variables (`raw_value`, Flax 0.8)" in wrappers(old)[0].seen
     boxed = [("params", "wi", "kernel", "value"), ("params", "norm", "scale")]
-    assert "1 of 2 arrays are in linen partition boxes" in marks.wrappers(boxed)[0].seen
-    assert marks.wrapped_leaves([("a", "value"), ("a", "other")], "value") == set()
-    assert marks.wrapped_leaves([("a", "value"), ("a", "b", "c")], "value") == set()
-    assert marks.wrapped_leaves([("attention", "value", "kernel"), ("value",)], "value") == set()
+    assert "1 of 2 arrays are in linen partition boxes" in wrappers(boxed)[0].seen
+    assert wrapped_leaves([("a", "value"), ("a", "other")], "value") == set()
+    assert wrapped_leaves([("a", "value"), ("a", "b", "c")], "value") == set()
+    assert wrapped_leaves([("attention", "value", "kernel"), ("value",)], "value") == set()

@@ -12,8 +12,7 @@ from tests.support.formats import assert_as_expected, either, expected, opened, 
 from wherry.core.keypath import parse
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import WherryError
-from wherry.integrations.formats.paxml import names as naming
-from wherry.integrations.formats.paxml import treedef
+from wherry.integrations.formats.paxml import flax, layout
 
 FLAX = either("paxml-gpt3-l3-flax", "made-paxml-flax")
 
@@ -40,22 +39,22 @@ def copied(tmp_path):
     ],
 )  # fmt: skip
 def test_flat_names(path, lists, name):
-    assert naming.flat_name(path, lists) == name
+    assert layout.flat_name(path, lists) == name
 
 
 def test_groups_of_another_optimizer():
     paths = ["opt_states_0_1.vr.params.lm.w", "opt_states_0_1.vc.params.lm.w", "opt_states_0_1.count"]
-    specs = {path: TensorSpec(path, (1,), "float32") for path in map(naming.split_name, paths)}
-    assert naming.optimizer_groups(specs) == {"opt_states_0_1": {"fields": ["count", "vc", "vr"]}}
+    specs = {path: TensorSpec(path, (1,), "float32") for path in map(layout.split_name, paths)}
+    assert layout.optimizer_groups(specs) == {"opt_states_0_1": {"fields": ["count", "vc", "vr"]}}
 
 
 def test_numbers_of_thousands_of_digits_are_names():
     """int() refuses them; a number of a stack or layer has at most 18 digits."""
     digits = "9" * 5000
-    group = naming.split_name(f"opt_states_0.p#{digits}.2#i-1_1.m.w")
-    found = naming.optimizer_groups({group: TensorSpec(group, (1,), "float32")})
+    group = layout.split_name(f"opt_states_0.p#{digits}.2#i-1_1.m.w")
+    found = layout.optimizer_groups({group: TensorSpec(group, (1,), "float32")})
     assert "stacked" not in next(iter(found.values()))
-    assert naming.layers([("mdl_vars", "params", f"x_layers_{digits}", "w")]) is None
+    assert layout.layers([("mdl_vars", "params", f"x_layers_{digits}", "w")]) is None
 
 
 @pytest.mark.parametrize("case", FLAX)
@@ -129,7 +128,7 @@ def test_a_cut_flax_file(copied, case):
     ],
 )
 def test_treedef(text, names):
-    found = treedef.parse_structure(text)
+    found = flax.parse_structure(text)
     assert (found and found.leaves) == names
 
 

@@ -15,7 +15,8 @@ from tests.support.orbax import CORPUS, cases, expectation, needs_corpus
 from wherry.errors import CorruptError, UnrepresentableError
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import checked_options
-from wherry.integrations.formats.penzai import FORMATS, names
+from wherry.integrations.formats import penzai
+from wherry.integrations.formats.penzai import FORMATS
 from wherry.mover.map_writer import writer_of
 from wherry.mover.read import read_array
 from wherry.storage.stores import locate
@@ -213,4 +214,4 @@ def test_two_arrays_with_one_label_are_refused():
     held = replace(held, tensors={path: replace(spec, tags=tags) for path, spec in held.tensors.items()})
     with pytest.raises(UnrepresentableError, match="same"):
         PENZAI.prepare(held, checked_options(PENZAI, {}))
-    assert names.label_of(held.tensors[("scale",)]) == "same"
+    assert penzai.label_of(held.tensors[("scale",)]) == "same"

@@ -24,7 +24,7 @@ from tests.support.formats import (
 )
 from tests.support.torch import as_bytes, every_dtype, same, torch
 from wherry.errors import CorruptError, NotACheckpointError, UnsupportedError
-from wherry.integrations.containers.torch.legacy import PROTOCOL, read_legacy
+from wherry.integrations.containers.torch.archive import PROTOCOL, read_legacy
 from wherry.storage.location import Location
 from wherry.storage.stores import locate
 from wherry.store.remote_store import FsspecStore, remote_store

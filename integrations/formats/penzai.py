@@ -1,4 +1,12 @@
-"""Labels and axis names of Penzai arrays: their form on disk, and the JSON that stores them.
+"""Penzai: NamedArrays of a Penzai model, saved through Orbax; a specialisation of the format `orbax`.
+
+Read: a label dict, a parameter tuple (`unbind_params`), a frozen model, and arrays with a JSON of axis names. Key
+paths are as stored. Axis names and labels come only from disk: if Orbax lost them, the evidence states this and nothing
+is guessed, because the order of axes depends on the origin of a model (trained in Penzai or imported from Hugging Face)
+and sizes cannot distinguish two axes. Written: arrays as in Orbax plus that JSON, from which
+`wherry.integrations.penzai.rebuild` rebuilds NamedArrays. What lies on disk follows.
+
+Labels and axis names of Penzai arrays: their form on disk, and the JSON that stores them.
 
 Facts (Penzai 0.2.5 saved with Orbax 0.12.8): of a `NamedArray` Orbax stores only `data_array`; the names are static and
 lost, and two axes of the same size may then be silently restored in swapped order. A dict from label to array keeps
@@ -17,13 +25,24 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from wherry.core.detection import Detection, Evidence
 from wherry.core.keypath import KeyPath, parse, render
-from wherry.errors import CorruptError, NotFoundError, UnrepresentableError, describe_exception
+from wherry.errors import CorruptError, NotFoundError, UnrepresentableError, WherryError, describe_exception
+from wherry.formats.format import Format, Glimpse, Holds, Opened, Options
 from wherry.formats.systems import TreeForm
+from wherry.integrations.containers.orbax import layout
+from wherry.integrations.containers.orbax import write as orbax
+from wherry.integrations.containers.orbax.detection import SIGNS, FoundItem, look, other_items
+from wherry.integrations.containers.orbax.item import NAMED_ARRAY, open_item
 from wherry.integrations.containers.orbax.layout import TREE, JsonObject, read_json
-from wherry.integrations.containers.orbax.marks import NAMED_ARRAY
+from wherry.integrations.containers.orbax.tree import ItemTree, read_tree
+from wherry.integrations.containers.orbax.write import HANDLER, MARKER, arrays_of, checkpoint_file, item_files
+from wherry.integrations.containers.zarr.metadata import STORABLE
+from wherry.target.file_map import File, FileMap, Scene, map_of_chunks
+from wherry.tree.forms import BOX, wrapped_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,6 +50,7 @@ if TYPE_CHECKING:
     from wherry.core.manifest import Manifest
     from wherry.core.tensorspec import AxisName, TensorSpec
     from wherry.storage.location import Location
+
 
 FILE = "penzai.json"
 FIELD = "penzai"
@@ -187,3 +207,142 @@ def _name(axis: object) -> str | None:
     if axis is not None and not isinstance(axis, str):
         raise TypeError(f"expected an axis name, got {axis!r}")
     return axis
+
+
+_NAMED = "axis names"
+
+
+def detect(glimpse: Glimpse) -> Detection | None:
+    """Detect an Orbax item that contains NamedArrays, or has axis names noted for its arrays."""
+    found = look(glimpse)
+    if found is None or found.item is None:
+        return None
+    form = _form(found.leaves) if found.leaves else None
+    where = _where_noted(found)
+    if form is None and where is None:
+        return None
+    lost = "axis names are not stored" + ("" if form == "label dict" else ", nor are labels")
+    seen = Evidence(where or ".", "labels and axis names" if where else f"{form}: {lost}")
+    version = _words(found.detection.format_version or "", None if where else form)
+    return replace(found.detection, format="penzai", format_version=version).seen(seen)
+
+
+def open_penzai(location: Location, detection: Detection) -> Opened:
+    """See Format.
+
+    Raises: the errors of opening an Orbax item; CorruptError if the axis names do not match the arrays.
+    """
+    opened = open_item(location, detection)
+    metadata = read_tree(location)
+    rows = noted_labels(location, metadata)
+    manifest = opened.manifest
+    ranks = {path: len(spec.shape) for path, spec in manifest.tensors.items()}
+    known = read(rows, ranks, location.uri) if rows is not None else {}
+    specs = {path: _name_axes(spec, known.get(path)) for path, spec in manifest.tensors.items()}
+    # The rows are now part of the tensors; the parameters' own metadata stays.
+    item = {key: value for key, value in (manifest.custom.get("item") or {}).items() if key != FIELD}
+    noted = {one.label: dict(one.metadata) for one in known.values() if one.metadata}
+    custom = {**manifest.custom, "item": item, FIELD: noted}
+    custom = {key: value for key, value in custom.items() if value}
+    found = opened.detection
+    words = detection.format_version if rows is None else _words(found.format_version or "", None)
+    return Opened(
+        replace(found, format_version=words),
+        replace(manifest, tensors=specs, custom=custom),
+        opened.reader,
+        other_items(location, location),
+    )
+
+
+def lay_out(manifest: Manifest, options: Options, scene: Scene) -> FileMap:
+    """See Format: an Orbax item, with labels and axis names in `_METADATA` and in a separate file."""
+    files = [
+        File(FILE, lambda: file_text(rows_of(manifest)).encode()),
+        *item_files(manifest, options, described=_with_names),
+        checkpoint_file(HANDLER, scene.created_ns, manifest),
+        MARKER,
+    ]
+    return map_of_chunks(arrays_of(manifest, options, scene), files)
+
+
+def _with_names(manifest: Manifest) -> Manifest:
+    """The manifest with the rows in `custom_metadata`, which Orbax itself restores."""
+    item = {**(manifest.custom.get("item") or {}), FIELD: rows_of(manifest)}
+    return replace(manifest, custom={**manifest.custom, "item": item})
+
+
+def prepare(manifest: Manifest, options: Options) -> Manifest:
+    """The manifest in the form to write: the chunk grid of Orbax, and a label for every array.
+
+    Raises:
+        UnrepresentableError: Orbax cannot represent a part of it, or two arrays have the same label.
+    """
+    prepared = orbax.prepare(manifest, options)
+    rows_of(prepared)
+    return prepared
+
+
+def version(manifest: Manifest, options: Options) -> str:
+    """The format version that these options give."""
+    return _words(orbax.version(manifest, options), None)
+
+
+def _words(words: str, form: str | None) -> str:
+    return f"{words} + {_NAMED}" if form is None else f"{form}, {words}"
+
+
+def _form(leaves: ItemTree) -> str | None:
+    """The kind of Penzai tree that the NamedArrays are leaves of, from the key paths."""
+    arrays = wrapped_leaves(leaves.tensors, NAMED_ARRAY)
+    if not arrays:
+        return None
+    if len(arrays) == len(leaves.tensors) and all(len(path) == 2 for path in arrays):  # noqa: PLR2004
+        return "label dict"
+    if not all(path[-2:-1] == (BOX,) for path in arrays):
+        return "tree of NamedArrays"
+    positional = () in leaves.lists and all(path[1:] == (BOX, NAMED_ARRAY) for path in arrays)
+    return "parameter tuple" if positional else "frozen model"
+
+
+def _where_noted(found: FoundItem) -> str | None:
+    """The file with labels and axis names; if it cannot be read, opening reports the error."""
+    try:
+        rows = noted_labels(found.location, found.metadata)
+    except OSError:
+        raise
+    except WherryError:
+        return FILE
+    if rows is None:
+        return None
+    custom = found.metadata.get("custom_metadata")
+    return layout.TREE if isinstance(custom, dict) and FIELD in custom else FILE
+
+
+def _name_axes(spec: TensorSpec, known: ArrayNames | None) -> TensorSpec:
+    """A tensor with its known names; the key of a label dict is a label even without a JSON of names."""
+    label = known.label if known else (key_label(spec.path) if spec.path[-1:] == (NAMED_ARRAY,) else None)
+    tags = {**(spec.tags or {}), **({LABEL: label} if label else {})}
+    return replace(spec, axes=known.axes if known else spec.axes, tags=tags or None)
+
+
+FORMATS = (
+    Format(
+        name="penzai",
+        title="Penzai (through Orbax)",
+        detect=detect,
+        signs=SIGNS,
+        open=open_penzai,
+        layout=lay_out,
+        holds=Holds(dtypes=STORABLE, zero_size=False, values=True, empties=True, companions=True),
+        refines=("orbax",),
+        system="penzai",
+        form=FORM,
+        companion_folder=f"{layout.ASSETS}/",
+        commit_members=(layout.COMMITTED,),
+        options=orbax.OPTIONS,
+        loaded_by="orbax-checkpoint 0.12.8, and penzai 0.2.5 with wherry.integrations.penzai.rebuild",
+        version=version,
+        in_store=orbax.in_store,
+        prepare=prepare,
+    ),
+)

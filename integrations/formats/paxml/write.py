@@ -4,6 +4,11 @@ Version 1.1 is only one zarr folder for each array under PaxML's flat name: PaxM
 state, and would read a `_METADATA` there as another structure (orbax 0.5.9). Key paths that the names cannot represent
 are noted in the item `metadata`, whose further keys PaxML ignores. Version 1.2 is OCDBT with Orbax's tree files,
 including the msgpack tree with its placeholders.
+
+The msgpack tree by which PaxML 1.2 finds its arrays: a placeholder for each array, and nil and empty nodes.
+
+Facts (orbax 0.5.9, with which paxml 1.4.0 restores): `state/checkpoint` must name every leaf that `_METADATA` names;
+an array is the text `PLACEHOLDER://<stored name>`. Lists are msgpack arrays.
 """
 
 from __future__ import annotations
@@ -14,21 +19,85 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.keypath import KeyPath, joined_names, render
+from wherry.errors import UnrepresentableError
+from wherry.integrations.containers.msgpack.heads import array_head, map_head, pack_value, text
 from wherry.integrations.containers.orbax import layout as orbax
-from wherry.integrations.containers.orbax.item_map import arrays_of, item_files, strings_file
-from wherry.integrations.containers.orbax.representable import chunks_of, refuse_unrepresentable
-from wherry.integrations.containers.orbax.small_files import MARKER
-from wherry.integrations.formats.paxml import metadata
-from wherry.integrations.formats.paxml import names as naming
-from wherry.integrations.formats.paxml.layout import STATE
-from wherry.integrations.formats.paxml.placeholders import placeholder_file
-from wherry.target.file_map import File, map_of_chunks, within
+from wherry.integrations.containers.orbax.tree import stored_name
+from wherry.integrations.containers.orbax.write import (
+    MARKER,
+    arrays_of,
+    chunks_of,
+    item_files,
+    refuse_unrepresentable,
+    strings_file,
+)
+from wherry.integrations.formats.paxml.layout import (
+    METADATA_FILE,
+    NOTES,
+    STATE,
+    flat_name,
+    metadata_item,
+    split_name,
+)
+from wherry.target.file_map import File, FileMap, Scene, map_of_chunks, within
 from wherry.version import __version__
 
 if TYPE_CHECKING:
     from wherry.core.manifest import Manifest
     from wherry.formats.format import Options
-    from wherry.target.file_map import FileMap, Scene
+
+
+_EMPTY: dict[str, Any] = {"none": None, "dict": {}, "list": [], "tuple": []}
+_SHORT_TEXT = 31  # bytes; longer ones have no head of two bytes here
+
+
+def placeholder_file(manifest: Manifest) -> bytes:
+    """Build the file for a manifest.
+
+    Raises:
+        UnrepresentableError: a leaf is below another leaf.
+    """
+    tree: dict[str, Any] = {}
+    for path, value in manifest.values.items():
+        _put(tree, path, None if value is None else _placeholder(path))
+    for path in manifest.tensors:
+        _put(tree, path, _placeholder(path))
+    for path, kind in manifest.empties.items():
+        _put(tree, path, _EMPTY[kind])
+    return _pack(tree, (), manifest.lists)
+
+
+def _placeholder(path: KeyPath) -> str:
+    return f"PLACEHOLDER://{stored_name(path)}"
+
+
+def _put(tree: dict[str, Any], path: KeyPath, leaf: Any) -> None:
+    node = tree
+    for part in path[:-1]:
+        node = node.setdefault(part, {})
+        if not isinstance(node, dict):
+            raise UnrepresentableError("conflicting key path: it is below another leaf", path=render(path))
+    if not path or path[-1] in node:
+        raise UnrepresentableError(
+            "conflicting key path: it is empty, or a node with other leaves", path=render(path)
+        )
+    node[path[-1]] = leaf
+
+
+def _pack(node: Any, path: KeyPath, lists: frozenset[KeyPath]) -> bytes:
+    if node is None:
+        return pack_value(None)
+    if isinstance(node, str):
+        return text(node, 3 if len(node.encode()) > _SHORT_TEXT else 0)
+    if isinstance(node, list):
+        return array_head(0)
+    rows: dict[str, Any] = node
+    if path in lists and all(str(number) in rows for number in range(len(rows))):
+        items = [_pack(rows[str(number)], (*path, str(number)), lists) for number in range(len(rows))]
+        return array_head(len(items)) + b"".join(items)
+    pairs = [_pack(key, (), lists) + _pack(child, (*path, key), lists) for key, child in rows.items()]
+    return map_head(len(pairs)) + b"".join(pairs)
+
 
 _OCDBT = "1.2"
 _TYPES = (bool, int, float)
@@ -42,7 +111,7 @@ def lay_out(manifest: Manifest, options: Options, scene: Scene) -> FileMap:
         files = [placeholders, *item_files(manifest, state_options, typed_keys=False)]
         arrays = arrays_of(manifest, state_options, scene)
     else:
-        name = partial(naming.flat_name, lists=manifest.lists)
+        name = partial(flat_name, lists=manifest.lists)
         files, arrays = strings_file(manifest, name), arrays_of(manifest, state_options, scene, name)
     state = within(STATE, map_of_chunks(arrays, files))
 
@@ -50,9 +119,9 @@ def lay_out(manifest: Manifest, options: Options, scene: Scene) -> FileMap:
         notes = {"version": __version__, "kind": manifest.kind}
         if version != _OCDBT:
             notes |= flat_notes(manifest, flat_paths(manifest))
-        return json.dumps(metadata.build(float(version), manifest.tensors, notes)).encode()
+        return json.dumps(metadata_item(float(version), manifest.tensors, notes)).encode()
 
-    return replace(state, files=(*state.files, File(metadata.FILE, item), MARKER))
+    return replace(state, files=(*state.files, File(METADATA_FILE, item), MARKER))
 
 
 def options_of_state(options: Options) -> dict[str, Any]:
@@ -94,7 +163,7 @@ def flat_paths(manifest: Manifest) -> dict[KeyPath, KeyPath]:
         UnrepresentableError: two leaves have the same name, or a leaf has none.
     """
     leaves = [*manifest.tensors, *(path for path, value in manifest.values.items() if value is not None)]
-    names = joined_names(leaves, lambda path: naming.flat_name(path, manifest.lists), "")
+    names = joined_names(leaves, lambda path: flat_name(path, manifest.lists), "")
     return {path: (name,) for name, path in names.items()}
 
 
@@ -115,10 +184,10 @@ def flat_notes(manifest: Manifest, flat: dict[KeyPath, KeyPath]) -> dict[str, An
     empties = dict(manifest.empties) | {
         path: "none" for path, value in manifest.values.items() if value is None
     }
-    item = {key: value for key, value in (manifest.custom.get("item") or {}).items() if key != metadata.NOTES}
+    item = {key: value for key, value in (manifest.custom.get("item") or {}).items() if key != NOTES}
     notes: dict[str, Any] = {
         "stored": sorted(name for (name,) in flat.values() if name not in texts),
-        "names": {name: render(path) for path, (name,) in flat.items() if naming.split_name(name) != path},
+        "names": {name: render(path) for path, (name,) in flat.items() if split_name(name) != path},
         "lists": sorted(render(path) for path in manifest.lists),
         "empties": {render(path): kind for path, kind in sorted(empties.items())},
         "scalars": [flat[path][0] for path, value in manifest.values.items() if isinstance(value, _TYPES)],

@@ -1,4 +1,9 @@
-"""Checks what a legacy T5X checkpoint can represent, and distributes a tree over its msgpack file and its arrays.
+"""The layouts of T5X checkpoints: that of version 3, and the step folder that T5X saves through Orbax.
+
+Both are made of containers: arrays are laid out like Orbax's, the msgpack file like flax's. The step in a target's name
+must be that of the checkpoint: T5X trusts the name, so wherry checks it.
+
+Checks what a legacy T5X checkpoint can represent, and distributes a tree over its msgpack file and its arrays.
 
 Facts: T5X stores a leaf in the msgpack file if it has no partition spec (step, small optimizer slots), else as a zarr
 array in a folder named after its path, with both `/` and `.` turned into `.`. Readers, T5X included, accept any split.
@@ -12,17 +17,31 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core.keypath import KeyPath, joined_names, render
 from wherry.core.manifest import Manifest
-from wherry.errors import UnrepresentableError
+from wherry.errors import UnrepresentableError, UsageError
 from wherry.integrations.containers.msgpack.heads import pack_value
+from wherry.integrations.containers.msgpack.layout import lay_out
+from wherry.integrations.containers.orbax import layout as orbax
 from wherry.integrations.containers.orbax.layout import is_reserved
-from wherry.integrations.containers.orbax.representable import chunks_of, refuse_unrepresentable
+from wherry.integrations.containers.orbax.write import (
+    MARKER,
+    arrays_of,
+    checkpoint_file,
+    chunks_of,
+    refuse_unrepresentable,
+)
+from wherry.integrations.containers.orbax.write import (
+    lay_out as lay_out_item,
+)
 from wherry.integrations.containers.zarr import metadata as zarr
-from wherry.integrations.containers.zarr import new
+from wherry.integrations.containers.zarr.layout import build_metadata
 from wherry.integrations.formats.t5x import layout
+from wherry.integrations.formats.t5x.item import HANDLER, ITEM
+from wherry.target.file_map import File, FileMap, Scene, within
 
 if TYPE_CHECKING:
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.format import Options
+
 
 _MOST_INLINE = 64 << 10
 _UNFINISHED = ".__lock"  # tensorstore's name of a file that it has not renamed yet
@@ -115,7 +134,7 @@ def pointers(manifest: Manifest, names: dict[KeyPath, str], compression: Any) ->
 
 
 def _spec(spec: TensorSpec, name: str, compression: Any) -> zarr.JsonObject:
-    metadata = new.build(spec.dtype, spec.shape, spec.chunks or (), version=2, compression=compression)
+    metadata = build_metadata(spec.dtype, spec.shape, spec.chunks or (), version=2, compression=compression)
     return {
         "driver": "zarr",
         "dtype": spec.dtype,
@@ -130,3 +149,54 @@ def _inline(spec: TensorSpec, option: str) -> bool:
         return True
     small = spec.path[:1] != (layout.TARGET,) and spec.nbytes <= _MOST_INLINE
     return option == "auto" and small
+
+
+_TREE_HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
+
+
+def lay_out_legacy(manifest: Manifest, options: Options, scene: Scene) -> FileMap:
+    """The msgpack file `checkpoint`, and zarr arrays in folders.
+
+    Raises:
+        UsageError: the target's name has another step.
+        UnrepresentableError: T5X cannot represent a part of the manifest.
+    """
+    require_step_of_name(scene.name, manifest)
+    arrays = Manifest(
+        tensors={path: spec for path, spec in manifest.tensors.items() if spec.chunks is not None}
+    )
+    encoded = pointers(manifest, array_names(manifest), options["compression"])
+    return replace(
+        lay_out({layout.MSGPACK: below_envelope(manifest)}, encoded=encoded),
+        chunks=arrays_of(arrays, {**options, "zarr": "2", "ocdbt": False}, scene, folder_name),
+    )
+
+
+def lay_out_train_state(manifest: Manifest, options: Options, scene: Scene) -> FileMap:
+    """A step folder with the Orbax item `state`: the item, the folder of the dataset iterator, the files of the step.
+
+    Raises:
+        UsageError: the target's name has another step.
+    """
+    require_step_of_name(scene.name, manifest)
+    item = within(ITEM, lay_out_item(manifest, {**options, "zarr": "2"}, scene))
+    around = (
+        File(f"{layout.DATASET}/{orbax.COMMITTED}", MARKER.body),
+        checkpoint_file({layout.DATASET: HANDLER, ITEM: _TREE_HANDLER}, scene.created_ns, manifest),
+        MARKER,
+    )
+    return replace(item, files=(*item.files, *around))
+
+
+def require_step_of_name(name: str, manifest: Manifest) -> None:
+    """Refuse a target whose name has another step than the manifest.
+
+    Raises:
+        UsageError: the steps differ.
+    """
+    stated = layout.stated_step(name)
+    if stated is not None and manifest.step is not None and stated != manifest.step:
+        raise UsageError(
+            f"step mismatch: {stated} in the target's name, {manifest.step} in the checkpoint",
+            cure=f"name the target {layout.step_folder(manifest.step)}, or pass the run with --into",
+        )
