@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 import wherry
 from wherry.auditor import markdown
-from wherry.auditor.members import visible
+from wherry.auditor.check import visible
 from wherry.cli import cli, main
 from wherry.console.say import OneLine
 from wherry.console.tables import bar, print_json, print_table

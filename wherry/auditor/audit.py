@@ -26,9 +26,8 @@ from wherry.auditor.bytes import check_signatures, load_some, read_all, required
 from wherry.auditor.check import record_name
 from wherry.auditor.cure import add_cures
 from wherry.auditor.markdown import markdown
-from wherry.auditor.marks import mark_versions
 from wherry.auditor.places import look_at
-from wherry.auditor.registrations import RegistryContents, ask, compare_registry
+from wherry.auditor.registrations import RegistryContents, ask, compare_registry, mark_versions
 from wherry.auditor.report import AuditReport, ChainProof, Finding, gravity
 from wherry.auditor.roots import findings_of, normalise_roots, survey_roots
 from wherry.config.settings import audits_are_recorded
@@ -37,7 +36,7 @@ from wherry.core.units import DEFAULT_MEMORY, DEFAULT_UNIT, parse_budget, parse_
 from wherry.errors import UsageError, WherryError
 from wherry.ledger.replay import replay
 from wherry.runtime import threads
-from wherry.verifier.full_read import ReadOptions
+from wherry.verifier.evidence import ReadOptions
 from wherry.version import __version__
 from wherry.workers import THREADS
 

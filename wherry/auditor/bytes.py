@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.auditor.places import PlaceAudit, about, error_finding
 from wherry.auditor.report import UNCHANGED, Finding
 from wherry.config.settings import configured_value
-from wherry.converter.references import digest_companion, reference
+from wherry.converter.references import reference
 from wherry.core.algorithms import algorithm_of
 from wherry.core.digest import LEAF
 from wherry.core.progress import Progress
@@ -37,16 +37,13 @@ from wherry.errors import (
     WherryError,
 )
 from wherry.formats.checkpoint import open_source
-from wherry.formats.pin import object_pin, state_read
 from wherry.ledger.replay import READ
-from wherry.mover.hashing import hash_checkpoint
 from wherry.runtime import threads
 from wherry.runtime.child import NoAnswerError
 from wherry.storage.sidecar import signature_location
 from wherry.storage.stores import is_live, locate
-from wherry.verifier.full_read import hash_tensors
+from wherry.verifier.evidence import compare
 from wherry.verifier.verify import UNCOMPARED, Verification, uncompared_error, verify
-from wherry.workers import THREADS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,7 +54,7 @@ if TYPE_CHECKING:
     from wherry.core.receipt import CheckpointRef
     from wherry.ledger.record import Ledger
     from wherry.ledger.replay import CheckpointRecord, LedgerState
-    from wherry.verifier.full_read import ReadOptions
+    from wherry.verifier.evidence import ReadOptions
 
 
 # Verdicts after which it is still useful to read the bytes.
@@ -236,25 +233,14 @@ def _without_sidecar(
     Returns:
         The findings, and the state of what was read.
     """
-    with open_source(SourceRequest(row.uri, row.format)) as checkpoint:
-        pin = object_pin(checkpoint)
-        manifest, gone = checkpoint.manifest, {piece.path for piece in checkpoint.reader.absent()}
-        manifest = replace(manifest, tensors={p: s for p, s in manifest.tensors.items() if p not in gone})
-        algorithm, paths = algorithm_of(row.checkpoint_digest), list(manifest.tensors)
-        if gone or how.on == THREADS:
-            found = hash_checkpoint(
-                checkpoint, algorithm, memory=how.memory, progress=how.progress, paths=paths
-            )
-        else:
-            found = hash_tensors(
-                checkpoint, algorithm, replace(how, source=SourceRequest(row.uri, row.format))
-            )
-        companions = tuple(digest_companion(checkpoint, one) for one in manifest.companions)
-        full = manifest.with_digests(found.digests, companions)
-        node = reference(row.uri, subject.format, subject.format_version, full, "", algorithm)
-        state = state_read(pin, checkpoint)
+    algorithm = algorithm_of(row.checkpoint_digest)
+    source = SourceRequest(row.uri, row.format)
+    with open_source(source) as checkpoint:
+        gone = {piece.path for piece in checkpoint.reader.absent()}
+        evidence = compare(checkpoint, None, algorithm, replace(how, source=source), without=gone)
+    node = reference(row.uri, subject.format, subject.format_version, evidence.manifest, "", algorithm)
     if node.checkpoint_digest == row.checkpoint_digest:
-        return [], state
+        return [], evidence.state
     part = "a companion file" if node.weights_digest == subject.weights_digest else "its tensors"
     kind = "altered" if row.role != READ or row.models else "source-changed"
     what = (

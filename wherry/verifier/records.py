@@ -32,11 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from wherry.core.manifest import Manifest
     from wherry.core.receipt import Receipt
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.recorded_files import FileDifferences
-    from wherry.mover.hashing import Hashes
     from wherry.storage.sidecar import Sidecar
 
 _NODE = (
@@ -257,29 +255,6 @@ def contradictions(sidecar: Sidecar) -> Iterator[Failure]:
         if (says := getattr(stated, name)) != value:
             yield Failure("", f"the sidecar was altered: it states {name} {says}, its manifest has {value}")
             return
-
-
-def altered_fields(sidecar: Sidecar, found: Hashes, manifest: Manifest) -> Iterator[Failure]:
-    """What a sidecar states of tensors besides their digests, and what was read does not have.
-
-    Args:
-        sidecar: the sidecar.
-        found: the digests and leaves that were read.
-        manifest: of what was read.
-    """
-    for path, spec in sorted(sidecar.manifest.tensors.items()):
-        seen = manifest.tensors.get(path)
-        if seen is not None and (spec.shape, spec.dtype) != (seen.shape, seen.dtype):
-            has, says = (f"{one.dtype}{list(one.shape)}" for one in (seen, spec))
-            yield Failure(render(path), f"the sidecar was altered: it states {says}, the tensor is {has}")
-    recorded = sidecar.manifest.digests
-    for path, leaves in sorted(sidecar.leaves.items()):
-        if path not in recorded:
-            yield Failure(render(path), "the sidecar was altered: it has hashes of leaves of no tensor")
-        elif found.digests.get(path) == recorded[path] and found.leaves.get(path, leaves) != leaves:
-            yield Failure(
-                render(path), "the sidecar was altered: its hashes of leaves are not those of its digest"
-            )
 
 
 def replacement(
