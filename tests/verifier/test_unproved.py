@@ -13,8 +13,8 @@ from wherry.integrations import openlineage
 from wherry.ledger.nodes import verifications
 from wherry.ledger.record import open_ledger, statements
 from wherry.ledger.replay import has_failed, has_passed
-from wherry.lineage.excerpt import totals
 from wherry.lineage.lineage import show
+from wherry.lineage.page import totals
 from wherry.lineage.text import render
 from wherry.watch.metrics import measure
 
