@@ -72,7 +72,6 @@ class NativeReport:
         checked: number of tensors that were compared (logits: numbers).
         sharded: number of tensors that were on several devices.
         error: largest relative difference of logits.
-        nbytes: bytes of the checkpoint.
         evidence: the libraries and what they read.
         sandbox: what the library could not do: touch other `files`, make `calls` that loading does not need, use the
             `network`.
@@ -84,7 +83,6 @@ class NativeReport:
     checked: int = 0
     sharded: int = 0
     error: float | None = None
-    nbytes: int = 0
     evidence: str = ""
     sandbox: tuple[str, ...] = ()
 
@@ -103,18 +101,6 @@ class NativeReport:
             "sandbox": list(self.sandbox),
             **more,
         }
-
-
-def run_check(
-    level: str, checkpoint: Checkpoint, against: SourceRequest | None, *, family_file: str | None, memory: int
-) -> NativeReport:
-    """Run the check of a level, `native` or `logits`; raises what these do."""
-    seen = (
-        native(checkpoint, memory=memory)
-        if level == "native"
-        else logits(checkpoint, against, family_file=family_file)
-    )
-    return replace(seen, nbytes=checkpoint.manifest.nbytes)
 
 
 def native(checkpoint: Checkpoint, *, memory: int) -> NativeReport:

@@ -273,18 +273,17 @@ def replacement(
     assert entry.node is not None
     expected = entry.node.checkpoint_digest
     if expected != found:
-        part = "" if tensors_recorded else f"; {_unnamed_reason(entry.node.uri)}"
-        part = "; its tensors are the same, a companion file or a value is not" if same_weights else part
+        part = ""
+        if same_weights:
+            part = "; its tensors are the same, a companion file or a value is not"
+        elif not tensors_recorded:
+            part = (
+                "; the ledger has no digests of single tensors: name those that differ with "
+                f"`wherry verify {shlex.quote(entry.node.uri)} --against COPY`, where COPY is a copy or a conversion "
+                "of it"
+            )
         yield Failure(
             "",
             f"not the checkpoint that the ledger recorded here on {entry.seen}: expected {short(expected)}, "
             f"got {short(found)}{part}",
         )
-
-
-def _unnamed_reason(uri: str) -> str:
-    """Why no tensor is named, and what names them: another checkpoint with the same tensors."""
-    return (
-        "the ledger has no digests of single tensors: name those that differ with "
-        f"`wherry verify {shlex.quote(uri)} --against COPY`, where COPY is a copy or a conversion of it"
-    )

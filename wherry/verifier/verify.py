@@ -282,10 +282,13 @@ def _verify(
         pin = take_pin(checkpoint) if record else None
         found = _look(checkpoint, level, other, options)
         if level in _OTHERS_SAY and found.ok:
-            from wherry.verifier.native import run_check  # starts a child
+            from wherry.verifier.native import logits, native  # each starts a child
 
-            named, file = (other.source, other.family_file) if other else (None, None)
-            seen = run_check(level, checkpoint, named, family_file=file, memory=options.memory)
+            if level == "native":
+                seen = native(checkpoint, memory=options.memory)
+            else:
+                named, file = (other.source, other.family_file) if other else (None, None)
+                seen = logits(checkpoint, named, family_file=file)
             found = replace(found, verdict=seen.verdict, failed=seen.failed, native=seen)
         if pin is not None:
             pin.require_unchanged(checkpoint)
