@@ -245,17 +245,14 @@ def verify(
         from wherry.workers.engines import engine_of
 
         engine_of(on)
-        if (
-            level != "digest" or against is not None
-        ):  # it would have nothing to do, or only half of the reading
+        # It would have nothing to do at another level, and only half of the reading with another checkpoint.
+        if level != "digest" or against is not None:
             raise UsageError(
                 "an engine reads one checkpoint at level digest",
                 cure="pass --level digest without --against, or leave out --on",
             )
-    clock, options = (
-        time.monotonic(),
-        ReadOptions(parse_budget(memory), progress, on, parse_size(unit), source),
-    )
+    clock = time.monotonic()
+    options = ReadOptions(parse_budget(memory), progress, on, parse_size(unit), source)
     other: Other | None = None
     if against is not None:
         named = against if isinstance(against, SourceRequest) else source.for_reference(against)
