@@ -8,7 +8,7 @@ from prefect import task
 
 from wherry.tasks.common import STEP, progress_artifact
 from wherry.tasks.run_log import run_logger
-from wherry.verifier.workflow import verify_and_record
+from wherry.verifier.verify import verify_and_record
 
 
 @task(name="verify", task_run_name="verify {uri}", **STEP)

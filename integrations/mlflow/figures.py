@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from wherry.core.receipt import CheckpointRef
-    from wherry.models.facts import VersionFacts
+    from wherry.models.register import VersionFacts
     from wherry.storage.sidecar import Sidecar
 
 LINEAGE_TAG = "wherry.lineage_page"

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from mlflow.entities import LoggedModel
 
     from wherry.core.receipt import CheckpointRef
-    from wherry.models.facts import VersionFacts
+    from wherry.models.register import VersionFacts
     from wherry.storage.sidecar import Sidecar
 
 LOGGED_MODEL_TAG = "wherry.logged_model"

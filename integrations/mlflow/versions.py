@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
     from wherry.integrations.mlflow.runs import RunRecord
-    from wherry.models.facts import VersionFacts
+    from wherry.models.register import VersionFacts
     from wherry.storage.sidecar import Sidecar
 
 ADOPTED_TAG = "wherry.adopted"

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 import wherry
 from tests.support import audit as support
 from tests.support.audit import rewritten
-from wherry.auditor import check, members
+from wherry.auditor import check
 from wherry.auditor.audit import audit
 from wherry.auditor.bundle import check_bundle
 from wherry.cli.audit import audit as command
@@ -232,14 +232,14 @@ def bomb(path, **members):
 
 def test_a_bundle_that_becomes_much_more_than_it_is_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(check, "_NODES_MAX", 1000)
-    monkeypatch.setattr(members, "_RATIO_FREE", 50_000)
+    monkeypatch.setattr(check, "_RATIO_FREE", 50_000)
     wide = bomb(tmp_path / "wide.zip", **{"report.json": b"[" + b"{}," * 2000 + b"{}]"})
     assert "report.json exceeds the limit of 1000 JSON values" in check_bundle(wide).problems[0]
     line = bomb(tmp_path / "line.zip", **{"ledger.jsonl": b"[" + b"{}," * 2000 + b"{}]"})
     assert "ledger.jsonl exceeds the limit" in check_bundle(line).problems[0]
     zeros = bomb(tmp_path / "zeros.zip", **{"report.md": bytes(1 << 20)})
     assert "report.md: 1048576 bytes in" in check_bundle(zeros).problems[0]
-    monkeypatch.setattr(members, "_MEMBERS_MAX", 3)
+    monkeypatch.setattr(check, "_MEMBERS_MAX", 3)
     assert "exceeds the limit of 3 files" in check_bundle(wide).problems[0]
 
 

@@ -17,10 +17,10 @@ from click.testing import CliRunner
 
 from tests.support import audit as support
 from tests.support.audit import rewritten
-from wherry.auditor import check, members
+from wherry.auditor import check
 from wherry.auditor.audit import audit
 from wherry.auditor.bundle import check_bundle
-from wherry.auditor.members import visible
+from wherry.auditor.check import visible
 from wherry.cli.audit import audit as command
 
 EXECUTED = b"PK\3\4 a file for another reader"
@@ -244,13 +244,13 @@ def test_a_part_of_an_archive_is_refused(bundle, at):
 
 def test_sizes_and_places_above_two_gib_are_valid_where_python_writes_them(tmp_path, monkeypatch):
     monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 1000)
-    monkeypatch.setattr(members, "_PLAIN_MAX", 1000)
+    monkeypatch.setattr(check, "_PLAIN_MAX", 1000)
     support.converted(tmp_path)
     audit(bundle=tmp_path / "evidence.zip")
     with zipfile.ZipFile(tmp_path / "evidence.zip") as archive:
         assert sum(bool(info.extra) for info in archive.infolist()) > 5
     assert check_bundle(tmp_path / "evidence.zip").problems == []
-    monkeypatch.setattr(members, "_PLAIN_MAX", 1 << 31)
+    monkeypatch.setattr(check, "_PLAIN_MAX", 1 << 31)
     assert "an extra field" in check_bundle(tmp_path / "evidence.zip").problems[0]
 
 

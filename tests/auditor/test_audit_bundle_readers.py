@@ -15,7 +15,7 @@ import pytest
 
 from tests.support import audit as support
 from tests.support.audit import rewritten
-from wherry.auditor import check, members
+from wherry.auditor import check
 from wherry.auditor.audit import audit
 from wherry.auditor.bundle import check_bundle
 
@@ -211,8 +211,8 @@ def test_a_sparse_ledger_is_refused_before_it_is_read(bundle, monkeypatch):
 
 
 def test_text_of_a_size_that_no_report_has_is_refused(bundle, monkeypatch):
-    monkeypatch.setattr(members, "WHOLE_MAX", 1 << 16)
-    monkeypatch.setattr(members, "_RATIO_FREE", 1 << 10)
+    monkeypatch.setattr(check, "WHOLE_MAX", 1 << 16)
+    monkeypatch.setattr(check, "_RATIO_FREE", 1 << 10)
     text = random.Random(0).randbytes(1 << 17)
     changed = rewritten(bundle, lambda name, data: text if name == "report.md" else data)
     assert "report.md: 131072 bytes" in check_bundle(changed).problems[0]

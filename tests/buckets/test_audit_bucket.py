@@ -12,7 +12,7 @@ from wherry.auditor.report import summary
 from wherry.converter.convert import convert
 from wherry.errors import UsageError
 from wherry.ledger.record import record_sidecar
-from wherry.verifier import full_read
+from wherry.verifier import evidence
 from wherry.verifier.verify import verify
 
 
@@ -101,7 +101,7 @@ def test_only_a_read_of_exactly_these_objects_counts(bucket, made):
 
 @on_both("s3")
 def test_an_object_that_is_replaced_while_it_is_read_has_no_state(bucket, made, monkeypatch):
-    real = full_read.hash_checkpoint
+    real = evidence.hash_checkpoint
 
     def hashed(checkpoint, *words, **how):
         found = real(checkpoint, *words, **how)
@@ -110,7 +110,7 @@ def test_an_object_that_is_replaced_while_it_is_read_has_no_state(bucket, made, 
             bucket.put("made/__0_0.distcp", b"another")
         return found
 
-    monkeypatch.setattr(full_read, "hash_checkpoint", hashed)
+    monkeypatch.setattr(evidence, "hash_checkpoint", hashed)
     assert verify(made, level="digest").full_read.state == ""
 
 

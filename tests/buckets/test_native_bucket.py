@@ -13,7 +13,7 @@ import wherry
 from tests.support.bucket_fixtures import on_both
 from wherry.errors import MismatchError, StorageError, UnsupportedError
 from wherry.runtime import child
-from wherry.verifier import native_source as subject
+from wherry.verifier import native as subject
 
 pytest_plugins = ("tests.support.warm_native",)
 pytestmark = pytest.mark.usefixtures("forked_loaders")

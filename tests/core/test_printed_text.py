@@ -14,14 +14,14 @@ from safetensors.numpy import save_file
 
 import wherry
 from wherry.auditor import markdown
-from wherry.auditor.members import visible
+from wherry.auditor.check import visible
 from wherry.cli import cli, main
 from wherry.console.say import OneLine
 from wherry.console.tables import bar, print_json, print_table
 from wherry.core.progress import Progress, logger
 from wherry.credentials import redact, redact_values
 from wherry.errors import CorruptError, UsageError, WherryError, json_escaped, printable
-from wherry.lineage.page_json import json_text
+from wherry.lineage.page import json_text
 from wherry.storage.home import home
 from wherry.storage.stores import locate
 

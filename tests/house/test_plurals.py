@@ -19,7 +19,7 @@ NOUNS = (
 ).replace(" ", "|")
 _PLURAL = re.compile(rf" (?:[a-z]+ )?(?:{NOUNS})\b")
 # The program of an evidence bundle imports nothing of ours; formats say what they saw, for experts.
-_APART = ("wherry/auditor/check.py", "wherry/auditor/members.py", "wherry/core/units.py", "integrations/")
+_APART = ("wherry/auditor/check.py", "wherry/core/units.py", "integrations/")
 
 
 def plurals(tree: ast.AST) -> Iterator[str]:

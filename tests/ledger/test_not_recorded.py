@@ -28,7 +28,7 @@ from wherry.live import handle as export_handle
 from wherry.routes import night as nights
 from wherry.routes.report import NightReport, WorkOutcome, failure, markdown
 from wherry.routes.routes import load_config
-from wherry.verifier.workflow import verify_and_record
+from wherry.verifier.verify import verify_and_record
 
 LATE = "recorded now; the ledger did not have it"
 

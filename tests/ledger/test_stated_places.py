@@ -23,8 +23,7 @@ from wherry.errors import HostileError, MismatchError
 from wherry.ledger.resolve import checkpoint_uri
 from wherry.lineage.stale import stale
 from wherry.remote.addresses import ELSEWHERE
-from wherry.verifier.verify import verify_source
-from wherry.verifier.workflow import comparison, verify_and_record
+from wherry.verifier.verify import comparison, verify, verify_and_record
 
 CONFIG = """
 [routes.r]
@@ -134,8 +133,8 @@ def test_the_source_of_a_comparison_does_not_leave_its_root(receipt, tmp_path):
     (root / "run").symlink_to(receipt.source.uri)
     source = SourceRequest(receipt.target.uri)
     for level in ("digest", "roundtrip"):
-        assert verify_source(source, level=level, against=root / "run").ok, "a person may name a link"
-        found = verify_source(source, level=level, against=root / "run", against_below=str(root))
+        assert verify(source, level=level, against=root / "run").ok, "a person may name a link"
+        found = verify(source, level=level, against=SourceRequest(str(root / "run"), below=str(root)))
         assert found.verdict == "malicious"
     how = comparison("roundtrip", str(root / "run"), str(root), None)
     with pytest.raises(MismatchError, match="link points outside"):

@@ -9,8 +9,7 @@ import pytest
 
 from tests.support.lineage_page import TIME, data_of, digest, node, tree
 from wherry.ledger.replay import PlaceRecord, RegistrationRecord, VerificationRecord
-from wherry.lineage.excerpt import NEIGHBOURS
-from wherry.lineage.page import MOST_BYTES, page
+from wherry.lineage.page import MOST_BYTES, NEIGHBOURS, page
 
 pytest_plugins = ["tests.support.lineage_page"]  # its fixtures
 

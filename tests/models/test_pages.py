@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 import wherry
 from tests.support.registry import converted, flip_a_bit
 from wherry.ledger.record import open_ledger, record_verification
-from wherry.models.facts import facts_of
+from wherry.models.register import facts_of
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
 

@@ -163,7 +163,7 @@ OWN = {
     "wherry/text/config_text.py", "wherry/cli/routes.py", "wherry/quantized/schemes.py", "wherry/quantized/ggml.py",
     "wherry/routes/first.py", "integrations/formats/gguf/write.py", "integrations/formats/gguf/tokenizer.py",
     "wherry/merger/orientation.py", "wherry/kernels/compile.py",
-    "wherry/site/shell.py",
+    "wherry/site/pages.py",
     "wherry/watch/doctor.py", "wherry/families/__init__.py", "wherry/target/signed_log.py", "wherry/target/lease.py",
     "wherry/lineage/page.py", "wherry/models/policy.py", "wherry/live/shares.py", "wherry/live/snapshot.py",
     "wherry/target/file_staging.py", "wherry/config/digests.py",

@@ -71,7 +71,7 @@ _HOLDS: dict[str, dict[str, str]] = {
         "committing": "wherry.ledger.record:record_event",
     },
     "audit": {
-        "running": "wherry.auditor.audit:_audit",
+        "running": "wherry.auditor.audit:ask",
         "registering": "wherry.integrations.mlflow.read:registered_versions",
         "committing": "wherry.auditor.audit:_record",
     },

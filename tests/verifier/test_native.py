@@ -16,8 +16,7 @@ import wherry
 from tests.support.tiny_models import save_tiny
 from wherry.errors import UnsupportedError
 from wherry.formats.pin import take_pin
-from wherry.verifier.native import NativeReport, NoAnswerError
-from wherry.verifier.native_source import files_of
+from wherry.verifier.native import NativeReport, NoAnswerError, files_of
 
 pytest_plugins = ("tests.support.warm_native",)
 

@@ -36,7 +36,7 @@ from wherry.runtime import child
 from wherry.runtime.sandbox import SWITCH
 from wherry.storage.stores import locate
 from wherry.testing import samples, writers
-from wherry.verifier.verify import verify_source
+from wherry.verifier.verify import verify
 
 for package in ("torch", "transformers", "safetensors", "orbax.checkpoint", "flax"):
     pytest.importorskip(package, reason=f"{package} is not installed")
@@ -241,7 +241,7 @@ def test_classes_that_are_let_pass_are_refused_at_levels_of_other_libraries(
     ATTACKS[name]["metadata"](checkpoint, marker)
     source = SourceRequest(str(checkpoint), allow_opaque=("posix.system",))
     with pytest.raises(UsageError, match=r"cannot skip posix\.system") as caught:
-        verify_source(source, level=level, against=checkpoint if level == "logits" else None)
+        verify(source, level=level, against=checkpoint if level == "logits" else None)
     assert caught.value.exit_code == 2
     assert not marker.exists()
 

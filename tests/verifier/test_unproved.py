@@ -13,8 +13,8 @@ from wherry.integrations import openlineage
 from wherry.ledger.nodes import verifications
 from wherry.ledger.record import open_ledger, statements
 from wherry.ledger.replay import has_failed, has_passed
-from wherry.lineage.excerpt import totals
 from wherry.lineage.lineage import show
+from wherry.lineage.page import totals
 from wherry.lineage.text import render
 from wherry.watch.metrics import measure
 
@@ -57,7 +57,7 @@ def test_a_promotion_refuses_a_checkpoint_whose_record_vanishes(noted, monkeypat
     from wherry.errors import NotFoundError
     from wherry.models import promote
 
-    monkeypatch.setattr(promote, "verify_source", lambda *_uri, **_how: noted)
+    monkeypatch.setattr(promote, "verify", lambda *_uri, **_how: noted)
     pytest.importorskip("mlflow")
     wherry.inspect(noted.uri, write=True)
     with pytest.raises(NotFoundError, match="reading it proves nothing"):

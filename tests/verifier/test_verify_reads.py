@@ -22,7 +22,7 @@ from wherry.ledger.record import open_ledger, statements
 from wherry.ledger.replay import replay
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
-from wherry.verifier.workflow import verify_and_record
+from wherry.verifier.verify import verify_and_record
 
 TENSORS = {"w": np.arange(4096, dtype="f4"), "b": np.ones(3, "f4")}
 

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -26,9 +26,8 @@ from wherry.auditor.bytes import check_signatures, load_some, read_all, required
 from wherry.auditor.check import record_name
 from wherry.auditor.cure import add_cures
 from wherry.auditor.markdown import markdown
-from wherry.auditor.marks import mark_versions
 from wherry.auditor.places import look_at
-from wherry.auditor.registrations import RegistryContents, ask, compare_registry
+from wherry.auditor.registrations import RegistryContents, ask, compare_registry, mark_versions
 from wherry.auditor.report import AuditReport, ChainProof, Finding, gravity
 from wherry.auditor.roots import findings_of, normalise_roots, survey_roots
 from wherry.config.settings import audits_are_recorded
@@ -37,7 +36,7 @@ from wherry.core.units import DEFAULT_MEMORY, DEFAULT_UNIT, parse_budget, parse_
 from wherry.errors import UsageError, WherryError
 from wherry.ledger.replay import replay
 from wherry.runtime import threads
-from wherry.verifier.full_read import ReadOptions
+from wherry.verifier.evidence import ReadOptions
 from wherry.version import __version__
 from wherry.workers import THREADS
 
@@ -58,25 +57,6 @@ _WORKERS = 16  # reading metadata mostly waits for storage
 # What the ledger keeps of the gravest findings; the report and the bundle have all of them.
 _RECORDED = ("kind", "severity", "what", "uri", "checkpoint_digest", "path")
 _MOST_RECORDED = 100
-
-
-@dataclass(frozen=True, slots=True)
-class _AuditRequest:
-    """The arguments of an audit."""
-
-    scope: Scope
-    level: str
-    sample: str | None
-    deep: bool
-    as_of: str | None
-    native_sample: int
-    anchor: str | None
-    tracking_uri: str | None
-    registry_uri: str | None
-    how: ReadOptions
-    key: str | None
-    record: bool
-    progress: OnProgress | None
 
 
 def audit(
@@ -126,6 +106,7 @@ def audit(
         StorageError: the ledger cannot be read, or the evidence cannot be written.
     """
     from wherry.ledger.record import open_ledger
+    from wherry.ledger.statements import moment
 
     if level not in LEVELS:
         raise UsageError(f"unknown level {level!r}", cure=f"choose {' or '.join(LEVELS)}")
@@ -136,73 +117,63 @@ def audit(
         from wherry.workers.engines import engine_of
 
         engine_of(on)
-    how = ReadOptions(parse_budget(memory), progress, on, parse_size(unit))
-    request = _AuditRequest(
-        scope, level, sample, deep, as_of, native_sample, anchor_hash(anchor), tracking_uri, registry_uri, how,
-        required_key(key), audits_are_recorded() if record is None else record, progress,
-    )  # fmt: skip
+    options = ReadOptions(parse_budget(memory), progress, on, parse_size(unit))
+    expected_anchor, public_key = anchor_hash(anchor), required_key(key)
+    is_recorded = audits_are_recorded() if record is None else record
     started = utc_now()
     target = None if bundle is None else place_for(bundle, started)
     with open_ledger() as ledger, _evidence(target) as records:
-        report = _audit(request, ledger, started, records)
+        clock, until = time.monotonic(), None if as_of is None else moment(as_of)
+        known = replay(ledger, until=until)
+        registry = ask(known, tracking_uri, registry_uri)
+        roots = [] if isinstance(scope, str) else normalise_roots(scope)
+        places, stated = _choose_places(scope, roots, known, registry), isinstance(scope, str)
+        keep = None if records is None else partial(_keep, records)
+        with threads.executor(_WORKERS, "wherry-audit") as executor:
+            rows = executor.map(partial(look_at, known=known, keep=keep, stated=stated), places)
+            looked = {place.uri: row for place, row in zip(places, rows, strict=True)}
+        recording = ledger if is_recorded else None
+        chosen = ""
+        if level == "digest":
+            chosen = read_all(
+                looked, known, sample=sample, deep=deep, options=options, ledger=recording, progress=progress
+            )
+        load_some(looked, known, native_sample, recording)
+        if public_key is not None:
+            check_signatures(looked, public_key)
+        chain, faults = _chain(ledger, known, expected_anchor)
+        later = replay(ledger, after=known.statements)
+        findings = [
+            *faults,
+            *(finding for one in looked.values() for finding in one.findings),
+            *compare_registry(registry, known, later, looked, as_of=until is not None),
+            *_deletions(scope, roots, known),
+            *(findings_of(survey_roots(roots, known), as_of=until) if roots else ()),
+        ]
+        sorted_ = _gravest_first(add_cures(findings, known, looked))
+        finished = utc_now()
+        if is_recorded and until is None:
+            sorted_ = _gravest_first([*sorted_, *mark_versions(registry, sorted_, known, looked, finished)])
+        report = AuditReport(
+            scope=(scope,) if isinstance(scope, str) else tuple(roots),
+            level=level,
+            as_of=until,
+            sample=chosen,
+            started=started,
+            finished=finished,
+            seconds=round(time.monotonic() - clock, 3),
+            wherry=__version__,
+            chain=chain,
+            checkpoints=tuple(one.row for one in looked.values()),
+            findings=tuple(sorted_),
+            registry=registry.uri,
+            versions=sum(1 for version in registry.versions if version.digest),
+            history=known.history,
+        )
         sha256 = None
         if target is not None and records is not None:
             sha256 = write_bundle(target, report, markdown(report), records, ledger)
-        return _record(report, ledger, sha256) if request.record else report
-
-
-def _audit(request: _AuditRequest, ledger: Ledger, started: str, records: Path | None) -> AuditReport:
-    from wherry.ledger.statements import moment
-
-    clock = time.monotonic()
-    as_of = None if request.as_of is None else moment(request.as_of)
-    found = replay(ledger, until=as_of)
-    registry = ask(found, request.tracking_uri, request.registry_uri)
-    roots = [] if isinstance(request.scope, str) else normalise_roots(request.scope)
-    places, stated = _choose_places(request.scope, roots, found, registry), isinstance(request.scope, str)
-    keep = None if records is None else partial(_keep, records)
-    with threads.executor(_WORKERS, "wherry-audit") as executor:
-        rows = executor.map(partial(look_at, known=found, keep=keep, stated=stated), places)
-        looked = {place.uri: row for place, row in zip(places, rows, strict=True)}
-    kept = ledger if request.record else None
-    sample = ""
-    if request.level == "digest":
-        sample = read_all(
-            looked, found, sample=request.sample, deep=request.deep, how=request.how, ledger=kept,
-            progress=request.progress,
-        )  # fmt: skip
-    load_some(looked, found, request.native_sample, kept)
-    if request.key is not None:
-        check_signatures(looked, request.key)
-    chain, faults = _chain(ledger, found, request.anchor)
-    later = replay(ledger, after=found.statements)
-    findings = [
-        *faults,
-        *(finding for one in looked.values() for finding in one.findings),
-        *compare_registry(registry, found, later, looked, as_of=as_of is not None),
-        *_deletions(request.scope, roots, found),
-        *(findings_of(survey_roots(roots, found), as_of=as_of) if roots else ()),
-    ]
-    sorted_ = _gravest_first(add_cures(findings, found, looked))
-    finished = utc_now()
-    if request.record and as_of is None:
-        sorted_ = _gravest_first([*sorted_, *mark_versions(registry, sorted_, found, looked, finished)])
-    return AuditReport(
-        scope=(request.scope,) if isinstance(request.scope, str) else tuple(roots),
-        level=request.level,
-        as_of=as_of,
-        sample=sample,
-        started=started,
-        finished=finished,
-        seconds=round(time.monotonic() - clock, 3),
-        wherry=__version__,
-        chain=chain,
-        checkpoints=tuple(one.row for one in looked.values()),
-        findings=tuple(sorted_),
-        registry=registry.uri,
-        versions=sum(1 for version in registry.versions if version.digest),
-        history=found.history,
-    )
+        return _record(report, ledger, sha256) if is_recorded else report
 
 
 def _choose_places(

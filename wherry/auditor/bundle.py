@@ -17,10 +17,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wherry.auditor import check, members
-from wherry.auditor.check import SCHEMA
-from wherry.auditor.members import ANCHOR, INDEX, LEDGER, MANIFESTS, PAGE, PROGRAM, README, REPORT
-from wherry.auditor.report_json import render_page
+from wherry.auditor import check
+from wherry.auditor.check import ANCHOR, INDEX, LEDGER, MANIFESTS, PAGE, PROGRAM, README, REPORT, SCHEMA
+from wherry.auditor.markdown import render_page
 from wherry.core.receipt import utc_now
 from wherry.errors import NotFoundError, TargetExistsError, UsageError, storage_error
 from wherry.storage.folders import make_durable_folders, rename_without_replacing, sync_folder
@@ -178,11 +177,8 @@ def _check_texts(path: str, checked: CheckReport) -> None:
 
 
 def program_text() -> bytes:
-    """The program of a bundle: `check.py` with the text of `members.py` in place of its import, in one file."""
-    own, other = (Path(str(one.__file__)).read_text("utf-8") for one in (check, members))
-    own = re.sub(r"(?m)^from wherry\.auditor\.members import \([^)]*\)\n", "", own, count=1)
-    start, future, rest = own.partition("from __future__ import annotations\n")
-    return f"{start}{future}{other.partition(future)[2]}{rest}".encode()
+    """The program of a bundle: the text of `wherry.auditor.check`, which needs no other module of wherry."""
+    return Path(check.__file__).read_bytes()
 
 
 def anchor_hash(anchor: str | None) -> str | None:

@@ -16,12 +16,12 @@ import shlex
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from wherry.auditor.places import PlaceAudit, about, error_finding
 from wherry.auditor.report import UNCHANGED, Finding
 from wherry.config.settings import configured_value
-from wherry.converter.references import digest_companion, reference
+from wherry.converter.references import reference
 from wherry.core.algorithms import algorithm_of
 from wherry.core.digest import LEAF
 from wherry.core.progress import Progress
@@ -37,16 +37,13 @@ from wherry.errors import (
     WherryError,
 )
 from wherry.formats.checkpoint import open_source
-from wherry.formats.pin import object_pin, state_read
 from wherry.ledger.replay import READ
-from wherry.mover.hashing import hash_checkpoint
 from wherry.runtime import threads
 from wherry.runtime.child import NoAnswerError
 from wherry.storage.sidecar import signature_location
 from wherry.storage.stores import is_live, locate
-from wherry.verifier.full_read import hash_tensors
+from wherry.verifier.evidence import compare
 from wherry.verifier.verify import UNCOMPARED, Verification, uncompared_error, verify
-from wherry.workers import THREADS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,10 +51,9 @@ if TYPE_CHECKING:
     from wherry.auditor.places import PlaceAudit
     from wherry.auditor.report import CheckpointAudit
     from wherry.core.progress import OnProgress
-    from wherry.core.receipt import CheckpointRef
     from wherry.ledger.record import Ledger
     from wherry.ledger.replay import CheckpointRecord, LedgerState
-    from wherry.verifier.full_read import ReadOptions
+    from wherry.verifier.evidence import ReadOptions
 
 
 # Verdicts after which it is still useful to read the bytes.
@@ -72,7 +68,7 @@ def read_all(
     *,
     sample: str | None,
     deep: bool,
-    how: ReadOptions,
+    options: ReadOptions,
     ledger: Ledger | None,
     progress: OnProgress | None,
 ) -> str:
@@ -83,7 +79,7 @@ def read_all(
         known: the ledger state as of the audit's date.
         sample: how many; see `wherry.auditor.audit.audit`.
         deep: whether objects are read too whose bytes were verified in their present state.
-        how: memory, and the workers that read.
+        options: memory, and the workers that read.
         ledger: where outcomes are recorded; None records none.
         progress: called a few times a second.
 
@@ -92,11 +88,11 @@ def read_all(
     """
     if not deep:
         looked |= {uri: same for uri, one in looked.items() if (same := one.unchanged(known)) is not None}
-    readable = [uri for uri in oldest_proofs(looked) if looked[uri].row.level != UNCHANGED]
-    chosen = readable[: size_of(sample, len(readable))]
+    readable = [uri for uri in _oldest_proofs(looked) if looked[uri].row.level != UNCHANGED]
+    chosen = readable[: _size_of(sample, len(readable))]
     meter = _Meter(progress, sum(looked[uri].row.nbytes for uri in chosen))
     for uri in chosen:
-        done = read_bytes_of(looked[uri], known, how=replace(how, progress=meter.report))
+        done = _read_bytes_of(looked[uri], known, replace(options, progress=meter.report))
         meter.done += done.row.nbytes
         looked[uri] = done if ledger is None else _note(done, known, ledger)
     return f"{len(chosen)} of {plural(len(readable), 'readable checkpoint')}, those with the oldest verification first"
@@ -114,21 +110,21 @@ def load_some(looked: dict[str, PlaceAudit], known: LedgerState, count: int, led
     if not count:
         return
     loaders = service("native").LOADERS
-    order = sorted(oldest_proofs(looked), key=lambda uri: looked[uri].row.format not in loaders)
+    order = sorted(_oldest_proofs(looked), key=lambda uri: looked[uri].row.format not in loaders)
     for uri in order[:count]:
-        done = load_natively(looked[uri])
+        done = _load_natively(looked[uri])
         tried = done.row.level == "native"
         looked[uri] = _note(done, known, ledger) if ledger is not None and tried else done
 
 
-def oldest_proofs(looked: dict[str, PlaceAudit]) -> list[str]:
+def _oldest_proofs(looked: dict[str, PlaceAudit]) -> list[str]:
     """The readable places in a deterministic order, those with the oldest verification of bytes first."""
     readable = [one.row for one in looked.values() if one.row.verdict in _READABLE]
     readable.sort(key=lambda row: (row.verified or "", row.checkpoint_digest, row.uri))
     return [row.uri for row in readable]
 
 
-def size_of(sample: str | None, count: int) -> int:
+def _size_of(sample: str | None, count: int) -> int:
     """The size of a sample of `count` checkpoints.
 
     Raises:
@@ -146,17 +142,17 @@ def size_of(sample: str | None, count: int) -> int:
     return min(int(wanted), count)
 
 
-def read_bytes_of(looked: PlaceAudit, known: LedgerState, *, how: ReadOptions) -> PlaceAudit:
+def _read_bytes_of(looked: PlaceAudit, known: LedgerState, options: ReadOptions) -> PlaceAudit:
     """Read every byte of a place and compare it with the sidecar, or for a source without one with the ledger."""
     clock, row, state = time.monotonic(), looked.row, ""
     subject = known.checkpoints[row.checkpoint_digest]
     try:
         if not looked.recorded:
-            found, state = _without_sidecar(row, subject, how)
+            found, state = _without_sidecar(row, subject, options)
         else:
             outcome = verify(
-                row.uri, level="digest", format=row.format, memory=how.memory, progress=how.progress, on=how.on,
-                unit=how.unit_bytes,
+                row.uri, level="digest", format=row.format, memory=options.memory, progress=options.progress,
+                on=options.on, unit=options.unit_bytes,
             )  # fmt: skip
             found = list(_failures(looked, outcome))
             if outcome.verdict == UNCOMPARED:
@@ -167,7 +163,7 @@ def read_bytes_of(looked: PlaceAudit, known: LedgerState, *, how: ReadOptions) -
     return looked.with_findings(found, "digest", time.monotonic() - clock)._replace(state=state)
 
 
-def load_natively(looked: PlaceAudit) -> PlaceAudit:
+def _load_natively(looked: PlaceAudit) -> PlaceAudit:
     """Restore it with the target's own library on the available devices; a finding says if that is impossible here."""
     clock, row, devices = time.monotonic(), looked.row, ""
     try:
@@ -184,37 +180,6 @@ def load_natively(looked: PlaceAudit) -> PlaceAudit:
     return looked.with_findings(found, "native", time.monotonic() - clock, devices)
 
 
-def verification_subject(looked: PlaceAudit, known: LedgerState) -> CheckpointRef:
-    """The node that a verification is recorded for: from the ledger, at this place, with its current fingerprint."""
-    from wherry.core.receipt import CheckpointRef
-
-    subject = known.checkpoints[looked.row.checkpoint_digest]
-    fields = {name: getattr(subject, name) for name in subject.__slots__}
-    sound = looked.row.verdict == "ok"  # the fingerprint of damaged files must not become the expected one
-    mark = (sound and looked.fingerprint) or known.places[looked.row.uri].fingerprint
-    return CheckpointRef(uri=looked.row.uri, fingerprint=mark, **fields)
-
-
-def outcome_of(looked: PlaceAudit) -> dict[str, Any]:
-    """The outcome as a verification for the ledger."""
-    failed = [one for one in looked.findings if one.severity == "error"]
-    return {
-        "uri": looked.row.uri,
-        "level": looked.row.level,
-        "verdict": looked.row.verdict if failed else "ok",
-        "ok": not failed,
-        "tensors": {
-            "checked": looked.row.tensors,
-            "failed": [{"path": one.path or "", "reason": one.what, "leaf": one.leaf} for one in failed],
-        },
-        "seconds": looked.row.seconds,
-        "bytes": looked.row.nbytes,
-        "by": "audit",
-        **({"devices": looked.row.devices} if looked.row.devices else {}),
-        **({"state": looked.state} if looked.state and not failed else {}),
-    }
-
-
 def _failures(looked: PlaceAudit, outcome: Verification) -> Iterator[Finding]:
     """The failures of a verification as findings, with the byte position of the leaf, but for known added files."""
     row, kind = looked.row, "altered" if outcome.ok else outcome.verdict
@@ -229,32 +194,21 @@ def _failures(looked: PlaceAudit, outcome: Verification) -> Iterator[Finding]:
 
 
 def _without_sidecar(
-    row: CheckpointAudit, subject: CheckpointRecord, how: ReadOptions
+    row: CheckpointAudit, subject: CheckpointRecord, options: ReadOptions
 ) -> tuple[list[Finding], str]:
     """Recompute its digest, as the conversion did that read it, and compare it with the ledger's.
 
     Returns:
         The findings, and the state of what was read.
     """
-    with open_source(SourceRequest(row.uri, row.format)) as checkpoint:
-        pin = object_pin(checkpoint)
-        manifest, gone = checkpoint.manifest, {piece.path for piece in checkpoint.reader.absent()}
-        manifest = replace(manifest, tensors={p: s for p, s in manifest.tensors.items() if p not in gone})
-        algorithm, paths = algorithm_of(row.checkpoint_digest), list(manifest.tensors)
-        if gone or how.on == THREADS:
-            found = hash_checkpoint(
-                checkpoint, algorithm, memory=how.memory, progress=how.progress, paths=paths
-            )
-        else:
-            found = hash_tensors(
-                checkpoint, algorithm, replace(how, source=SourceRequest(row.uri, row.format))
-            )
-        companions = tuple(digest_companion(checkpoint, one) for one in manifest.companions)
-        full = manifest.with_digests(found.digests, companions)
-        node = reference(row.uri, subject.format, subject.format_version, full, "", algorithm)
-        state = state_read(pin, checkpoint)
+    algorithm = algorithm_of(row.checkpoint_digest)
+    source = SourceRequest(row.uri, row.format)
+    with open_source(source) as checkpoint:
+        gone = {piece.path for piece in checkpoint.reader.absent()}
+        evidence = compare(checkpoint, None, algorithm, replace(options, source=source), without=gone)
+    node = reference(row.uri, subject.format, subject.format_version, evidence.manifest, "", algorithm)
     if node.checkpoint_digest == row.checkpoint_digest:
-        return [], state
+        return [], evidence.state
     part = "a companion file" if node.weights_digest == subject.weights_digest else "its tensors"
     kind = "altered" if row.role != READ or row.models else "source-changed"
     what = (
@@ -265,14 +219,35 @@ def _without_sidecar(
 
 
 def _note(done: PlaceAudit, known: LedgerState, ledger: Ledger) -> PlaceAudit:
+    """Record the outcome as a verification of the ledger's node, at this place, with its current fingerprint."""
+    from wherry.core.receipt import CheckpointRef
     from wherry.ledger.record import record_verification
 
     if any(one.kind in ("unreachable", "outside-routes") for one in done.findings):
         return done  # the bytes were not read
+    row, node = done.row, known.checkpoints[done.row.checkpoint_digest]
+    failed = [one for one in done.findings if one.severity == "error"]
+    sound = row.verdict == "ok"  # the fingerprint of damaged files must not become the expected one
+    mark = (sound and done.fingerprint) or known.places[row.uri].fingerprint
+    fields = {name: getattr(node, name) for name in node.__slots__}
+    outcome = {
+        "uri": row.uri,
+        "level": row.level,
+        "verdict": row.verdict if failed else "ok",
+        "ok": not failed,
+        "tensors": {
+            "checked": row.tensors,
+            "failed": [{"path": one.path or "", "reason": one.what, "leaf": one.leaf} for one in failed],
+        },
+        "seconds": row.seconds,
+        "bytes": row.nbytes,
+        "by": "audit",
+        **({"devices": row.devices} if row.devices else {}),
+        **({"state": done.state} if done.state and not failed else {}),
+    }
     try:
-        record_verification(ledger, verification_subject(done, known), outcome_of(done))
+        record_verification(ledger, CheckpointRef(uri=row.uri, fingerprint=mark, **fields), outcome)
     except WherryError as error:
-        row = done.row
         note = Finding("not-recorded", error.what, row.uri, row.checkpoint_digest, cure=error.cure)
         return done._replace(findings=(*done.findings, note))
     return done
@@ -294,6 +269,9 @@ class _Meter:
         rate = done / max(time.monotonic() - self._clock, 1e-9)
         eta = (self._total - done) / rate if rate else None
         self._report(Progress("audit", done, self._total, rate, eta, one.current))
+
+
+# ---- signatures ------------------------------------------------------------------------------------------------------
 
 
 _WORKERS = 16  # checking signatures mostly waits for storage

@@ -1,22 +1,31 @@
 """markdown: the report of an audit as a page, for the artifact of the flow and for the evidence.
 
 Each finding is a block of its own, since its sentences and URIs are too long for the columns of a table. Names come
-from storage and may contain any character, so they are escaped.
+from storage and may contain any character, so they are escaped. The page of a bundle is compared with that of its
+report, which is read from its JSON again.
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from wherry.auditor.report import KINDS, SEVERITIES, summary
+from wherry.auditor.report import (
+    KINDS,
+    SEVERITIES,
+    AffectedCheckpoint,
+    AuditReport,
+    ChainProof,
+    CheckpointAudit,
+    Finding,
+    summary,
+)
 from wherry.core.units import plural, short
 from wherry.errors import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from wherry.auditor.report import AuditReport, CheckpointAudit, Finding
 
 LISTED = 200  # maximum blocks of a severity, and rows of a table; the JSON has all of them
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>|#!])")
@@ -78,3 +87,63 @@ def _plain(text: str) -> str:
     """Escape a text for Markdown: on one line, without characters that nobody sees."""
     visible = "".join(one if one.isprintable() and printable(one) == one else " " for one in text)
     return _MARKUP.sub(r"\\\1", visible)
+
+
+_DERIVED = ("schema", "ok", "counts")  # of the report
+_LISTS = ("scope", "checkpoints", "findings", "history")
+_DAMAGE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+
+
+def render_page(data: dict[str, Any]) -> str:
+    """The page (`report.md`) of a report that `AuditReport.to_json` has printed.
+
+    Raises:
+        ValueError: it is not such a report, or what is derived from its rows differs from them.
+    """
+    try:
+        report = _report(data)
+        fault = _difference(report, data)
+        page = markdown(report)
+    except _DAMAGE as error:
+        raise ValueError(f"not the report of an audit: {type(error).__name__}: {error}") from error
+    if fault is not None:
+        raise ValueError(fault)
+    return page
+
+
+def _report(data: dict[str, Any]) -> AuditReport:
+    own: dict[str, Any] = {name: value for name, value in data.items() if name not in _DERIVED}
+    if not all(isinstance(data[name], list) for name in _LISTS):
+        raise TypeError(f"each of {', '.join(_LISTS)} must be a list")
+    own["scope"], own["history"] = tuple(data["scope"]), tuple(data["history"])
+    own["chain"] = ChainProof(**data["chain"])
+    own["checkpoints"] = tuple(_checkpoint(row) for row in data["checkpoints"])
+    own["findings"] = tuple(_finding(row) for row in data["findings"])
+    return AuditReport(**own)
+
+
+def _checkpoint(row: dict[str, Any]) -> CheckpointAudit:
+    own: dict[str, Any] = {**row, "models": tuple(row["models"])}
+    return CheckpointAudit(**own)
+
+
+def _finding(row: dict[str, Any]) -> Finding:
+    own: dict[str, Any] = {name: value for name, value in row.items() if name != "severity"}
+    own["models"] = tuple(row["models"])
+    own["affected"] = tuple(_affected_checkpoint(one) for one in row["affected"])
+    return Finding(**own)
+
+
+def _affected_checkpoint(row: dict[str, Any]) -> AffectedCheckpoint:
+    own: dict[str, Any] = {**row, "uris": tuple(row["uris"]), "models": tuple(row["models"])}
+    return AffectedCheckpoint(**own)
+
+
+def _difference(report: AuditReport, data: dict[str, Any]) -> str | None:
+    """What the JSON states differently than its own rows."""
+    for finding, row in zip(report.findings, data["findings"], strict=True):
+        if finding.severity != row["severity"]:
+            return f"a finding of the kind {finding.kind} has the severity {row['severity']}"
+    if report.counts != data["counts"]:
+        return "its counts are not those of its checkpoints and findings"
+    return None

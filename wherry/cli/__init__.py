@@ -280,13 +280,13 @@ def verify(uri: str, json_: bool, quiet: bool, given: dict[str, Any], **argument
     of its container are intact, and its digests are printed, but nothing is proved. --record records its identity.
     """
     from wherry.console import results, tables
-    from wherry.verifier.verify import verify_source
+    from wherry.verifier.verify import verify as examine
 
     with (
         tables.show_before_error(results.show_verification, json_=json_),
         tables.bar(quiet=quiet or json_) as progress,
     ):
-        verification = verify_source(SourceRequest(uri, **given), progress=progress, **arguments)
+        verification = examine(SourceRequest(uri, **given), progress=progress, **arguments)
     results.show_verification(verification, json_=json_)
     sys.exit(verification.exit_code)
 

@@ -58,13 +58,13 @@ def inspect(
 ) -> None:
     """List the contents of the checkpoint at URI."""
     from wherry.console import tables
-    from wherry.verifier.inspect import inspect_source
+    from wherry.verifier.inspect import inspect as list_contents
 
     if pickles:
         _show_pickles(uri, json_=json_)
         return
     with tables.bar(quiet=quiet or json_) as progress:
-        inspection = inspect_source(SourceRequest(uri, **given), progress=progress, **arguments)
+        inspection = list_contents(SourceRequest(uri, **given), progress=progress, **arguments)
     if json_:
         tables.print_json(inspection.to_json())
         return

@@ -6,33 +6,39 @@ second is compared in the layout of the first one's system, as a conversion woul
 
 from __future__ import annotations
 
+import re
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from wherry.compare.configs import AttributeDifference, config_differences, value_differences
 from wherry.compare.statistics import is_match, matching
-from wherry.compare.values import distance
 from wherry.config.digests import digest_choice
 from wherry.core import dtypes
 from wherry.core.keypath import render
 from wherry.core.request import PLAIN, LayoutRequest
+from wherry.core.tensorspec import row_bands
 from wherry.core.units import DEFAULT_MEMORY, parse_budget
+from wherry.errors import CorruptError, HostileError
+from wherry.formats.companions import file_digest
 from wherry.formats.registry import find_format
 from wherry.ledger.resolve import open_checkpoint
 from wherry.mover.hashing import hash_checkpoint
 from wherry.runtime import threads
+from wherry.text.json_document import parse_json
 from wherry.view.choose import plan_view
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping
 
+    import numpy as np
+
     from wherry.core.keypath import KeyPath
     from wherry.core.progress import OnProgress
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.checkpoint import Checkpoint
+
 
 ONLY_A, ONLY_B, SHAPE, DTYPE, VALUES = "only in A", "only in B", "shape", "dtype", "values"
 
@@ -222,3 +228,141 @@ def _values(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _text(spec: TensorSpec | None) -> str | None:
     return None if spec is None else f"{spec.dtype}[{', '.join(map(str, spec.shape))}]"
+
+
+# ---- values, read in bands of bounded size ---------------------------------------------------------------------------
+
+
+_BAND_ELEMENTS = 1 << 18
+
+
+class Distance(NamedTuple):
+    """How far the values of two tensors differ.
+
+    Attributes:
+        error: the largest absolute difference; infinite if only one of two values is NaN or infinite.
+        elements: number of elements that differ; two NaNs do not.
+    """
+
+    error: float
+    elements: int
+
+
+def distance(a: Checkpoint, b: Checkpoint, path: KeyPath) -> Distance | None:
+    """How far a tensor of equal shape differs; None if its values cannot be calculated with.
+
+    Raises:
+        DamagedError: bytes are missing or corrupt.
+        StorageError: the storage failed.
+    """
+    a_spec, b_spec = a.manifest.tensors[path], b.manifest.tensors[path]
+    if dtypes.opaque(a_spec.dtype) or dtypes.opaque(b_spec.dtype):
+        return None
+    found = Distance(0.0, 0)
+    limit = dtypes.canonical_size(a_spec.dtype, _BAND_ELEMENTS)
+    for region, _span in row_bands(a_spec, limit):
+        one = _of_arrays(a.read(path, region), b.read(path, region))
+        found = Distance(max(found.error, one.error), found.elements + one.elements)
+    return found
+
+
+def _of_arrays(a: np.ndarray, b: np.ndarray) -> Distance:
+    import numpy as np
+
+    exact = a.dtype == b.dtype and a.dtype.kind in "biu"
+    wide_a, wide_b = _wide(a), _wide(b)
+    both_nan = np.isnan(wide_a) & np.isnan(wide_b)
+    apart = (a != b) if exact else (wide_a != wide_b) & ~both_nan
+    with np.errstate(invalid="ignore", over="ignore"):
+        error = np.abs(wide_a - wide_b)[apart]
+    error[~np.isfinite(error)] = np.inf
+    return Distance(float(error.max(initial=0.0)), int(np.count_nonzero(apart)))
+
+
+def _wide(array: np.ndarray) -> np.ndarray:
+    return array.astype("complex128" if array.dtype.kind == "c" else "float64")
+
+
+# ---- attributes of companion files -----------------------------------------------------------------------------------
+
+
+_MOST_BYTES = 4 << 20  # larger files, such as a tokenizer, are compared as a whole
+
+
+@dataclass(frozen=True, slots=True)
+class AttributeDifference:
+    """An attribute of a companion file, or a value of the tree, that differs.
+
+    Attributes:
+        file: name of the companion file; empty for a value of the checkpoint's own tree.
+        name: of the attribute, nested ones joined by `.`; empty for the file as a whole.
+        a, b: the two values as text; None where there is none.
+    """
+
+    file: str
+    name: str
+    a: str | None
+    b: str | None
+
+
+def config_differences(a: Checkpoint, b: Checkpoint) -> Iterator[AttributeDifference]:
+    """The attributes of JSON companions, and the other companions, that differ.
+
+    Raises:
+        NotFoundError, StorageError: a companion cannot be read.
+    """
+    a_sizes = {one.name: one.size for one in a.manifest.companions}
+    b_sizes = {one.name: one.size for one in b.manifest.companions}
+    for name in sorted(a_sizes.keys() | b_sizes.keys()):
+        if name not in a_sizes or name not in b_sizes:
+            yield AttributeDifference(name, "", _size(a_sizes.get(name)), _size(b_sizes.get(name)))
+            continue
+        a_digest, b_digest = (file_digest(side.reader.companion(name)) for side in (a, b))
+        if a_digest == b_digest:
+            continue
+        is_small = max(a_sizes[name], b_sizes[name]) <= _MOST_BYTES
+        parsed = [_attributes(side, name) for side in (a, b)] if is_small else [None]
+        a_attributes, b_attributes = parsed[0], parsed[-1]
+        if a_attributes is None or b_attributes is None:
+            yield AttributeDifference(name, "", f"sha256 {a_digest}", f"sha256 {b_digest}")
+        else:
+            yield from value_differences(a_attributes, b_attributes, name)
+
+
+def value_differences(
+    a: Mapping[str, Any], b: Mapping[str, Any], file: str = ""
+) -> Iterator[AttributeDifference]:
+    """The names whose values differ between two mappings."""
+    for name in sorted(a.keys() | b.keys()):
+        a_text, b_text = (repr(side[name]) if name in side else None for side in (a, b))
+        if a_text != b_text:
+            yield AttributeDifference(file, name, a_text, b_text)
+
+
+def _attributes(checkpoint: Checkpoint, name: str) -> dict[str, Any] | None:
+    """The attributes of a JSON companion by their joined names; None if it is no JSON object."""
+    if not name.endswith(".json"):
+        return None
+    place = checkpoint.reader.companion(name)
+    try:
+        found = parse_json(b"".join(place.pieces()), name, uri=place.uri)
+    except (CorruptError, HostileError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    # Under the names that transformers 5 writes: `torch_dtype` of transformers 4 is its `dtype`.
+    attributes = dict(_flat(found, ""))
+    names = {name: re.sub(r"(^|\.)torch_dtype$", r"\1dtype", name) for name in attributes}
+    return {name if names[name] in attributes else names[name]: value for name, value in attributes.items()}
+
+
+def _flat(found: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    if not isinstance(found, dict) or not found:
+        yield prefix, found
+        return
+    for name, value in found.items():
+        yield from _flat(value, f"{prefix}.{name}" if prefix else str(name))
+
+
+def _size(nbytes: int | None) -> str | None:
+    return None if nbytes is None else f"{nbytes} bytes"

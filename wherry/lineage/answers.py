@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.receipt import Receipt, require_types
 from wherry.core.units import plural, short
 from wherry.lineage.lineage import LineageTree, find_named, tree_of
-from wherry.lineage.nearest import NEIGHBOURS
+from wherry.lineage.nearest import NEIGHBOURS, by_end
 from wherry.lineage.text import DEEPEST, facts, how, join_lines, omission_line, title
 from wherry.runtime.threads import without_collection
 from wherry.text.html import html_table
@@ -248,9 +247,7 @@ def _steps(
     tree: LineageTree, recorded: Mapping[tuple[str, str, str], Mapping[str, Any]], *, up: bool
 ) -> tuple[LineageStep, ...]:
     """The conversions breadth first, each once; those at the same distance in the order of the ledger."""
-    edges = defaultdict[str, "list[Edge]"](list)
-    for edge in tree.edges:
-        edges[edge.target if up else edge.source].append(edge)
+    edges = by_end(tree.edges, up=up)
     found: list[LineageStep] = []
     level, seen, distance = {tree.root}, {tree.root}, 1
     while level:

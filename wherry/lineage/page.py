@@ -1,31 +1,46 @@
-"""The lineage as one HTML page: a graph, the details of each checkpoint and a search, in a single file.
+r"""The lineage as one HTML page: a graph, the details of each checkpoint and a search, in a single file.
 
 It uses no network: style and script are inline, and its content security policy allows only these two, by their hashes.
-Names come from checkpoints, which are untrusted input: they are data in a JSON block (`page_json`), and are inserted as
-text, never as markup. Without JavaScript the plain-text tree is shown. The page has at most `MOST_BYTES`: of a lineage
-that is larger it shows an `excerpt`, and states how much more there is.
+Names come from checkpoints, which are untrusted input: they are data in a JSON block, and are inserted as text, never
+as markup. No text can close the script block that holds the JSON. Invisible characters and those that change the
+writing direction are escaped (`\u202e`), so that no name looks like another. Without JavaScript the plain-text tree is
+shown.
+
+The page has at most `MOST_BYTES`, however large the lineage is, however many places a checkpoint has and however long
+its names are. A checkpoint may have ten thousand results. The page then has the checkpoints nearest to the requested
+one, at most `NEIGHBOURS` on each side of a checkpoint: first those that are registered or failed a verification, then
+those that were converted last. It states how many more each of them has, and lists all others by name and digest in a
+compact form, which its search reads. What does not fit in that list either is counted.
 """
 
 from __future__ import annotations
 
 import html
+import json
 import re
+import unicodedata
 from base64 import b64encode
-from dataclasses import replace
+from collections import Counter, defaultdict, deque
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wherry.core.receipt import utc_now
 from wherry.core.units import plural, short
-from wherry.lineage.excerpt import excerpt, hidden_json, more_of, totals
-from wherry.lineage.page_json import escape_unseen, json_text, short_text
+from wherry.errors import printable
+from wherry.ledger.replay import SOUND
 from wherry.lineage.text import render
 
 if TYPE_CHECKING:
-    from wherry.lineage.excerpt import Excerpt
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from wherry.ledger.nodes import LineageNode
+    from wherry.ledger.record import Edge
     from wherry.lineage.lineage import LineageTree
+
 
 SCHEMA = 1
 MOST_BYTES = 2_000_000  # of the whole page
@@ -93,3 +108,246 @@ def _plain(tree: LineageTree, shown: Excerpt) -> str:
     return (
         f"{kept}\n(not all of {plural(len(tree.nodes), 'checkpoint')}; `wherry lineage show` prints the rest)"
     )
+
+
+# ---- what is shown ---------------------------------------------------------------------------------------------------
+
+
+NEIGHBOURS = 200  # checkpoints shown on each side of a checkpoint, if not all can be shown
+_SHOWN = 800_000  # bytes of the checkpoints and conversions that are shown
+_NAME = 300  # characters of the name of a checkpoint that is only listed
+_WORDS = 5  # registrations and further places of a checkpoint that is only listed
+_WORD = 100  # characters of one of its other texts
+_FORMATS = 50  # formats that are named in the list
+
+
+@dataclass(slots=True)
+class Excerpt:
+    """The part of a lineage that a page shows.
+
+    Attributes:
+        nodes: digest → its JSON.
+        edges: conversion → its JSON; only conversions between shown checkpoints.
+        room: bytes that are left.
+    """
+
+    nodes: dict[str, str] = field(default_factory=dict[str, str])
+    edges: dict[Edge, str] = field(default_factory=dict["Edge", str])
+    room: int = _SHOWN
+
+    def add(self, node: LineageNode, edge: Edge | None = None) -> bool:
+        """Add a checkpoint, and the conversion that leads to it; False if there is no room for them."""
+        text, line = node_json(node), edge_json(edge) if edge else ""
+        if len(text) + len(line) > self.room:
+            return False
+        self.nodes[node.checkpoint_digest] = text
+        if edge is not None:
+            self.edges[edge] = line
+        self.room -= len(text) + len(line) + 2
+        return True
+
+    def connect(self, edges: Iterable[Edge]) -> None:
+        """Add conversions between shown checkpoints, as long as there is room."""
+        for edge in edges:
+            if edge not in self.edges and edge.source in self.nodes and edge.target in self.nodes:
+                line = edge_json(edge)
+                if len(line) > self.room:
+                    return
+                self.edges[edge] = line
+                self.room -= len(line) + 1
+
+
+def excerpt(tree: LineageTree) -> Excerpt:
+    """The whole lineage if it fits, else the checkpoints nearest to its root."""
+    whole = _nearest(tree, (tree.root, *tree.nodes), len(tree.nodes))
+    if len(whole.nodes) == len(tree.nodes) and len(whole.edges) == len(tree.edges):
+        return whole
+    return _nearest(tree, (tree.root,), NEIGHBOURS)
+
+
+def _nearest(tree: LineageTree, seeds: Iterable[str], most: int) -> Excerpt:
+    """What is connected to the seeds, as much as there is room for: breadth first, so many neighbours on each side."""
+    # Digest → its results, and digest → its sources, each with the last conversion; the last recorded come first.
+    below = defaultdict[str, "dict[str, Edge]"](dict)
+    above = defaultdict[str, "dict[str, Edge]"](dict)
+    for edge in reversed(tree.edges):
+        below[edge.source].setdefault(edge.target, edge)
+        above[edge.target].setdefault(edge.source, edge)
+    found = Excerpt()
+    for seed in seeds:
+        if seed not in found.nodes and not (
+            found.add(tree.nodes[seed]) and _around(found, tree, (below, above), seed, most)
+        ):
+            break
+    found.connect(reversed(tree.edges))
+    return found
+
+
+def _around(
+    found: Excerpt,
+    tree: LineageTree,
+    sides: tuple[Mapping[str, Mapping[str, Edge]], ...],
+    seed: str,
+    most: int,
+) -> bool:
+    """Add what is connected to a checkpoint; False when there is no more room."""
+    waiting = deque([seed])
+    while waiting:
+        digest = waiting.popleft()
+        for side in sides:
+            near = sorted(side.get(digest, {}).items(), key=lambda item: not _is_notable(tree.nodes[item[0]]))
+            for other, edge in islice(near, most):
+                if other in found.nodes:
+                    continue
+                if not found.add(tree.nodes[other], edge):
+                    return False
+                waiting.append(other)
+    return True
+
+
+def _is_notable(node: LineageNode) -> bool:
+    failed = node.verified is not None and node.verified.verdict not in SOUND
+    return failed or any(row.version for row in node.registrations)
+
+
+def more_of(tree: LineageTree, shown: Mapping[str, str]) -> dict[str, list[int]]:
+    """Digest of a shown checkpoint → how many of its sources and of its results are not shown."""
+    found = defaultdict[str, tuple[set[str], set[str]]](lambda: (set(), set()))
+    for edge in tree.edges:
+        if edge.target in shown and edge.source not in shown:
+            found[edge.target][0].add(edge.source)
+        if edge.source in shown and edge.target not in shown:
+            found[edge.source][1].add(edge.target)
+    return {digest: [len(side) for side in sides] for digest, sides in found.items()}
+
+
+def totals(tree: LineageTree) -> dict[str, Any]:
+    """The numbers of the whole lineage."""
+    versions = Counter(
+        f"{row.name} v{row.version}"
+        for node in tree.nodes.values()
+        for row in node.registrations
+        if row.version
+    )
+    verdicts = [node.verified.verdict for node in tree.nodes.values() if node.verified is not None]
+    return {
+        "nodes": len(tree.nodes),
+        "edges": len(tree.edges),
+        "lossy": sum(not edge.lossless for edge in tree.edges),
+        "failed": sum(verdict not in SOUND for verdict in verdicts),
+        "versions": len(versions),
+        "models": [short_text(name, _NAME) for name in islice(versions, 2)],
+    }
+
+
+def hidden_json(nodes: Iterable[LineageNode], room: int) -> str:
+    """The checkpoints that are only listed, as many as there is room for, as JSON.
+
+    `rows` are in the order of their names: short digest, number of characters that the name has in common with the
+    name before it, the rest of the name, step, index of the format in `formats`, and further words to search for.
+    `unlisted` is the number of those for which there is no room.
+    """
+    ordered = sorted((_name(node), node.checkpoint_digest, node) for node in nodes)
+    names = dict.fromkeys(node.format for _name, _digest, node in ordered)
+    formats = {name: index for index, name in enumerate(islice(names, _FORMATS))}
+    head, rows, previous = json_text(list(formats), _WORD), list[str](), ""
+    left = room - len(head) - 100  # for the other characters
+    for name, digest, node in ordered:
+        pairs = enumerate(zip(previous, name, strict=False))
+        shared = next((index for index, (a, b) in pairs if a != b), min(len(previous), len(name)))
+        words = " ".join(_words(node, name))
+        row = (short(digest), shared, name[shared:], node.step, formats.get(node.format))
+        text = json_text((*row, words) if words else row)
+        left -= len(text) + 1
+        if left < 0:
+            break
+        rows.append(text)
+        previous = name
+    return f'{{"formats":{head},"rows":[{",".join(rows)}],"unlisted":{len(ordered) - len(rows)}}}'
+
+
+def _name(node: LineageNode) -> str:
+    """The URI at which a checkpoint is, or was."""
+    present = (place.uri for place in node.places if not place.gone)
+    return _tail(next(present, node.places[0].uri if node.places else ""))
+
+
+def _tail(uri: str) -> str:
+    """A URI, or the end of a long one, where URIs differ."""
+    return short_text(uri if len(uri) <= _NAME else f"…{uri[-_NAME:]}")
+
+
+def _words(node: LineageNode, name: str) -> Iterator[str]:
+    """Further words by which a checkpoint is found: its model versions, its other places and what is wrong with it."""
+    versions = (f"{row.name} v{row.version}" for row in node.registrations if row.version)
+    yield from (short_text(text, _WORD) for text in islice(versions, _WORDS))
+    yield from islice((uri for place in node.places if (uri := _tail(place.uri)) != name), _WORDS)
+    if node.places and all(place.gone for place in node.places):
+        yield "deleted"
+    if node.verified is not None and node.verified.verdict not in SOUND:
+        yield short_text(node.verified.verdict, _WORD)
+
+
+# ---- checkpoints and conversions as JSON -----------------------------------------------------------------------------
+
+
+LONGEST = 2000  # maximum characters of one text
+_LARGE = 50_000  # bytes of one checkpoint from which its texts are shortened further
+_SHORTER = 300  # maximum characters of one text then
+_ROWS = 50  # places of a checkpoint that are listed, and as many registrations; a tenth if it is large
+# Unicode categories of invisible characters and of those that change how others are displayed.
+_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+
+
+def node_json(node: LineageNode) -> str:
+    """A checkpoint; `more` has the numbers of places and registrations that are left out."""
+    data = node.to_json()
+    text = json_text(_with_first(data, _ROWS))
+    return text if len(text) <= _LARGE else json_text(_with_first(data, _ROWS // 10), _SHORTER)
+
+
+def edge_json(edge: Edge) -> str:
+    """A conversion."""
+    return json_text(edge.to_json())
+
+
+def json_text(value: Any, longest: int = LONGEST) -> str:
+    """A value as ASCII JSON without `<`, so that no name can end the script block."""
+    text = json.dumps(_visible(value, longest), separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def short_text(text: str, longest: int = LONGEST) -> str:
+    """A text that is visible throughout and not longer than so many characters of the original."""
+    if len(text) <= longest:
+        return escape_unseen(text)
+    return f"{escape_unseen(text[:longest])}… ({len(text):,} characters)"
+
+
+def escape_unseen(text: str, kept: str = "") -> str:
+    """A text with escapes for characters that cannot be seen; those in `kept` stay."""
+    if text.isascii() and text.isprintable():  # then no character is hidden
+        return text
+    return "".join(f"\\u{ord(char):04x}" if _is_hidden(char) and char not in kept else char for char in text)
+
+
+def _is_hidden(char: str) -> bool:
+    """Whether nobody sees a character: by its category, or as a selector of variations or a filler."""
+    return unicodedata.category(char) in _UNSEEN or printable(char) != char
+
+
+def _with_first(data: Mapping[str, Any], most: int) -> dict[str, Any]:
+    cut = {name: data[name][:most] for name in ("places", "registrations")}
+    more = {name: len(data[name]) - most for name in cut if len(data[name]) > most}
+    return {**data, **cut, **({"more": more} if more else {})}
+
+
+def _visible(value: Any, longest: int) -> Any:
+    if isinstance(value, str):
+        return short_text(value, longest)
+    if isinstance(value, dict):
+        mapping: Mapping[str, Any] = value
+        return {name: _visible(item, longest) for name, item in mapping.items()}
+    if isinstance(value, list | tuple):
+        return [_visible(item, longest) for item in value]
+    return value

@@ -8,14 +8,19 @@ has the command that converts again.
 
 Conversions are grouped by their source: each source is opened once, and a plan is made once for all conversions of a
 source with the same request, so that the time grows with the number of sources and requests, not of their products.
+
+A conversion may have been requested by a route whose target is this very URI. Where there is none (the template
+changed, or somebody converted by hand below a route's root), by the routes with the deepest root, each with all its
+targets of that format.
 """
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.config.roots import root_of
 from wherry.converter.command import (
@@ -25,24 +30,26 @@ from wherry.converter.command import (
     planned_again,
     present,
     restore_request,
+    stated_options,
 )
 from wherry.core.digest import canonical_json
 from wherry.core.progress import logger
 from wherry.core.request import RewriteRequest, SourceRequest, TargetRequest
-from wherry.core.units import plural
+from wherry.core.units import DEFAULT_MEMORY, plural
 from wherry.errors import HostileError, NotFoundError, WherryError
 from wherry.formats.checkpoint import open_source, present_fingerprint
-from wherry.lineage.route_rules import as_routed, rules_at, rules_for
+from wherry.formats.registry import find_format
+from wherry.routes.routes import refusal, wanted_targets, whereabouts
 from wherry.runtime import threads
-from wherry.storage.stores import is_live
+from wherry.storage.stores import is_live, locate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from wherry.config.schema import Route
+    from wherry.config.schema import Route, TargetRule
+    from wherry.core.detection import Detection
     from wherry.ledger.nodes import LineageNode
     from wherry.ledger.replay import ConversionRecord, PlaceRecord
-    from wherry.lineage.route_rules import RouteRule, RuleForSource
 
 
 _Plans = dict[bytes, str | WherryError]  # for one source: request → digest of its plan, or the error
@@ -369,3 +376,71 @@ def _with_upstream(rows: Sequence[ConversionRecord], looked: Sequence[Stale]) ->
         if any(reason.kind != SOURCE_GONE for reason in full):
             worn[row.target_uri] = row.target_uri
         yield replace(one, reasons=full) if above else one
+
+
+# ---- rules of routes that may have requested a conversion ------------------------------------------------------------
+
+
+class RouteRule(NamedTuple):
+    """A route with one of its target rules."""
+
+    route: Route
+    rule: TargetRule
+
+
+class RuleForSource(NamedTuple):
+    """A rule that applies to a source.
+
+    Attributes:
+        rule: the rule.
+        format: its format.
+        depth: length of the URI of the route's root.
+        place: URI of its target for this source; None where the route cannot determine it.
+    """
+
+    rule: RouteRule
+    format: str
+    depth: int
+    place: str | None
+
+
+def rules_at(source: Detection, routes: Sequence[Route]) -> tuple[RuleForSource, ...]:
+    """The rules of all routes that accept a source, as it is now."""
+    found: list[RuleForSource] = []
+    for route in routes:
+        where = whereabouts(route.root, source)
+        if where is None or refusal(route, source, where) is not None:
+            continue
+        places: dict[str, str] = {}  # template → URI of the target
+        with suppress(WherryError):  # the route cannot determine them for this source
+            places = {one.rule.uri: one.place for one in wanted_targets(route, source, where)}
+        depth = len(locate(route.root).uri)
+        found += [
+            RuleForSource(RouteRule(route, rule), find_format(rule.format).name, depth, places.get(rule.uri))
+            for rule in route.targets
+        ]
+    return tuple(found)
+
+
+def rules_for(uri: str, format: str, rules: Sequence[RuleForSource]) -> list[RouteRule]:
+    """The rules of routes that may have requested a conversion.
+
+    Args:
+        uri: URI of the result.
+        format: format of the result.
+        rules: the rules that apply to its source.
+
+    Returns:
+        The rules; empty where no route can have requested it.
+    """
+    same = [one for one in rules if one.format == format]
+    depth = max((one.depth for one in same), default=0)
+    exact = [one.rule for one in same if one.place == uri]
+    return exact or [one.rule for one in same if one.depth == depth]
+
+
+def as_routed(row: ConversionRecord, route: Route, rule: TargetRule) -> dict[str, Any]:
+    """The request of a nightly run for a target."""
+    target = replace(rule.at(row.target_uri), into=False)
+    source = SourceRequest(row.source_uri, route.format, allow_opaque=route.allow_opaque)
+    return stated_options(route.request(source, [target], DEFAULT_MEMORY), target)

@@ -24,12 +24,10 @@ from wherry.errors import (
     wherry_error,
 )
 from wherry.formats.checkpoint import Checkpoint, fingerprint, present_fingerprint
-from wherry.formats.companions import digest_companion
 from wherry.formats.recorded_files import file_differences
 from wherry.formats.registry import find_format
 from wherry.ledger.record import RECORDED, REFUSED, not_recorded
 from wherry.ledger.resolve import proved_digest, proved_sidecar, resolve_named
-from wherry.mover.hashing import compare, hash_checkpoint
 from wherry.storage.folders import put_file
 from wherry.storage.sidecar import (
     MOST_SIDECAR,
@@ -42,6 +40,7 @@ from wherry.target.clean import tidy
 from wherry.target.in_use import in_use
 from wherry.target.object_staging import is_unfinished
 from wherry.target.sinks import open_staging
+from wherry.verifier.evidence import ReadOptions, compare
 
 if TYPE_CHECKING:
     from wherry.core.detection import Detection
@@ -218,21 +217,18 @@ def _copy(subject: _Subject, place: Location, memory: str | int, progress: OnPro
 
 def _prove(subject: _Subject, home: Location, memory: str | int, progress: OnProgress | None) -> None:
     """Read every byte of a copy and compare its digests with the record."""
-    manifest = subject.sidecar.manifest
+    sidecar, options = subject.sidecar, ReadOptions(parse_budget(memory), progress)
     with _open_copy(subject, home) as copy:
-        if set(copy.manifest.tensors) != set(manifest.tensors):
-            odd = min(set(copy.manifest.tensors) ^ set(manifest.tensors))
-            raise _differs(subject, "/".join(odd), "the tensor is in only one of copy and manifest")
-        found = hash_checkpoint(
-            copy, subject.sidecar.algorithm, memory=parse_budget(memory), progress=progress
-        )
-        failed = compare(found, manifest.digests, subject.sidecar.leaves)
+        failed = compare(copy, sidecar, sidecar.algorithm, options).failed
         if failed:
-            raise _differs(subject, failed[0].path, failed[0].reason)
-        for companion in manifest.companions:
-            if digest_companion(copy, companion).sha256 != companion.sha256:
-                raise _differs(subject, companion.name, "digest mismatch in the companion file")
-        extra = file_differences(copy, home, subject.sidecar).strange
+            raise MismatchError(
+                f"the copy differs from the record: {failed[0].reason}",
+                uri=subject.location.uri,
+                path=failed[0].path,
+                cure=f"run `wherry verify {shlex.quote(subject.location.uri)} --level digest` to check the original",
+                stage="fetch",
+            )
+        extra = file_differences(copy, home, sidecar).strange
         if extra:
             raise MismatchError(
                 f"the file {extra[0]} has no recorded digest",
@@ -248,16 +244,6 @@ def _open_copy(subject: _Subject, home: Location) -> Checkpoint:
     """A copy, opened with the detection of the original, because the name of a staging area has no meaning."""
     detection = replace(subject.detection, uri=home.uri)
     return Checkpoint(find_format(detection.format).open(home, detection))
-
-
-def _differs(subject: _Subject, path: str, reason: str) -> MismatchError:
-    return MismatchError(
-        f"the copy differs from the record: {reason}",
-        uri=subject.location.uri,
-        path=path,
-        cure=f"run `wherry verify {shlex.quote(subject.location.uri)} --level digest` to check the original",
-        stage="fetch",
-    )
 
 
 def _record(subject: _Subject, done: FetchReport) -> FetchReport:

@@ -29,8 +29,7 @@ from wherry.ledger.replay import ADDED, READ_ONLY, has_passed
 from wherry.ledger.resolve import ResolvedModel, is_model_uri, proved_digest, resolve_model, stores_of
 from wherry.storage.home import user_name, without_secrets
 from wherry.storage.sidecar import read_sidecar
-from wherry.verifier.verify import UNCOMPARED, uncompared_error, verify_source
-from wherry.verifier.workflow import failure_of, unproved_error
+from wherry.verifier.verify import UNCOMPARED, failure_of, uncompared_error, unproved_error, verify
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -345,7 +344,7 @@ def prove_version(
 def _verify(uri: str, sidecar: Sidecar, level: str, memory: str | int, progress: OnProgress | None) -> None:
     """Verify a checkpoint and record the outcome in the ledger in any case."""
     source = SourceRequest(uri, below=root_of(uri))
-    outcome = verify_source(source, level=level, memory=memory, progress=progress)
+    outcome = verify(source, level=level, memory=memory, progress=progress)
     if outcome.verdict == READ_ONLY:  # its sidecar was removed meanwhile
         raise unproved_error(outcome)
     if outcome.verdict == UNCOMPARED:

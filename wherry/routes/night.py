@@ -41,7 +41,7 @@ from wherry.storage.stores import is_live, locate
 from wherry.target.janitor import end_runs
 from wherry.target.janitor import tidy as tidy_left_behind
 from wherry.target.lease import Lease, LeaseFile
-from wherry.verifier.workflow import comparison, verify_and_record
+from wherry.verifier.verify import comparison, verify_and_record
 from wherry.version import __version__
 from wherry.workers import convert_on
 

@@ -1,21 +1,31 @@
-"""pages: checkpoints with search, runs with their timelines, storage by run, and open findings; and one lineage."""
+"""pages: checkpoints with search, runs with their timelines, storage by run, and open findings; and one lineage.
+
+Names are escaped, nothing is loaded, and no script or style but ours can run: the pictures, the timeline of a run and a
+bar for a share, are SVG without a script.
+"""
 
 from __future__ import annotations
 
 import re
+from base64 import b64encode
+from dataclasses import dataclass
+from hashlib import sha256
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from wherry.core.units import plural, short, show_size
-from wherry.errors import NotFoundError
-from wherry.site.pictures import bar, timeline
-from wherry.site.shell import Page, link, shell, text
+from wherry.credentials import redact
+from wherry.errors import NotFoundError, printable
+from wherry.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from wherry.catalog.entries import CatalogEntry
+    from wherry.catalog import CatalogEntry
     from wherry.site.contents import OpenFinding, SiteContents
+
 
 MOST_ROWS = 200  # of one page; a search finds the others
 _POLICY = re.compile(r'http-equiv="Content-Security-Policy" content="([^"]*)"')
@@ -171,3 +181,110 @@ def _finding(one: OpenFinding) -> str:
         f'<li><span class="{text(one.severity)}">{text(one.severity)}</span>: {text(one.kind)}'
         f'<p>{text(one.what)}</p><p class="facts">{where} · found {text(one.time[:16].replace("T", " "))} UTC</p></li>'
     )
+
+
+# ---- pictures --------------------------------------------------------------------------------------------------------
+
+
+_WIDTH, _HEIGHT, _MARGIN = 1000, 44, 12
+
+
+def timeline(entries: Sequence[CatalogEntry]) -> str:
+    """The steps of a run along a line; a hollow mark is a checkpoint that was deleted.
+
+    Args:
+        entries: its checkpoints; those without a step are not drawn.
+    """
+    steps = [entry.step for entry in entries if entry.step is not None]
+    if not steps:
+        return ""
+    first, last = min(steps), max(steps)
+    marks = "".join(_mark(entry, first, last) for entry in entries if entry.step is not None)
+    between = "step" if first == last else "steps"
+    label = f"{between} {first:,}" if first == last else f"{between} {first:,} to {last:,}"
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{text(label)}">'
+        f'<line x1="{_MARGIN}" x2="{_WIDTH - _MARGIN}" y1="22" y2="22" stroke-width="3"/>{marks}</svg>'
+        f'<p class="facts">{text(label)}</p>'
+    )
+
+
+def _mark(entry: CatalogEntry, first: int, last: int) -> str:
+    share = ((entry.step or 0) - first) / (last - first) if last > first else 0.5
+    at = _MARGIN + share * (_WIDTH - 2 * _MARGIN)
+    state = ' class="gone"' if entry.gone else ""
+    title = f"step {entry.step}, {entry.format}"
+    return f'<circle cx="{at:.1f}" cy="22" r="9"{state}><title>{text(title)}</title></circle>'
+
+
+def bar(share: float) -> str:
+    """A bar that is filled to a share of its width, from 0 to 1; its number is in the text next to it."""
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} 12" preserveAspectRatio="none" height="8" aria-hidden="true">'
+        f'<rect class="track" width="{_WIDTH}" height="12"/>'
+        f'<rect class="bar" width="{share * _WIDTH:.0f}" height="12"/></svg>'
+    )
+
+
+# ---- the frame of every page -----------------------------------------------------------------------------------------
+
+
+_STYLE = Path(__file__).with_name("site.css")
+_NAVIGATION = (("/", "Checkpoints"), ("/runs", "Runs"), ("/storage", "Storage"), ("/findings", "Findings"))
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """An HTML page and the content security policy that it needs."""
+
+    html: str
+    policy: str
+
+
+def shell(title: str, body: str, *, ledger: str, here: str) -> Page:
+    """A page with navigation.
+
+    Args:
+        title: its heading, as plain text.
+        body: its contents, as HTML.
+        ledger: what the pages show, as plain text.
+        here: path of the page in the navigation.
+    """
+    style = _STYLE.read_text("utf-8")
+    links = "".join(
+        f'<a href="{path}"{" aria-current=page" if path == here else ""}>{name}</a>'
+        for path, name in _NAVIGATION
+    )
+    html = (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{text(title)} · wherry</title><style>{style}</style></head><body>"
+        f'<header><b>wherry</b><nav aria-label="Pages">{links}</nav></header>'
+        f"<main><h1>{text(title)}</h1>{body}</main>"
+        f"<footer>wherry {text(__version__)} · {text(ledger)} · read only</footer></body></html>"
+    )
+    digest = b64encode(sha256(style.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'self'"
+    return Page(html, policy)
+
+
+def text(value: object) -> str:
+    """Any value as escaped text, without secrets and without characters that change what is around them."""
+    return escape(printable(redact(str(value))))
+
+
+def link(path: str, label: object, *, fragment: str = "", **query: str) -> str:
+    """A link within the site; the label is plain text.
+
+    Args:
+        path: the path, unquoted.
+        label: what is shown.
+        fragment: id on the page that it leads to; none by default.
+        query: parameters.
+    """
+    parameters = "&".join(
+        f"{name}={quote(value, safe='', errors='replace')}" for name, value in query.items()
+    )
+    target = quote(path, safe="/:", errors="replace") + (f"?{parameters}" if parameters else "")
+    target += f"#{quote(fragment, safe=':')}" if fragment else ""
+    return f'<a href="{escape(target)}">{text(label)}</a>'

@@ -24,8 +24,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from wherry.config.settings import pages_url
 from wherry.errors import AmbiguousError, NotFoundError, UsageError, WherryError, internal_error
 from wherry.site.contents import LedgerReader
-from wherry.site.pages import page_at
-from wherry.site.shell import Page, shell, text
+from wherry.site.pages import Page, page_at, shell, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,7 +1,7 @@
 """full_read: the comparison of every byte of a checkpoint with its sidecar, the ledger and another checkpoint.
 
-What nobody recorded is read all the same: the checksums of its container are compared on the way, and its digests are
-computed, so that they can be recorded.
+Bytes and sidecar are compared by `wherry.verifier.evidence`; here the evidence is compared with the ledger, and with
+the checkpoint that it was made of.
 """
 
 from __future__ import annotations
@@ -13,64 +13,33 @@ from typing import TYPE_CHECKING, Any
 from wherry.config.digests import digest_choice
 from wherry.converter.references import reference
 from wherry.core.digest import checkpoint_digest, weights_digest
-from wherry.core.keypath import render
-from wherry.errors import NotFoundError
 from wherry.formats.checkpoint import open_source, present_fingerprint
-from wherry.formats.companions import digest_companion
-from wherry.formats.pin import object_pin, state_read
 from wherry.formats.registry import checked_options, find_format, system_of
 from wherry.ledger.resolve import resolve_named
-from wherry.mover.hashing import Failure, Hashes, MeasuredError, compare, hash_checkpoint
+from wherry.mover.hashing import MeasuredError, hash_checkpoint
 from wherry.quantized.coded_view import RECORD as QUANTIZED
 from wherry.quantized.ggml_types import RECORD as VALUES
 from wherry.quantized.view import as_recorded
 from wherry.tree.mapping import parameters_of
 from wherry.tree.spelling import renaming_of
-from wherry.verifier.records import (
-    LedgerEntry,
-    altered_fields,
-    contradictions,
-    entry_at,
-    receipt_difference,
-    replacement,
-)
-from wherry.workers import THREADS
-from wherry.workers.hash_on import ReadOrder, hash_on, source_of
-from wherry.workers.unit import UNIT_BYTES
+from wherry.verifier.evidence import compare, hash_tensors, tensor_differences
+from wherry.verifier.records import LedgerEntry, entry_at, receipt_difference, replacement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
-    from wherry.core.progress import OnProgress
     from wherry.core.receipt import CheckpointRef
     from wherry.core.request import SourceRequest
     from wherry.formats.checkpoint import Checkpoint
+    from wherry.mover.hashing import Failure, Hashes
     from wherry.storage.sidecar import Sidecar
+    from wherry.verifier.evidence import Evidence, ReadOptions
 
 EQUAL, UNKNOWN, DIFFERENT = "equal", "unknown place", "different"
 NOT_COMPARED = "not compared: "  # prefix of the reason
 _PARAMETERS = "params"
-
-
-@dataclass(frozen=True, slots=True)
-class ReadOptions:
-    """How a checkpoint is read.
-
-    Attributes:
-        memory: the budget in bytes, of each worker.
-        progress: called a few times a second.
-        on: the carrier whose workers read it; see `wherry.workers.engines`.
-        unit_bytes: what one worker reads at a time.
-        source: the checkpoint, as workers open it; needed if `on` is not `threads`.
-    """
-
-    memory: int
-    progress: OnProgress | None = None
-    on: str = THREADS
-    unit_bytes: int = UNIT_BYTES
-    source: SourceRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +77,7 @@ class FullRead:
 
 
 def read_all(
-    checkpoint: Checkpoint, sidecar: Sidecar | None, against: Other | None, how: ReadOptions
+    checkpoint: Checkpoint, sidecar: Sidecar | None, against: Other | None, options: ReadOptions
 ) -> FullRead:
     """Read every byte of a checkpoint and compare it with everything that is known about it.
 
@@ -116,56 +85,41 @@ def read_all(
         checkpoint: the opened checkpoint, without missing parts.
         sidecar: its record.
         against: another checkpoint whose tensors it must equal.
-        how: budget and progress.
+        options: budget and progress.
 
     Raises:
         CorruptError: a checksum of its container differs.
         WherryError: it or the other checkpoint cannot be read.
     """
-    entry, pin = entry_at(checkpoint.uri), object_pin(checkpoint)
+    entry = entry_at(checkpoint.uri)
     if sidecar is not None:
         algorithm = sidecar.algorithm
     else:
         algorithm = digest_choice().algorithm if entry.node is None else entry.node.algorithm
-    found = hash_tensors(checkpoint, algorithm, how)
-    failed: list[Failure] = []
-    if sidecar is not None:
-        present = sidecar.manifest
-        failed += contradictions(sidecar)
-        failed += _differences(found, sidecar.manifest.digests, sidecar.leaves)
-        failed += altered_fields(sidecar, found, checkpoint.manifest)
-        failed += altered_companions(checkpoint, sidecar)
-    else:
-        companions = tuple(digest_companion(checkpoint, one) for one in checkpoint.manifest.companions)
-        present = checkpoint.manifest.with_digests(found.digests, companions)
-    word, changed = _with_the_ledger(checkpoint, sidecar, entry, present, how)
-    failed += changed
+    evidence = compare(checkpoint, sidecar, algorithm, options)
+    word, changed = _with_the_ledger(checkpoint, sidecar, entry, evidence.manifest, options)
+    failed = (*evidence.failed, *changed)
     if against is not None:
-        failed += _with_another(checkpoint, found, sidecar, against, how)
+        failed += tuple(_with_another(checkpoint, evidence.hashes, sidecar, against, options))
     known = entry.node if word in (EQUAL, DIFFERENT) else None
+    subject = known if failed else None
     return FullRead(
-        failed=tuple(failed),
+        failed=failed,
         proved=sidecar is not None or known is not None or against is not None,
-        subject=known
-        if known is not None and failed
-        else _subject(checkpoint, sidecar, known, present, found),
+        subject=_subject(checkpoint, sidecar, known, evidence) if subject is None else subject,
         ledger=word,
-        digests=found.digests,
-        warnings=tuple(found.notes(checkpoint.manifest.tensors)),
-        state=state_read(pin, checkpoint),
+        digests=evidence.hashes.digests,
+        warnings=tuple(evidence.hashes.notes(checkpoint.manifest.tensors)),
+        state=evidence.state,
     )
 
 
-def hash_tensors(checkpoint: Checkpoint, algorithm: str, how: ReadOptions) -> Hashes:
-    """The digests of all tensors, read by this process or by the workers of a carrier."""
-    if how.on == THREADS or how.source is None:
-        return hash_checkpoint(checkpoint, algorithm, memory=how.memory, progress=how.progress)
-    reading = ReadOrder(source_of(how.source), how.unit_bytes, algorithm, how.memory)
-    return hash_on(checkpoint, reading, how.on, progress=how.progress)
-
-
 def _with_the_ledger(
-    checkpoint: Checkpoint, sidecar: Sidecar | None, entry: LedgerEntry, present: Manifest, how: ReadOptions
+    checkpoint: Checkpoint,
+    sidecar: Sidecar | None,
+    entry: LedgerEntry,
+    present: Manifest,
+    options: ReadOptions,
 ) -> tuple[str, list[Failure]]:
     """The comparison with the ledger in words, and the difference if there is one."""
     node = entry.node
@@ -182,7 +136,7 @@ def _with_the_ledger(
             [],
         )
     if sidecar is not None and sidecar.algorithm != node.algorithm:
-        present = present.with_digests(hash_tensors(checkpoint, node.algorithm, how).digests)
+        present = present.with_digests(hash_tensors(checkpoint, node.algorithm, options).digests)
     digest = checkpoint_digest(present, name, version, node.algorithm)
     same_weights = weights_digest(present.digests, node.algorithm) == node.weights_digest
     recorded = sidecar is not None
@@ -193,11 +147,7 @@ def _with_the_ledger(
 
 
 def _subject(
-    checkpoint: Checkpoint,
-    sidecar: Sidecar | None,
-    known: CheckpointRef | None,
-    present: Manifest,
-    read: Hashes,
+    checkpoint: Checkpoint, sidecar: Sidecar | None, known: CheckpointRef | None, evidence: Evidence
 ) -> CheckpointRef:
     """The node of a checkpoint at its present place: the recorded one, or a new one."""
     if sidecar is not None and sidecar.checkpoint.uri == checkpoint.uri:
@@ -206,41 +156,42 @@ def _subject(
     stated = known if sidecar is None else sidecar.checkpoint
     if stated is not None:
         return replace(stated, uri=checkpoint.uri, fingerprint=mark)
-    return reference(checkpoint.uri, found.format, found.format_version, present, mark, read.algorithm)
+    manifest, algorithm = evidence.manifest, evidence.hashes.algorithm
+    return reference(checkpoint.uri, found.format, found.format_version, manifest, mark, algorithm)
 
 
 def _with_another(
-    checkpoint: Checkpoint, found: Hashes, sidecar: Sidecar | None, against: Other, how: ReadOptions
+    checkpoint: Checkpoint, found: Hashes, sidecar: Sidecar | None, against: Other, options: ReadOptions
 ) -> Iterator[Failure]:
     """The differences from another checkpoint, through the layout or the renaming that the sidecar records."""
     if sidecar is not None and {QUANTIZED, VALUES} & sidecar.manifest.origin.keys():
-        return _quantised_again(found, sidecar, against, how)
+        return _quantised_again(found, sidecar, against, options)
     if sidecar is not None and sidecar.manifest.origin.get("layout"):
-        return _came_back(checkpoint, sidecar, against, how)
-    return _against(found, sidecar, against.source, how)
+        return _came_back(checkpoint, sidecar, against, options)
+    return _against(found, sidecar, against.source, options)
 
 
 def _against(
     found: Hashes,
     sidecar: Sidecar | None,
     against: SourceRequest,
-    how: ReadOptions,
+    options: ReadOptions,
 ) -> Iterator[Failure]:
-    options = sidecar.receipt.options if sidecar and sidecar.receipt else {}
-    rename = renaming_of(sidecar.manifest if sidecar else None, options)
+    recorded = sidecar.receipt.options if sidecar and sidecar.receipt else {}
+    rename = renaming_of(sidecar.manifest if sidecar else None, recorded)
     with open_source(resolve_named(against)) as other:
         seen = _as_scanned(as_recorded(other, sidecar.manifest if sidecar else None), sidecar)
         source_hashes = hash_checkpoint(
             seen,
             found.algorithm,
-            memory=how.memory,
-            progress=how.progress,
+            memory=options.memory,
+            progress=options.progress,
             paths=_expected_paths(seen, sidecar),
         )
     renamed = {rename(path): path for path in source_hashes.digests}
     expected = {path: source_hashes.digests[origin] for path, origin in renamed.items()}
     leaves = {path: source_hashes.leaves[origin] for path, origin in renamed.items()}
-    yield from _differences(found, expected, leaves)
+    yield from tensor_differences(found, expected, leaves)
 
 
 def _expected_paths(source: Checkpoint, sidecar: Sidecar | None) -> list[KeyPath]:
@@ -267,7 +218,7 @@ def _came_back(
     checkpoint: Checkpoint,
     sidecar: Sidecar,
     against: Other,
-    how: ReadOptions,
+    options: ReadOptions,
 ) -> Iterator[Failure]:
     """Compare with a source of another system, through the inverse layout; with one of the same system, directly."""
     from wherry.view.inverse import roundtrip, there_and_back
@@ -288,13 +239,15 @@ def _came_back(
             other if is_start else as_recorded(other, sidecar.manifest),
             layout,
             sidecar.algorithm,
-            memory=how.memory,
-            progress=how.progress,
+            memory=options.memory,
+            progress=options.progress,
             measured=against.measured,
         )
 
 
-def _quantised_again(found: Hashes, sidecar: Sidecar, against: Other, how: ReadOptions) -> Iterator[Failure]:
+def _quantised_again(
+    found: Hashes, sidecar: Sidecar, against: Other, options: ReadOptions
+) -> Iterator[Failure]:
     """The differences from what the recorded rule makes of the source, and how far that is from the source."""
     from wherry.quantized.coded_view import CodedView, as_quantised
     from wherry.quantized.ggml_types import TypedView
@@ -310,40 +263,11 @@ def _quantised_again(found: Hashes, sidecar: Sidecar, against: Other, how: ReadO
         else:
             row = find_format(sidecar.checkpoint.format)
             coded = row.values(seen, checked_options(row, origin[VALUES]))
-        expected = hash_checkpoint(coded, found.algorithm, memory=how.memory, progress=how.progress)
-    yield from _differences(found, expected.digests, expected.leaves)
+        expected = hash_checkpoint(coded, found.algorithm, memory=options.memory, progress=options.progress)
+    yield from tensor_differences(found, expected.digests, expected.leaves)
     if not isinstance(coded, CodedView | TypedView):
         return  # no value of this source changes
     error = coded.measured
     if error.error > against.measured.error:
         against.measured.tensors += len(coded.lossy)
         against.measured.error, against.measured.share = error.error, error.share
-
-
-def _differences(
-    found: Hashes, expected: Mapping[KeyPath, str], leaves: Mapping[KeyPath, tuple[bytes, ...]]
-) -> Iterator[Failure]:
-    yield from compare(found, expected, leaves)
-    for path in sorted(set(found.digests) - set(expected)):
-        yield Failure(render(path), "unexpected tensor")
-
-
-def altered_companions(checkpoint: Checkpoint, sidecar: Sidecar) -> Iterator[Failure]:
-    """The companion files whose bytes differ from their record.
-
-    Raises:
-        HostileError, StorageError: one cannot be read.
-    """
-    sizes = {one.name: one.size for one in checkpoint.manifest.companions}
-    for companion in sidecar.manifest.companions:
-        size = sizes.get(companion.name, companion.size)
-        try:
-            found = digest_companion(checkpoint, companion)
-        except NotFoundError:
-            yield Failure(companion.name, "companion file not found")
-            continue
-        if found.sha256 != companion.sha256:
-            yield Failure(companion.name, "digest mismatch in the companion file")
-        elif size != companion.size:
-            what = f"the sidecar was altered: it states {companion.size} bytes, the file has {size}"
-            yield Failure(companion.name, what)

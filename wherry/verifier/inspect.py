@@ -77,7 +77,7 @@ class Inspection:
 
 
 def inspect(
-    uri: str | os.PathLike[str],
+    uri: str | os.PathLike[str] | SourceRequest,
     *,
     sha256: bool = False,
     digest: bool = False,
@@ -93,7 +93,7 @@ def inspect(
     """List a checkpoint's contents.
 
     Args:
-        uri: a checkpoint, step or run.
+        uri: a checkpoint, step or run, or a request for one.
         sha256: also hash each tensor's canonical bytes as a whole.
         digest: also compute the tensor digests.
         write: also write them to a sidecar next to it, so that it can be registered; implies `digest`.
@@ -101,7 +101,7 @@ def inspect(
         filter: list only tensors whose printed key path matches this shell pattern.
         memory: budget for the hashing.
         progress: called a few times a second while hashing.
-        format, step, item: which checkpoint.
+        format, step, item: which checkpoint; a request states them itself.
 
     Raises:
         TargetExistsError: with `write`, if it has a sidecar with different contents.
@@ -109,31 +109,7 @@ def inspect(
         UsageError: `write` with a filter.
         WherryError: it cannot be opened, or its bytes cannot be read.
     """
-    source = SourceRequest(os.fspath(uri), format, step, item)
-    return inspect_source(
-        source,
-        sha256=sha256,
-        digest=digest,
-        write=write,
-        stats=stats,
-        filter=filter,
-        memory=memory,
-        progress=progress,
-    )
-
-
-def inspect_source(
-    source: SourceRequest,
-    *,
-    sha256: bool = False,
-    digest: bool = False,
-    write: bool = False,
-    stats: bool = False,
-    filter: str | None = None,
-    memory: str | int = DEFAULT_MEMORY,
-    progress: OnProgress | None = None,
-) -> Inspection:
-    """List the contents of the checkpoint of a request; see `inspect`."""
+    source = uri if isinstance(uri, SourceRequest) else SourceRequest(os.fspath(uri), format, step, item)
     if write and filter is not None:
         raise UsageError("a sidecar describes all tensors", cure="leave out --filter, or --write")
 

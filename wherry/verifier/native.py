@@ -5,14 +5,21 @@ possible, and compares the digests of the loaded arrays with the recorded ones; 
 `logits` converts source and target to Hugging Face folders, unless they are, and compares the outputs of transformers'
 own model. Each check is a child process, so that the heavy libraries are never imported by the caller and their memory
 is released. What they do not prove is in `wherry.verifier.verify`.
+
+Few libraries read from stores of objects: torch.distributed.checkpoint through fsspec, and Orbax from gs://. They read
+there themselves, in the child process, which gets the variables with the login and endpoint of that one store. For any
+other library the files are copied to a temporary folder, within a size limit, and the report says so.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import shutil
 import tempfile
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from itertools import accumulate
@@ -23,21 +30,25 @@ from wherry.config.digests import digest_choice
 from wherry.config.roots import locate_stated, root_of
 from wherry.core.request import ConvertRequest, LayoutRequest, SourceRequest, TargetRequest
 from wherry.core.services import service
-from wherry.errors import MissingExtraError, UnsupportedError, UsageError, missing_extra
+from wherry.core.units import parse_size, show_size
+from wherry.errors import MissingExtraError, StorageError, UnsupportedError, UsageError, missing_extra
 from wherry.formats.checkpoint import open_source
+from wherry.formats.pin import take_pin
 from wherry.mover.hashing import Failure, hash_checkpoint
 from wherry.runtime import child, sandbox
 from wherry.runtime.child import NoAnswerError
 from wherry.runtime.interpreter import available_memory
+from wherry.storage.copy import copy_files
 from wherry.storage.sidecar import read_sidecar
-from wherry.storage.stores import locate
+from wherry.storage.stores import local_location, locate
+from wherry.target.janitor import temporary_folder
 from wherry.text.json_values import json_value
-from wherry.verifier.native_source import files_of, native_source
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Generator, Mapping, Sequence
 
     from wherry.formats.checkpoint import Checkpoint
+    from wherry.storage.location import Location
 
 _SCHEMA = 1
 NO_VARIABLES: Mapping[str, str] = {}
@@ -61,7 +72,6 @@ class NativeReport:
         checked: number of tensors that were compared (logits: numbers).
         sharded: number of tensors that were on several devices.
         error: largest relative difference of logits.
-        nbytes: bytes of the checkpoint.
         evidence: the libraries and what they read.
         sandbox: what the library could not do: touch other `files`, make `calls` that loading does not need, use the
             `network`.
@@ -73,7 +83,6 @@ class NativeReport:
     checked: int = 0
     sharded: int = 0
     error: float | None = None
-    nbytes: int = 0
     evidence: str = ""
     sandbox: tuple[str, ...] = ()
 
@@ -92,18 +101,6 @@ class NativeReport:
             "sandbox": list(self.sandbox),
             **more,
         }
-
-
-def run_check(
-    level: str, checkpoint: Checkpoint, against: SourceRequest | None, *, family_file: str | None, memory: int
-) -> NativeReport:
-    """Run the check of a level, `native` or `logits`; raises what these do."""
-    seen = (
-        native(checkpoint, memory=memory)
-        if level == "native"
-        else logits(checkpoint, against, family_file=family_file)
-    )
-    return replace(seen, nbytes=checkpoint.manifest.nbytes)
 
 
 def native(checkpoint: Checkpoint, *, memory: int) -> NativeReport:
@@ -284,3 +281,111 @@ def _report(answer: dict[str, Any]) -> NativeReport:
         answer.get("error"),
         sandbox=tuple(answer["sandbox"]),
     )
+
+
+# ---- where a library finds the checkpoint: in its place, or in a temporary local copy --------------------------------
+
+_VARIABLE, _MOST_BYTES = "WHERRY_CHILD_DISK", 32 << 30
+# What the libraries of a store take from the environment; a name that ends with _ is the beginning of names.
+_STORE_VARIABLES = {
+    "gs": ("GOOGLE_", "CLOUDSDK_", "TENSORSTORE_GCS_", "STORAGE_EMULATOR_HOST", "NO_GCE_CHECK", "GCE_METADATA_HOST"),
+    "s3": ("AWS_",),
+}  # fmt: skip
+# Where they find a login that no variable states.
+_LOGINS = {"gs": ("~/.config/gcloud",), "s3": ("~/.aws",)}
+
+
+@dataclass(frozen=True, slots=True)
+class NativeSource:
+    """A checkpoint as a library gets it.
+
+    Attributes:
+        path: a path, or a URI.
+        reads: the files and folders that the library may read.
+        variables: environment variables of the store.
+        note: how the library got it; empty for local files.
+    """
+
+    path: str
+    reads: tuple[str, ...]
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
+    note: str = ""
+
+
+@contextmanager
+def native_source(checkpoint: Checkpoint, stores: Sequence[str] = ()) -> Generator[NativeSource]:
+    """A checkpoint where a library can read it, while the block runs.
+
+    Args:
+        checkpoint: the opened checkpoint.
+        stores: protocols of the stores from which the library itself reads.
+
+    Raises:
+        StorageError: the copy does not fit the disk, or the storage failed.
+        UnsupportedError: the checkpoint exceeds the size limit of a copy.
+        MismatchError: the checkpoint was changed while it was copied.
+    """
+    location = locate(checkpoint.uri)
+    protocol = location.store.protocol
+    if location.store.capabilities.local:
+        yield NativeSource(location.path, files_of(checkpoint))
+    elif protocol in stores:
+        names = tuple(_STORE_VARIABLES[protocol])
+        begin = tuple(name for name in names if name.endswith("_"))
+        variables = {
+            name: value for name, value in os.environ.items() if name in names or name.startswith(begin)
+        }
+        # The files from which the libraries of a store take the login, by default or by their variables.
+        usual = (str(Path(name).expanduser()) for name in _LOGINS[protocol])
+        logins = (*usual, *(value for value in variables.values() if value.startswith("/")))
+        yield NativeSource(checkpoint.uri, logins, variables, f"it reads {protocol}:// itself")
+    else:
+        with temporary_folder("wherry-native-") as folder:
+            nbytes, path = _copy(checkpoint, local_location(folder))
+            note = f"it reads no {protocol}://: {show_size(nbytes)} were copied to a temporary folder"
+            yield NativeSource(path, (path,), note=note)
+
+
+def files_of(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """The paths of a local checkpoint, and of those of its files that links lead out of its folder.
+
+    Args:
+        checkpoint: the opened checkpoint.
+    """
+    pin = take_pin(checkpoint)
+    place = locate(checkpoint.uri).path
+    folder = os.path.realpath(place)  # unlike `resolve`, it takes a link that leads to itself for a path
+    real = {Path(os.path.realpath(pin.base.join(name).path)) for name in pin.members}
+    return (place, *sorted(str(path) for path in real if not path.is_relative_to(folder)))
+
+
+def _copy(checkpoint: Checkpoint, folder: Location) -> tuple[int, str]:
+    """Copy the files of a checkpoint; returns their bytes, and the path of the copy."""
+    pin = take_pin(checkpoint)
+    nbytes = sum(entry.size for entry in pin.members.values())
+    _require_room(nbytes, checkpoint.uri, Path(folder.path))
+    place = folder.join(locate(pin.uri).name)
+    home = place if pin.base.uri == pin.uri else folder  # the folder that the members' names are relative to
+    copy_files([(pin.base.member(name), home.member(name), one) for name, one in pin.members.items()], None)
+    pin.require_unchanged(checkpoint)
+    return nbytes, place.path
+
+
+def _require_room(nbytes: int, uri: str, folder: Path) -> None:
+    stated = os.environ.get(_VARIABLE) or service("settings").configured_value("child.disk")
+    most = parse_size(stated) if stated else _MOST_BYTES
+    if nbytes > most:
+        raise UnsupportedError(
+            f"the library reads only local files, and the checkpoint has {show_size(nbytes)}, which exceeds the limit "
+            f"of {show_size(most)} for a temporary copy",
+            uri=uri,
+            cure=f"raise the limit: export {_VARIABLE}={nbytes}; or fetch it first: "
+            f"`wherry fetch {shlex.quote(uri)} DIR`",
+        )
+    free = shutil.disk_usage(folder).free
+    if nbytes > free:
+        raise StorageError(
+            f"the disk is too small for a temporary copy: {show_size(nbytes)} are needed, {show_size(free)} are free",
+            uri=uri,
+            cure="set TMPDIR to a folder with more free space",
+        )

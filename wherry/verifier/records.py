@@ -28,11 +28,9 @@ from wherry.text.json_document import parse_json
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wherry.core.manifest import Manifest
     from wherry.core.receipt import Receipt
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.recorded_files import FileDifferences
-    from wherry.mover.hashing import Hashes
     from wherry.storage.sidecar import Sidecar
 
 _NODE = (
@@ -222,29 +220,6 @@ def contradictions(sidecar: Sidecar) -> Iterator[Failure]:
             return
 
 
-def altered_fields(sidecar: Sidecar, found: Hashes, manifest: Manifest) -> Iterator[Failure]:
-    """What a sidecar states of tensors besides their digests, and what was read does not have.
-
-    Args:
-        sidecar: the sidecar.
-        found: the digests and leaves that were read.
-        manifest: of what was read.
-    """
-    for path, spec in sorted(sidecar.manifest.tensors.items()):
-        seen = manifest.tensors.get(path)
-        if seen is not None and (spec.shape, spec.dtype) != (seen.shape, seen.dtype):
-            has, says = (f"{one.dtype}{list(one.shape)}" for one in (seen, spec))
-            yield Failure(render(path), f"the sidecar was altered: it states {says}, the tensor is {has}")
-    recorded = sidecar.manifest.digests
-    for path, leaves in sorted(sidecar.leaves.items()):
-        if path not in recorded:
-            yield Failure(render(path), "the sidecar was altered: it has hashes of leaves of no tensor")
-        elif found.digests.get(path) == recorded[path] and found.leaves.get(path, leaves) != leaves:
-            yield Failure(
-                render(path), "the sidecar was altered: its hashes of leaves are not those of its digest"
-            )
-
-
 def replacement(
     entry: LedgerEntry, found: str, *, same_weights: bool, tensors_recorded: bool
 ) -> Iterator[Failure]:
@@ -261,18 +236,17 @@ def replacement(
     assert entry.node is not None
     expected = entry.node.checkpoint_digest
     if expected != found:
-        part = "" if tensors_recorded else f"; {_unnamed_reason(entry.node.uri)}"
-        part = "; its tensors are the same, a companion file or a value is not" if same_weights else part
+        part = ""
+        if same_weights:
+            part = "; its tensors are the same, a companion file or a value is not"
+        elif not tensors_recorded:
+            part = (
+                "; the ledger has no digests of single tensors: name those that differ with "
+                f"`wherry verify {shlex.quote(entry.node.uri)} --against COPY`, where COPY is a copy or a conversion "
+                "of it"
+            )
         yield Failure(
             "",
             f"not the checkpoint that the ledger recorded here on {entry.seen}: expected {short(expected)}, "
             f"got {short(found)}{part}",
         )
-
-
-def _unnamed_reason(uri: str) -> str:
-    """Why no tensor is named, and what names them: another checkpoint with the same tensors."""
-    return (
-        "the ledger has no digests of single tensors: name those that differ with "
-        f"`wherry verify {shlex.quote(uri)} --against COPY`, where COPY is a copy or a conversion of it"
-    )

@@ -39,10 +39,21 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from wherry.converter.command import command, in_place_of
 from wherry.core.keypath import render
 from wherry.core.request import SourceRequest
 from wherry.core.units import DEFAULT_MEMORY, DEFAULT_UNIT, parse_budget, parse_size, plural
-from wherry.errors import DamagedError, HostileError, NotRecordedError, StorageError, UsageError
+from wherry.errors import (
+    DamagedError,
+    HostileError,
+    IncompleteError,
+    MismatchError,
+    NotFoundError,
+    NotRecordedError,
+    StorageError,
+    UsageError,
+    WherryError,
+)
 from wherry.formats.checkpoint import open_source
 from wherry.formats.detect import describe_absent, resolve_source
 from wherry.formats.pin import settled_checkpoint, take_pin
@@ -52,16 +63,11 @@ from wherry.ledger.record import RECORDED, REFUSED, record_outcome
 from wherry.ledger.replay import ADDED, READ_ONLY
 from wherry.ledger.resolve import resolve_named
 from wherry.mover.hashing import Failure, MeasuredError
-from wherry.storage.sidecar import read_sidecar
+from wherry.storage.sidecar import read_sidecar, readable_sidecar
+from wherry.storage.stores import locate
 from wherry.text.html import html_table
-from wherry.verifier.full_read import (
-    NOT_COMPARED,
-    FullRead,
-    Other,
-    ReadOptions,
-    altered_companions,
-    read_all,
-)
+from wherry.verifier.evidence import ReadOptions, altered_companions
+from wherry.verifier.full_read import NOT_COMPARED, FullRead, Other, read_all
 from wherry.verifier.records import INCOMPLETE, added_rows, file_rows, known_node, record_differences
 from wherry.workers import THREADS
 
@@ -78,6 +84,7 @@ if TYPE_CHECKING:
 
 LEVELS = ("structure", "present", "digest", "roundtrip", "native", "logits")
 _READING = ("digest", "roundtrip")
+_COMPARING = ("roundtrip", "logits")  # levels that need the source
 _OTHERS_SAY = ("native", "logits")
 # verdict → exit code of the command line.
 UNCOMPARED = (
@@ -187,10 +194,10 @@ def _full_read_json(read: FullRead, verdict: str) -> dict[str, Any]:
 
 
 def verify(
-    uri: str | os.PathLike[str],
+    uri: str | os.PathLike[str] | SourceRequest,
     *,
     level: str = "present",
-    against: str | os.PathLike[str] | None = None,
+    against: str | os.PathLike[str] | SourceRequest | None = None,
     memory: str | int = DEFAULT_MEMORY,
     progress: OnProgress | None = None,
     format: str | None = None,
@@ -204,12 +211,12 @@ def verify(
     """Verify a checkpoint.
 
     Args:
-        uri: the checkpoint to verify.
+        uri: the checkpoint to verify, or a request for it.
         level: one of `LEVELS`.
-        against: another checkpoint whose tensors it must equal; implies reading both.
+        against: another checkpoint whose tensors it must equal, or a request for it; implies reading both.
         memory: budget for reading.
         progress: called a few times a second.
-        format, step, item: which checkpoint of `uri`.
+        format, step, item: which checkpoint of `uri`; a request states them itself.
         family_file: the file that declared the family through whose layouts it was made of `against`.
         record: whether the ledger records the outcome and, where it does not know the checkpoint yet, its digests.
         on: what reads the bytes at level `digest`; see `wherry.workers.engines`.
@@ -223,33 +230,7 @@ def verify(
         MismatchError: with `record`, if its files changed while they were read.
         NotRecordedError: nothing is wrong with it, but the ledger cannot be used; `result` is the outcome.
     """
-    source = SourceRequest(os.fspath(uri), format, step, item)
-    return verify_source(
-        source, level=level, against=against, memory=memory, progress=progress, family_file=family_file, record=record,
-        on=on, unit=unit,
-    )  # fmt: skip
-
-
-def verify_source(
-    source: SourceRequest,
-    *,
-    level: str = "present",
-    against: str | os.PathLike[str] | None = None,
-    against_below: str | None = None,
-    memory: str | int = DEFAULT_MEMORY,
-    progress: OnProgress | None = None,
-    family_file: str | None = None,
-    record: bool = False,
-    on: str = THREADS,
-    unit: str | int = DEFAULT_UNIT,
-) -> Verification:
-    """Verify the checkpoint of a request; see `verify`.
-
-    Args:
-        source: which checkpoint.
-        against_below: a folder that `against` must not leave, where nobody has typed it; see `SourceRequest`.
-        level, against, memory, progress, family_file, record, on, unit: see `verify`.
-    """
+    source = uri if isinstance(uri, SourceRequest) else SourceRequest(os.fspath(uri), format, step, item)
     if level not in LEVELS:
         raise UsageError(f"unknown level {level!r}", cure=f"choose {', '.join(LEVELS)}")
     if level == "roundtrip" and against is None:
@@ -261,17 +242,23 @@ def verify_source(
             cure="leave out --allow-opaque, or pass --level digest",
         )
     if on != THREADS:
-        _require_one_reading(level, against, on)
-    clock, how = (
-        time.monotonic(),
-        ReadOptions(parse_budget(memory), progress, on, parse_size(unit), source),
-    )
-    other_source = None if against is None else replace(source.for_reference(against), below=against_below)
-    other = None if other_source is None else Other(other_source, family_file)
+        from wherry.workers.engines import engine_of
+
+        engine_of(on)
+        # It would have nothing to do at another level, and only half of the reading with another checkpoint.
+        if level != "digest" or against is not None:
+            raise UsageError(
+                "an engine reads one checkpoint at level digest",
+                cure="pass --level digest without --against, or leave out --on",
+            )
+    clock = time.monotonic()
+    options = ReadOptions(parse_budget(memory), progress, on, parse_size(unit), source)
+    other: Other | None = None
+    if against is not None:
+        named = against if isinstance(against, SourceRequest) else source.for_reference(against)
+        other = Other(named, family_file)
     try:
-        found = (
-            _verify_pinned(source, level, other, how) if record else _verify_opened(source, level, other, how)
-        )
+        found = _verify(source, level, other, options, record=record)
     except (DamagedError, HostileError) as error:
         failure = Failure(error.path or "", error.what)
         found = Verification(error.uri or source.uri, level, error.verdict, checked=0, failed=(failure,))
@@ -280,43 +267,29 @@ def verify_source(
     return record_verification(found) if record else found
 
 
-def _require_one_reading(level: str, against: object, on: str) -> None:
-    """Refuse an engine where it would have nothing to do, or only half of the reading."""
-    from wherry.workers.engines import engine_of
-
-    engine_of(on)
-    if level != "digest" or against is not None:
-        raise UsageError(
-            "an engine reads one checkpoint at level digest",
-            cure="pass --level digest without --against, or leave out --on",
-        )
-
-
-def _verify_opened(source: SourceRequest, level: str, other: Other | None, how: ReadOptions) -> Verification:
-    with open_source(resolve_named(source)) as checkpoint:
-        return _verify_checkpoint(checkpoint, level, other, how)
-
-
-def _verify_pinned(source: SourceRequest, level: str, other: Other | None, how: ReadOptions) -> Verification:
-    """The same of files that must not change meanwhile, as the ledger will have their digests."""
-    with settled_checkpoint(lambda: open_source(resolve_named(source))) as checkpoint:
-        pin = take_pin(checkpoint)
-        found = _verify_checkpoint(checkpoint, level, other, how)
-        pin.require_unchanged(checkpoint)
-        return found
-
-
-def _verify_checkpoint(
-    checkpoint: Checkpoint, level: str, other: Other | None, how: ReadOptions
+def _verify(
+    source: SourceRequest, level: str, other: Other | None, options: ReadOptions, *, record: bool
 ) -> Verification:
-    found = _look(checkpoint, level, other, how)
-    if level not in _OTHERS_SAY or not found.ok:
-        return found
-    from wherry.verifier.native import run_check  # starts a child
+    """The outcome; if it is recorded, of files that must not change meanwhile, as the ledger has their digests."""
 
-    source, file = (other.source, other.family_file) if other else (None, None)
-    seen = run_check(level, checkpoint, source, family_file=file, memory=how.memory)
-    return replace(found, verdict=seen.verdict, failed=seen.failed, native=seen)
+    def opened() -> Checkpoint:
+        return open_source(resolve_named(source))
+
+    with settled_checkpoint(opened) if record else opened() as checkpoint:
+        pin = take_pin(checkpoint) if record else None
+        found = _look(checkpoint, level, other, options)
+        if level in _OTHERS_SAY and found.ok:
+            from wherry.verifier.native import logits, native  # each starts a child
+
+            if level == "native":
+                seen = native(checkpoint, memory=options.memory)
+            else:
+                named, file = (other.source, other.family_file) if other else (None, None)
+                seen = logits(checkpoint, named, family_file=file)
+            found = replace(found, verdict=seen.verdict, failed=seen.failed, native=seen)
+        if pin is not None:
+            pin.require_unchanged(checkpoint)
+        return found
 
 
 def record_verification(found: Verification) -> Verification:
@@ -367,7 +340,7 @@ def uncompared_error(found: Verification) -> StorageError:
     )
 
 
-def _look(checkpoint: Checkpoint, level: str, against: Other | None, how: ReadOptions) -> Verification:
+def _look(checkpoint: Checkpoint, level: str, against: Other | None, options: ReadOptions) -> Verification:
     place = checkpoint.location
     sidecar = read_sidecar(place)
     different = [] if sidecar is None else [*record_differences(checkpoint, sidecar)]
@@ -375,7 +348,7 @@ def _look(checkpoint: Checkpoint, level: str, against: Other | None, how: ReadOp
     missing = _missing(checkpoint, level, different, files)
     compared = against is not None and level not in _OTHERS_SAY
     wanted = not missing and (level in _READING or compared)
-    read = read_all(checkpoint, sidecar, against, how) if wanted else None
+    read = read_all(checkpoint, sidecar, against, options) if wanted else None
     failed = missing or _failures(different, files, read)
     if sidecar is not None and level in _OTHERS_SAY and not failed:
         failed = tuple(altered_companions(checkpoint, sidecar))  # the library reads them
@@ -435,3 +408,97 @@ def _verdict(read: FullRead) -> str:
     if not read.proved:
         return READ_ONLY
     return UNCOMPARED if read.ledger.startswith(NOT_COMPARED) else "ok"
+
+
+# ---- as a step of a workflow ----------------------------------------------------------------------------------------
+
+
+def comparison(level: str, source: str, below: str | None, family_file: str | None) -> dict[str, Any]:
+    """The arguments of `verify_and_record` after a conversion: the level, and its data about the source.
+
+    Args:
+        level: one of `LEVELS`.
+        source: URI of the source of the conversion.
+        below: a folder that the source must not leave; see `SourceRequest`.
+        family_file: the file that declared the family, if one did.
+    """
+    about = {"against": source, "against_below": below, "family_file": family_file}
+    return {"level": level} | (about if level in _COMPARING else {})
+
+
+def verify_and_record(
+    uri: str,
+    *,
+    below: str | None = None,
+    against: str | None = None,
+    against_below: str | None = None,
+    **how: Any,
+) -> tuple[Verification, str]:
+    """Verify a checkpoint as a step of a workflow, and record the outcome.
+
+    A checkpoint about which nothing is recorded fails here too: a workflow goes on only with what was proved.
+
+    Args:
+        uri: the checkpoint.
+        below: a folder that it must not leave; see `SourceRequest`.
+        against: the checkpoint to compare with.
+        against_below: a folder that this must not leave.
+        how: further arguments of `verify`.
+
+    Returns:
+        The outcome, and whether it was recorded, as text.
+
+    Raises:
+        NotRecordedError: it passed, but the ledger cannot be used; `result` is the outcome.
+        NotFoundError: nothing is recorded that it could be compared with.
+        IncompleteError: something is missing.
+        MismatchError: something differs from the record, or from the source.
+    """
+    other = None if against is None else SourceRequest(against, below=against_below)
+    outcome = verify(SourceRequest(uri, below=below), against=other, **how)
+    if outcome.verdict == READ_ONLY:
+        raise unproved_error(outcome)
+    done = record_verification(outcome)
+    if not outcome.ok:
+        raise failure_of(outcome, cure=_cure(outcome.uri))
+    return outcome, done.lineage
+
+
+def unproved_error(outcome: Verification) -> NotFoundError:
+    """The error for a checkpoint that was read, but about which nothing is recorded."""
+    where = shlex.quote(outcome.uri)
+    return NotFoundError(
+        "no digests are recorded for this checkpoint, so reading it proves nothing",
+        uri=outcome.uri,
+        cure=f"record its digests first: `wherry inspect --digest --write {where}`",
+        stage="verify",
+    )
+
+
+def failure_of(
+    outcome: Verification, *, cure: str, what: str = "verification failed", stage: str = "verify"
+) -> WherryError:
+    """The error for an outcome that did not pass.
+
+    Args:
+        outcome: the outcome, with at least one failure.
+        cure: what to do.
+        what: the beginning of the message.
+        stage: the step of a workflow that failed.
+    """
+    kind = IncompleteError if outcome.verdict == "incomplete" else MismatchError
+    first = outcome.failed[0]
+    more = f"; {len(outcome.failed) - 1} more" if len(outcome.failed) > 1 else ""
+    return kind(f"{what}: {first.reason}{more}", uri=outcome.uri, path=first.path, cure=cure, stage=stage)
+
+
+def _cure(uri: str) -> str:
+    """What makes the checkpoint again; nothing does if it was changed in place."""
+    try:
+        sidecar = readable_sidecar(locate(uri))
+        receipt = None if sidecar is None else sidecar.receipt
+        if receipt is None or receipt.source.uri == uri:
+            return "restore the checkpoint"
+        return in_place_of(uri, command(receipt, target=uri))
+    except WherryError as error:
+        return f"restore the checkpoint, or {error.cure}" if error.cure else "restore the checkpoint"
