@@ -17,6 +17,7 @@ from wherry.core.algorithms import BLAKE3, SHA256
 from wherry.core.receipt import Receipt
 from wherry.errors import UsageError
 from wherry.ledger.record import open_ledger, record_conversion
+from wherry.storage.home import sqlite_file
 
 
 @pytest.fixture
@@ -62,6 +63,14 @@ def test_a_ledger_keeps_the_algorithm_of_its_last_conversion(no_fips):
     assert digest_choice(ledger=False).algorithm == BLAKE3, "the result is not recorded there"
     in_blake3()
     assert digest_choice().algorithm == BLAKE3
+
+
+def test_an_empty_file_does_not_become_a_ledger_when_it_is_read(no_fips):
+    file = sqlite_file(ledger_url())
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()
+    assert digest_choice().algorithm == BLAKE3
+    assert not file.stat().st_size
 
 
 def test_the_setting_decides_over_ledger_and_host(no_fips, config, monkeypatch):

@@ -314,7 +314,7 @@ def look_up(query: str, tables: Collection[str], **values: str) -> list[tuple[An
     """
     file = sqlite_file(ledger_url())
     if file is not None:
-        if not file.exists():
+        if not file.exists() or not file.stat().st_size:
             return []
         # One of another schema, in use, or that is no ledger is an error: opening it says which.
         with suppress(sqlite3.Error), ledger_to_read(file, tables) as connection:
