@@ -198,7 +198,7 @@ PARSERS: dict[str, tuple[Callable[[bytes, Path], object], tuple[str, ...]]] = {
     "orbax metadata": (_detect_file("_METADATA"), ("**/_METADATA",)),
     "hf index": (_detect_file("model.safetensors.index.json"), ("**/*.index.json",)),
     "tensor bundle": (
-        _parse_file("m.index", f"{_FORMATS}.tf_bundle.sstable", "read_table"),
+        _parse_file("m.index", f"{_FORMATS}.tf_bundle", "read_table"),
         ("bundle/*.index",),
     ),
     "zarr 2": (_zarr(2), ("**/.zarray",)),

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 import wherry
 from tests.support.ledger import conversion, digest, filled, postgres, url
 from tests.support.tiny_models import save_tiny
-from wherry.catalog import listing
+from wherry.catalog.entries import listing
 from wherry.cli import cli
 from wherry.core.units import short
 from wherry.errors import UsageError

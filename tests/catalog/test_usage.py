@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from safetensors.numpy import save_file
 
-from wherry.catalog import usage
+from wherry.catalog.entries import usage
 from wherry.cli import cli
 from wherry.errors import UsageError
 from wherry.routes.night import run_night

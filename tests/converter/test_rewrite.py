@@ -216,7 +216,7 @@ def test_a_source_that_is_not_what_was_recorded(tmp_path, source):
     assert not (tmp_path / "c").exists()
 
 
-@pytest.mark.parametrize("step", ["prove", "replace"])
+@pytest.mark.parametrize("step", ["prove", "replace_file"])
 def test_in_place_everything_is_put_back_where_something_fails(source, monkeypatch, step):
     before = files(source)
 

@@ -50,12 +50,12 @@ ROOMS: Mapping[str, str] = {
     "verifier": "errors text core runtime storage target formats tree mover quantized view config ledger converter"
     " workers compare",
     "live": "errors text core runtime remote store storage target formats tree mover view ledger converter",
-    "models": "credentials errors text core store storage target formats mover config ledger verifier",
+    "models": "credentials errors text core store storage target formats config ledger verifier",
     "routes": "errors version text core runtime storage target formats tree families view config ledger"
     " workers verifier models",
     "catalog": "errors core storage formats config ledger routes",
     "lineage": "errors text core runtime storage formats config ledger converter routes",
-    "auditor": "errors version text core runtime storage formats tree mover config ledger converter"
+    "auditor": "errors version text core runtime storage formats tree config ledger converter"
     " workers verifier",
     "site": "credentials errors version core config ledger catalog lineage",
     "watch": "credentials errors installation kernels core runtime remote storage formats config ledger routes",

@@ -256,7 +256,7 @@ def inserted(path, after, text):
 
 def test_a_store(tree, tmp_path):
     (row,) = examples("Add a store", "python")
-    inserted(tree / "wherry" / "store" / "protocols.py", '    "hf": ', row)
+    inserted(tree / "wherry" / "store" / "store.py", '    "hf": ', row)
     inserted(tree / "pyproject.toml", 'gcs = ["gcsfs', 'toy = ["toyfs>=1"]\n')
     readme = tree / "README.md"
     readme.write_text(readme.read_text().replace("`hub`,", "`hub`, `toy`,"))

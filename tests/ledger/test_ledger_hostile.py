@@ -19,7 +19,7 @@ from wherry.ledger import schema as tables
 from wherry.ledger import statements as statements_room
 from wherry.ledger.record import check_chain, open_ledger, record_conversion, record_event
 from wherry.ledger.replay import replay
-from wherry.ledger.statements import numbered, statements
+from wherry.ledger.statements import statements, statements_of
 from wherry.watch.metrics import ledger_samples
 
 pytest_plugins = ["tests.support.ledger"]  # its fixtures
@@ -141,7 +141,7 @@ def test_a_statement_that_the_tables_of_wherry_would_not_take_is_damage(tmp_path
         f"UPDATE statement SET {change}",
     )
     with open_ledger(f"sqlite:///{path}") as ledger:
-        for read in (lambda: list(statements(ledger)), lambda: list(numbered(ledger, [1]))):
+        for read in (lambda: list(statements(ledger)), lambda: list(statements_of(ledger, [1]))):
             with pytest.raises(
                 CorruptError, match=r"invalid values: statement 1|statement 1: schema [35], expected 4"
             ):

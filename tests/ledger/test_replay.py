@@ -215,7 +215,7 @@ QUERIES = {
     "head": head,
     "nodes": lambda ledger: nodes(ledger, SOME),
     "notable": lambda ledger: queries.notable(ledger, SOME),
-    "numbered": lambda ledger: list(chain.numbered(ledger, [1, 3, 4, 10**6])),
+    "statements_of": lambda ledger: list(chain.statements_of(ledger, [1, 3, 4, 10**6])),
     "pending": lambda ledger: list(deliver.pending(ledger, "openlineage", kinds=["note"])),
     "present": present,
     "referenced_nodes": lambda ledger: queries.referenced_nodes(ledger, SOME),

@@ -12,7 +12,7 @@ from wherry.console.say import say
 from wherry.core.units import plural, short, show_size
 
 if TYPE_CHECKING:
-    from wherry.catalog import Grouping
+    from wherry.catalog.entries import Grouping
 
 _GROUPS = ("run", "format", "family", "age")
 
@@ -31,7 +31,7 @@ def ls(
 
     Does not read the storage: `wherry discover` finds checkpoints there, `wherry audit` compares the two.
     """
-    from wherry.catalog import listing
+    from wherry.catalog.entries import listing
     from wherry.console import tables
 
     found = listing(root, format=format, family=family, model=model, deleted=deleted)
@@ -76,7 +76,7 @@ def du(root: str | None, by: Grouping, config: str | None, json_: bool) -> None:
 
     With routes in wherry.toml, the last column is what `wherry prune` would remove.
     """
-    from wherry.catalog import usage
+    from wherry.catalog.entries import usage
     from wherry.config.config import in_force
     from wherry.console import tables
 

@@ -33,7 +33,7 @@ from wherry.ledger.statements import (
     RELEASED,
     damage_of,
     head,
-    numbered,
+    statements_of,
     stored_table,
     stored_word,
 )
@@ -248,7 +248,7 @@ def current_conversions(
     )
     rows = sorted(chosen, key=lambda row: row.statement)
     requests = {
-        one.seq: one.body.get("asked", {}) for one in numbered(ledger, [row.statement for row in rows])
+        one.seq: one.body.get("asked", {}) for one in statements_of(ledger, [row.statement for row in rows])
     }
     shared = dict[str, "Mapping[str, Any]"]()
     return tuple(_conversion(row, requests[row.statement], shared) for row in rows)

@@ -44,9 +44,9 @@ from wherry.ledger.statements import (
     append,
     head,
     last_statement,
-    numbered,
     same_statement,
     statements,
+    statements_of,
 )
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def conversions_to(ledger: Ledger, digest: str) -> list[Statement]:
     """The statements of the conversions that made a checkpoint, in the order in which they were recorded."""
     with ledger.read() as connection:
         numbers = [number for (number,) in connection.rows(_CONVERSIONS_TO, digest=digest)]
-    return list(numbered(ledger, numbers))
+    return list(statements_of(ledger, numbers))
 
 
 def record_verification(ledger: Ledger, subject: CheckpointRef, verification: Mapping[str, Any]) -> int:

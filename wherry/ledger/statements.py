@@ -227,7 +227,7 @@ def moment(text: str) -> str:
     return _in_utc(read if read.tzinfo else read.replace(tzinfo=UTC))
 
 
-def numbered(ledger: Ledger, numbers: Collection[int]) -> Iterator[Statement]:
+def statements_of(ledger: Ledger, numbers: Collection[int]) -> Iterator[Statement]:
     """The statements that have one of some numbers, in order, read page by page; others do not exist."""
     every = sorted(numbers)
     for start in range(0, len(every), _PAGE):

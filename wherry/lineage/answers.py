@@ -206,7 +206,7 @@ def _ask(
 ) -> tuple[LineageTree, Mapping[tuple[str, str, str], Mapping[str, Any]]]:
     """The tree in one direction, and the statement or receipt of each of its conversions."""
     from wherry.ledger.record import open_ledger
-    from wherry.ledger.statements import numbered
+    from wherry.ledger.statements import statements_of
 
     with open_ledger() as ledger, without_collection():
         root, sidecar = find_named(ledger, os.fspath(about))
@@ -214,7 +214,7 @@ def _ask(
         if not receipts:
             return tree, {}
         numbers = {edge.statement for edge in tree.edges if edge.statement is not None}
-        bodies = {one.seq: one for one in numbered(ledger, numbers)}
+        bodies = {one.seq: one for one in statements_of(ledger, numbers)}
     recorded = {
         _mark(edge): _conversion(bodies, edge.statement) for edge in tree.edges if edge.statement is not None
     }

@@ -363,7 +363,7 @@ class _CheckedOpening:
 
             def create(place: tuple[str, int], *rest: Any, **more: Any) -> Any:
                 found = real(place, *rest, **more)
-                return _checked(found, place[0], found.getpeername, self._check)
+                return _check_connection(found, place[0], found.getpeername, self._check)
 
             connection._create_connection = create  # noqa: SLF001
             return connection
@@ -379,8 +379,8 @@ class _Https(_CheckedOpening, urllib.request.HTTPSHandler):
     pass
 
 
-def _checked(connection: Any, host: str, peer: Callable[[], tuple[str, int]], check: Check) -> Any:
-    """A connection, whose address is checked before anything is sent.
+def _check_connection(connection: Any, host: str, peer: Callable[[], tuple[str, int]], check: Check) -> Any:
+    """Check the address of a connection before anything is sent; returns the connection.
 
     Raises:
         RefusedConnectionError: the address is refused; the connection is closed.
@@ -426,7 +426,7 @@ def checked_pools(check: Check) -> dict[str, Any]:
         class Connection(kind.ConnectionCls):
             def _new_conn(self) -> Any:
                 found = super()._new_conn()
-                return _checked(found, self.host, found.getpeername, check)
+                return _check_connection(found, self.host, found.getpeername, check)
 
         return type(kind.__name__, (kind,), {"ConnectionCls": Connection})
 
@@ -458,7 +458,7 @@ class _CheckedBackend:
     def connect_tcp(self, host: str, *arguments: Any, **named: Any) -> Any:
         """See NetworkBackend of httpcore."""
         stream = self._backend.connect_tcp(host, *arguments, **named)
-        return _checked(stream, host, partial(stream.get_extra_info, "server_addr"), self.check)
+        return _check_connection(stream, host, partial(stream.get_extra_info, "server_addr"), self.check)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return getattr(self._backend, name)

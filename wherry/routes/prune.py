@@ -133,7 +133,7 @@ def prune(routes: Iterable[Route], *, dry_run: bool = True, now: datetime | None
 def _products(ledger: Ledger, routes: Iterable[Route]) -> list[_Product]:
     """The existing targets that the routes made, route by route."""
     from wherry.ledger.nodes import nodes, present
-    from wherry.ledger.statements import numbered
+    from wherry.ledger.statements import statements_of
 
     state = present(ledger)
     there = [
@@ -146,7 +146,7 @@ def _products(ledger: Ledger, routes: Iterable[Route]) -> list[_Product]:
         and locate(uri).exists()
     ]
     known = nodes(ledger, {done.target_digest for _note, done in there})
-    made = numbered(ledger, {done.statement for _note, done in there})
+    made = statements_of(ledger, {done.statement for _note, done in there})
     times = {statement.seq: statement.storage_time for statement in made}
     return [_Product(note, done, known[done.target_digest], times[done.statement]) for note, done in there]
 

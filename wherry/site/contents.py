@@ -7,12 +7,12 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from wherry.catalog import entries, run_of
+from wherry.catalog.entries import entries, run_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from wherry.catalog import CatalogEntry
+    from wherry.catalog.entries import CatalogEntry
     from wherry.ledger.database import Ledger
 
 

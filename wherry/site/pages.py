@@ -23,7 +23,7 @@ from wherry.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from wherry.catalog import CatalogEntry
+    from wherry.catalog.entries import CatalogEntry
     from wherry.site.contents import OpenFinding, SiteContents
 
 

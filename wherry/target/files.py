@@ -1,6 +1,6 @@
 """The files of a target, written at offsets from several threads and made durable in groups.
 
-`TargetFiles` is the one interface. What is behind it depends on the place, and on who else writes there:
+`OpenFiles` is the one interface. What is behind it depends on the place, and on who else writes there:
 
 - `FlatFiles`, on a disk: every file is created and its space allocated before the first byte, so that a full disk fails
   early. Whole blocks are written with direct I/O, where the file system supports it and the memory is aligned like the
@@ -67,7 +67,7 @@ class Slice:
         return replace(self, files=frozenset(names))
 
 
-class TargetFiles(ABC):
+class OpenFiles(ABC):
     """Files in one folder of a target, of known sizes; safe from several threads."""
 
     @abstractmethod
@@ -111,7 +111,7 @@ class TargetFiles(ABC):
         """Release what is open."""
 
 
-class FlatFiles(TargetFiles):
+class FlatFiles(OpenFiles):
     """A set of preallocated files in one local folder."""
 
     def __init__(self, folder: Path, sizes: Mapping[str, int]) -> None:
@@ -166,7 +166,7 @@ class FlatFiles(TargetFiles):
             self._guard(name, lambda fd: self._enlarge(fd, name, size))
 
     def write(self, name: str, offset: int, data: memoryview | bytes | bytearray) -> None:
-        """See TargetFiles."""
+        """See OpenFiles."""
         view = memoryview(data).cast("B")
         try:
             if offset + len(view) <= self._sizes[name]:
@@ -179,7 +179,7 @@ class FlatFiles(TargetFiles):
             self._dirty.add(name)
 
     def read(self, name: str, start: int, stop: int) -> memoryview:
-        """See TargetFiles."""
+        """See OpenFiles."""
         self.sync()
         try:
             with os.fdopen(open_regular(str(self._folder / name)), "rb", buffering=0) as opened:
@@ -189,7 +189,7 @@ class FlatFiles(TargetFiles):
             raise storage_error(error, str(self._folder / name)) from error
 
     def sync(self) -> None:
-        """See TargetFiles."""
+        """See OpenFiles."""
         with self._syncing:  # a second caller returns when the writes of the first are durable
             with self._lock:
                 dirty, self._dirty = self._dirty, set()
@@ -197,7 +197,7 @@ class FlatFiles(TargetFiles):
             self._check(lambda: [self._guard(name, _settle) for name in sorted(dirty)])
 
     def finish(self) -> None:
-        """See TargetFiles."""
+        """See OpenFiles."""
         self.sync()
         for name in self._room:
             self._guard(name, lambda fd, name=name: os.ftruncate(fd, self._sizes[name]))
@@ -205,7 +205,7 @@ class FlatFiles(TargetFiles):
         self._check(lambda: sync_folder(self._folder))
 
     def close(self) -> None:
-        """See TargetFiles."""
+        """See OpenFiles."""
         self._open.close()
 
     def _check(self, act: Callable[[], object]) -> None:
@@ -309,8 +309,8 @@ class SharedFiles(FlatFiles):
         self._write(name, offset, view)
 
 
-class UploadedFiles(TargetFiles):
-    """Files in the staged objects of a run; see TargetFiles."""
+class UploadedFiles(OpenFiles):
+    """Files in the staged objects of a run; see OpenFiles."""
 
     def __init__(self, folder: Location, sizes: Mapping[str, int]) -> None:
         """Begin or continue the files.
@@ -323,33 +323,33 @@ class UploadedFiles(TargetFiles):
         self._files = {name: self._run.file(folder.join(name).path, size) for name, size in sizes.items()}
 
     def write(self, name: str, offset: int, data: memoryview | bytes | bytearray) -> None:
-        """See TargetFiles."""
+        """See OpenFiles."""
         self._files[name].write(offset, memoryview(data).cast("B"))
 
     def read(self, name: str, start: int, stop: int) -> memoryview:
-        """See TargetFiles."""
+        """See OpenFiles."""
         return memoryview(self._folder.join(name).read(start, stop))
 
     def holds(self, path: str, start: int, stop: int) -> bool:
-        """See TargetFiles."""
+        """See OpenFiles."""
         return self._run.file_at(path).holds(start, stop)
 
     def sync(self) -> None:
-        """See TargetFiles: nothing can hurry a part, but sending may have failed."""
+        """See OpenFiles: nothing can hurry a part, but sending may have failed."""
         self._run.using.sender.require_sound()
 
     def finish(self) -> None:
-        """See TargetFiles."""
+        """See OpenFiles."""
         self._run.finish()
 
     def close(self) -> None:
-        """See TargetFiles; the run ends the sending."""
+        """See OpenFiles; the run ends the sending."""
 
 
-class SlicedFiles(TargetFiles):
+class SlicedFiles(OpenFiles):
     """The files of a slice; what is written to others, or outside its region, is left out."""
 
-    def __init__(self, files: TargetFiles | None, part: Slice) -> None:
+    def __init__(self, files: OpenFiles | None, part: Slice) -> None:
         """Begin.
 
         Args:
@@ -359,7 +359,7 @@ class SlicedFiles(TargetFiles):
         self._files, self._part = files, part
 
     def write(self, name: str, offset: int, data: memoryview | bytes | bytearray) -> None:
-        """See TargetFiles."""
+        """See OpenFiles."""
         if self._files is None or not self.keeps(name):
             return
         if self._part.region is not None:
@@ -372,7 +372,7 @@ class SlicedFiles(TargetFiles):
         self._files.write(name, offset, data)
 
     def read(self, name: str, start: int, stop: int) -> memoryview:
-        """See TargetFiles."""
+        """See OpenFiles."""
         assert self._files is not None, "no file is written"
         return self._files.read(name, start, stop)
 
@@ -381,22 +381,22 @@ class SlicedFiles(TargetFiles):
         return name in self._part.files
 
     def sync(self) -> None:
-        """See TargetFiles."""
+        """See OpenFiles."""
         if self._files is not None:
             self._files.sync()
 
     def finish(self) -> None:
-        """See TargetFiles."""
+        """See OpenFiles."""
         if self._files is not None:
             self._files.finish()
 
     def close(self) -> None:
-        """See TargetFiles."""
+        """See OpenFiles."""
         if self._files is not None:
             self._files.close()
 
 
-def open_files(folder: Location, sizes: Mapping[str, int], part: Slice | None = None) -> TargetFiles:
+def open_files(folder: Location, sizes: Mapping[str, int], part: Slice | None = None) -> OpenFiles:
     """The files of a folder, on a local disk or in the staged objects of a run.
 
     Args:
@@ -414,7 +414,7 @@ def open_files(folder: Location, sizes: Mapping[str, int], part: Slice | None = 
     return SlicedFiles(_open_all(folder, kept, region=part.region is not None) if kept else None, part)
 
 
-def _open_all(folder: Location, sizes: Mapping[str, int], *, region: bool = False) -> TargetFiles:
+def _open_all(folder: Location, sizes: Mapping[str, int], *, region: bool = False) -> OpenFiles:
     if is_staged(folder):
         return UploadedFiles(folder, sizes)
     require_local(folder)
@@ -436,7 +436,7 @@ def require_local(folder: Location) -> None:
 
 
 def write_runs(
-    files: TargetFiles,
+    files: OpenFiles,
     rows: list[tuple[str, int, bytes | bytearray | memoryview]],
 ) -> None:
     """Write pieces of files; those that follow one another in a file are written at once.

@@ -52,7 +52,7 @@ class ReadOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class BytesEvidence:
     """What reading every byte of a checkpoint has shown.
 
     Attributes:
@@ -76,7 +76,7 @@ def compare(
     options: ReadOptions,
     *,
     without: Collection[KeyPath] = (),
-) -> Evidence:
+) -> BytesEvidence:
     """Read every byte of a checkpoint, and compare it with its sidecar.
 
     Args:
@@ -103,14 +103,14 @@ def compare(
     if sidecar is None:
         companions = tuple(digest_companion(checkpoint, one) for one in manifest.companions)
         full = manifest.with_digests(hashes.digests, companions)
-        return Evidence(hashes, full, (), state_read(pin, checkpoint))
+        return BytesEvidence(hashes, full, (), state_read(pin, checkpoint))
     failed = (
         *contradictions(sidecar),
         *tensor_differences(hashes, sidecar.manifest.digests, sidecar.leaves),
         *_altered_fields(sidecar, hashes, manifest),
         *altered_companions(checkpoint, sidecar),
     )
-    return Evidence(hashes, sidecar.manifest, failed, state_read(pin, checkpoint))
+    return BytesEvidence(hashes, sidecar.manifest, failed, state_read(pin, checkpoint))
 
 
 def hash_tensors(checkpoint: Checkpoint, algorithm: str, options: ReadOptions) -> Hashes:

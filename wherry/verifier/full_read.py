@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from wherry.formats.checkpoint import Checkpoint
     from wherry.mover.hashing import Failure, Hashes
     from wherry.storage.sidecar import Sidecar
-    from wherry.verifier.evidence import Evidence, ReadOptions
+    from wherry.verifier.evidence import BytesEvidence, ReadOptions
 
 EQUAL, UNKNOWN, DIFFERENT = "equal", "unknown place", "different"
 NOT_COMPARED = "not compared: "  # prefix of the reason
@@ -147,7 +147,7 @@ def _with_the_ledger(
 
 
 def _subject(
-    checkpoint: Checkpoint, sidecar: Sidecar | None, known: CheckpointRef | None, evidence: Evidence
+    checkpoint: Checkpoint, sidecar: Sidecar | None, known: CheckpointRef | None, evidence: BytesEvidence
 ) -> CheckpointRef:
     """The node of a checkpoint at its present place: the recorded one, or a new one."""
     if sidecar is not None and sidecar.checkpoint.uri == checkpoint.uri:

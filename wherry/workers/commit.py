@@ -112,7 +112,7 @@ def commit(uri: str, *, progress: OnProgress | None = None) -> GroupReceipt:
             sources = _merged_hashes(split, receipts) if job.checkpoint.is_view else None
             evidence = _evidence(split, receipts, moves, boxes)
             _compose(split, receipts, _with_boxes(moves, boxes), shared)
-            prepare = partial(_prepared, evidence=evidence, sources=sources, progress=progress)
+            prepare = partial(_with_findings, evidence=evidence, sources=sources, progress=progress)
         group = convert_all(split.record.request, progress=progress, prepare=prepare)
         split.records.end()
     return group
@@ -180,7 +180,7 @@ def _is_composed(split: SplitJob) -> bool:
     )
 
 
-def _prepared(
+def _with_findings(
     job: Job,
     evidence: Callable[[Location], ReadEvidence],
     sources: Mapping[str, Hashes] | None,

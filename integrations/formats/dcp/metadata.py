@@ -74,7 +74,7 @@ def _size(args: tuple[Any, ...]) -> tuple[int, ...]:
     return tuple(extents)
 
 
-def _strided(args: tuple[Any, ...]) -> str:
+def _layout_of(args: tuple[Any, ...]) -> str:
     if args != (STRIDED,):
         raise UnsupportedError(f"unsupported tensor layout {args[0]}", cure="save it as a dense tensor")
     return STRIDED
@@ -96,7 +96,7 @@ _RECORDS = (
 )
 _MAKERS: dict[tuple[str, str], Maker | None] = {
     ("torch", "Size"): _size,
-    ("torch.serialization", "_get_layout"): _strided,
+    ("torch.serialization", "_get_layout"): _layout_of,
     ("collections", "OrderedDict"): dict_of,
     **{(module, name): _path for module in ("pathlib", "pathlib._local") for name in _PATHS},
 }

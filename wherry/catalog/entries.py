@@ -1,6 +1,6 @@
-"""The catalog: what the ledger knows of the checkpoints that exist, as a list and as sums of their sizes.
+"""Entries of the catalog: each checkpoint at each place, their listing, and the sums of their sizes.
 
-It has one entry for each checkpoint at each place, and asks only the ledger, no storage.
+Only the ledger is read, no storage.
 """
 
 from __future__ import annotations
