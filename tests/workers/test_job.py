@@ -44,6 +44,7 @@ from wherry.errors import (
 )
 from wherry.storage.stores import locate
 from wherry.target.leftovers import JOB
+from wherry.workers import commit as committing
 from wherry.workers import job as job_module
 from wherry.workers import make
 from wherry.workers import work as working
@@ -216,6 +217,28 @@ def test_a_file_that_was_changed_after_its_receipt_is_made_again(source, tmp_pat
     with pytest.raises(IncompleteError, match=r"1 of 6 units are not written"):
         commit(target)
     assert len(work(target).made) == 1
+    assert committed(target).target.checkpoint_digest == undisturbed(source, tmp_path).checkpoint_digest
+
+
+def test_a_unit_that_was_made_again_since_a_commit_has_looked_stays(source, target, tmp_path, monkeypatch):
+    """Another commit and a worker were faster: what the worker has made may be part of the target by now."""
+    made_job(source, target)
+    work(target)
+    name, row = next(iter(receipts(target).items()))
+    changed(target, name, files=[[*file[:2], "another state"] for file in row["files"]])
+    real = committing._make_again
+
+    def late(*arguments):
+        real(*arguments)
+        assert len(work(target).made) == 1
+        real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(committing, "_make_again", late)
+        with pytest.raises(IncompleteError, match=r"1 of 6 units are not written"):
+            commit(target)
+    assert len(receipts(target)) == 6
+    assert work(target).made == ()
     assert committed(target).target.checkpoint_digest == undisturbed(source, tmp_path).checkpoint_digest
 
 

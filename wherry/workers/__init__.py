@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from wherry.core.receipt import GroupReceipt
     from wherry.core.request import ConvertRequest
 
-THREADS = "threads"  # the name for this process, which needs none of what follows
+THREADS = "threads"  # the name for this process, which needs no workers
 
 
 def convert_on(

@@ -57,7 +57,15 @@ from wherry.workers.make import (
     staging_of,
 )
 from wherry.workers.read_back import differences, evidence_of, valid_proofs
-from wherry.workers.records import TOKEN_DIGITS, Task, TaskKind, TaskRecord, records_by_unit
+from wherry.workers.records import (
+    TOKEN_DIGITS,
+    Claim,
+    Task,
+    TaskKind,
+    TaskRecord,
+    claims_among,
+    records_by_unit,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -102,7 +110,8 @@ def commit(uri: str, *, progress: OnProgress | None = None) -> GroupReceipt:
             job.committed.exists() if store is None else is_committed(job.committed, job.row.commit_members)
         )
         shared = SharedUploads(split)
-        receipts = None if is_made else _receipts(split, shared)
+        finished = records_by_unit(TaskKind.MAKE, () if is_made else split.records.names())
+        receipts = None if is_made else _receipts(split, finished, shared)
         prepare: Callable[[Job], Job] | None = None  # only the job is left, or another commit was interrupted
         if receipts is not None:  # all of them is checked before anything is moved
             moves, boxes = _merged_moves(receipts, split.uri), dict[KeyPath, tuple[bytes, ...]]()
@@ -110,7 +119,7 @@ def commit(uri: str, *, progress: OnProgress | None = None) -> GroupReceipt:
                 held, specs = [(one, one.boxes) for one in receipts], job.checkpoint.manifest.tensors
                 boxes = _joined_leaves(held, specs, split.algorithms[0], split.uri)
             sources = _merged_hashes(split, receipts) if job.checkpoint.is_view else None
-            evidence = _evidence(split, receipts, moves, boxes)
+            evidence = _evidence(split, finished, receipts, moves, boxes)
             _compose(split, receipts, _with_boxes(moves, boxes), shared)
             prepare = partial(_with_findings, evidence=evidence, sources=sources, progress=progress)
         group = convert_all(split.record.request, progress=progress, prepare=prepare)
@@ -118,9 +127,10 @@ def commit(uri: str, *, progress: OnProgress | None = None) -> GroupReceipt:
     return group
 
 
-def _receipts(split: SplitJob, shared: SharedUploads) -> list[TaskRecord] | None:
+def _receipts(
+    split: SplitJob, finished: Mapping[int, Sequence[str]], shared: SharedUploads
+) -> list[TaskRecord] | None:
     """One valid receipt of each unit; None if another commit has used their files, and was interrupted."""
-    finished = records_by_unit(TaskKind.MAKE, split.records.names())
 
     def found_of(unit: Unit) -> TaskRecord | None:
         return receipt_of(split, unit, finished.get(unit.number, []), shared)
@@ -136,7 +146,7 @@ def _receipts(split: SplitJob, shared: SharedUploads) -> list[TaskRecord] | None
     kept = {unit.files[0].name for unit in split.units if unit.number in found}
     for unit in split.units:
         if unit.number not in found and unit.number in finished:
-            _make_again(split, unit)
+            _make_again(split, unit, finished[unit.number])
             if unit.region is not None and unit.files[0].name not in kept:  # the file that they share is lost
                 split.records.remove(shared_record(unit))
     more = ", …" if len(missing) > _NAMED else ""
@@ -147,27 +157,30 @@ def _receipts(split: SplitJob, shared: SharedUploads) -> list[TaskRecord] | None
     )
 
 
-def _make_again(split: SplitJob, unit: Unit, proofs: Sequence[TaskRecord] = ()) -> None:
-    """Remove the receipts of a unit whose files are not as it was left, its claims, and what is there of its objects.
+def _make_again(
+    split: SplitJob, unit: Unit, receipts: Sequence[str], proofs: Sequence[TaskRecord] = ()
+) -> None:
+    """Remove receipts of a unit whose files are not as they were left, its claims, and what is there of its objects.
 
-    Proofs that name it are of no use without it, nor those of a file that it shares.
+    Proofs that name it are of no use without it, nor those of a file that it shares. A receipt that has come since the
+    commit has looked stays, with its objects: another commit may use them, and may have committed them.
     """
+    tokens, names = {name[-TOKEN_DIGITS:] for name in receipts}, split.records.names()
     void = {unit.number, *(proof.unit for proof in proofs)}
     if unit.region is not None:  # what it writes again changes the state of the file for all
         void |= {one.number for one in split.units if one.files[0].name == unit.files[0].name}
-    made = Task(TaskKind.MAKE, unit).key
-    keys = {made, *(Task(TaskKind.READ, split.units[number]).key for number in void)}
-    key_of = {name: name.removeprefix("claim-").rpartition("-")[0] for name in split.records.names()}
-    names = sorted((name for name, key in key_of.items() if key in keys), reverse=True)  # claims are the last
-    for name in names:
+    found = records_by_unit(TaskKind.READ, names)
+    read = [name for number in void for name in found.get(number, ())]
+    keys = {Task(TaskKind.MAKE, unit).key, *(Task(TaskKind.READ, split.units[number]).key for number in void)}
+    claims = [Claim(key, attempt, "").name for key, attempt in claims_among(names) if key in keys]
+    for name in (*receipts, *read, *claims):
         split.records.remove(name)
     if (store := split.records.store) is None:
         return
-    tokens = {name[-TOKEN_DIGITS:] for name in names if name.startswith(made)}
     for path in (object_path(split, file.name) for file in unit.files):
-        found = store.head(path)
-        if found is not None and found.run in tokens:
-            store.remove_object(path, found.mark)
+        entry = store.head(path)
+        if entry is not None and entry.run in tokens:
+            store.remove_object(path, entry.mark)
 
 
 def _is_composed(split: SplitJob) -> bool:
@@ -199,6 +212,7 @@ def _with_findings(
 
 def _evidence(
     split: SplitJob,
+    finished: Mapping[int, Sequence[str]],
     receipts: list[TaskRecord],
     moves: Iterable[DurableMove],
     boxes: Mapping[KeyPath, Sequence[bytes]],
@@ -225,7 +239,7 @@ def _evidence(
     wrong = [one for one in wrong if difference.blames(split.units[one.unit])] or wrong
     for receipt in wrong:
         void = [proof for proof in proofs if receipt.name in proof.of]
-        _make_again(split, split.units[receipt.unit], void)
+        _make_again(split, split.units[receipt.unit], finished[receipt.unit], void)
     where = "" if difference.leaf is None else f" of leaf {difference.leaf}"
     raise IncompleteError(
         f"{', '.join(f'unit {split.units[one.unit].name}' for one in wrong)}: {difference.proof.worker} read back"

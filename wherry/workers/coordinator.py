@@ -96,7 +96,7 @@ if TYPE_CHECKING:
 
 
 class Workplace(NamedTuple):
-    """Where the workers of a carrier are.
+    """Where the workers of an engine are.
 
     Attributes:
         address: of an engine that is running; empty to start one on this machine.

@@ -103,16 +103,16 @@ class ReadWork(Workload):
 def hash_on(
     checkpoint: Checkpoint, reading: ReadOrder, on: str, *, progress: OnProgress | None = None
 ) -> Hashes:
-    """Read every tensor of a checkpoint with a carrier; see `hash_checkpoint`.
+    """Read every tensor of a checkpoint with an engine; see `hash_checkpoint`.
 
     Args:
         checkpoint: the checkpoint, as this process sees it.
         reading: how it is read.
-        on: the carrier; not `threads`.
+        on: the engine; not `threads`.
         progress: called a few times a second.
 
     Raises:
-        UsageError: there is no such carrier.
+        UsageError: there is no such engine.
         DamagedError: bytes are missing or corrupt.
         StorageError: no worker can read it, or the storage failed.
     """

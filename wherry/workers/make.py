@@ -34,10 +34,9 @@ from wherry.errors import (
     WherryError,
     storage_errors,
 )
-from wherry.mover.decode import FOLDER_VARIABLE
 from wherry.mover.map_writer import writer_of
 from wherry.mover.output import Output
-from wherry.storage.folders import PREFIX, make_folders, remove_leftover
+from wherry.storage.folders import PREFIX, SPILL_VARIABLE, make_folders, remove_leftover
 from wherry.storage.location import Location
 from wherry.storage.stores import make_folder
 from wherry.target.files import Slice
@@ -114,7 +113,7 @@ def make_unit(split: SplitJob, unit: Unit, claim: Claim) -> TaskRecord:
     """
     clock, job, plan, log = time.monotonic(), split.job, split.job.plan, AttemptLog(unit)
     with ExitStack() as stack:
-        spill = stack.enter_context(temporary_folder(f"{PREFIX}spill-", os.environ.get(FOLDER_VARIABLE)))
+        spill = stack.enter_context(temporary_folder(f"{PREFIX}spill-", os.environ.get(SPILL_VARIABLE)))
         local = split.records.store is None
         area = _local_area(split, unit, claim) if local else _object_area(split, log, claim)
         staged = stack.enter_context(area)
@@ -456,7 +455,7 @@ def _is_present(split: SplitJob, receipt: TaskRecord, shared: SharedUploads | No
         entries = [made_place(split, receipt, file.name).stat() for file in receipt.files]
         if unit.region is not None:
             begun = shared_file(split, unit)
-            return begun is not None and begun.mark == receipt.files[0].mark and all(entries)
+            return begun is not None and begun.token == receipt.files[0].mark and all(entries)
         states = [None if entry is None else (entry.size, entry.mark) for entry in entries]
         return states == [(file.nbytes, file.mark) for file in receipt.files]
     if unit.region is not None:
