@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 
 from tests.support.command import cure_of
 from wherry.errors import (
+    MismatchError,
     MissingExtraError,
     NotFoundError,
     NotRecordedError,
@@ -70,6 +71,11 @@ def raising(error):
         raise error
 
     return raised
+
+
+def verification(verdict):
+    """The outcome of a verification, as the error has it that says that it was not recorded."""
+    return SimpleNamespace(ok=verdict == "ok", to_json=lambda: {"verdict": verdict, "level": "roundtrip"})
 
 
 # This machine.
@@ -213,6 +219,29 @@ def test_a_source_that_vanishes_after_the_commit_is_said(night, tmp_path, monkey
     assert [edge.statement for edge in show(made).edges] == [1]
 
 
+@pytest.mark.parametrize(("verdict", "registers"), [("ok", True), ("uncompared", False), (None, False)])
+def test_a_night_registers_only_what_passed_and_says_what_is_not_recorded(
+    night, tmp_path, monkeypatch, verdict, registers
+):
+    """Without a verdict, it could not be verified."""
+    error, registered = NotRecordedError("not recorded: disk full"), []
+    error.result = verdict and verification(verdict)
+    monkeypatch.setattr(nights, "verify_and_record", raising(error))
+    monkeypatch.setattr(nights, "register", lambda uri, *_, **__: registered.append(uri))
+    report = night(level="digest", more='model = "m"').run()
+    assert (dict(report.counts), failure(report).exit_code) == ({"not recorded": 1}, 12)
+    assert "disk full" in failure(report).what
+    assert registered == ([str(tmp_path / "out" / "a-1.npz")] if registers else [])
+
+
+def test_a_night_registers_nothing_that_differs(night, monkeypatch):
+    registered = []
+    monkeypatch.setattr(nights, "verify_and_record", raising(MismatchError("it differs")))
+    monkeypatch.setattr(nights, "register", lambda uri, *_, **__: registered.append(uri))
+    report = night(level="digest", more='model = "m"').run()
+    assert (dict(report.counts), registered) == ({"failed": 1}, [])
+
+
 def test_what_vanishes_before_the_commit_is_no_failure(night, tmp_path, monkeypatch):
     convert = nights.convert_on
 
@@ -261,9 +290,24 @@ def test_the_flow_registers_nothing_that_was_not_verified(after):
 
 def test_the_flow_registers_what_passed_and_is_not_recorded(after):
     error = NotRecordedError("done, but not recorded: disk full")
-    error.result = SimpleNamespace(to_json=lambda: {"verdict": "ok", "level": "roundtrip"})
+    error.result = verification("ok")
     done, refused, registered = after(error)
     assert (done["verification"]["verdict"], registered, refused) == ("ok", ["t"], [error])
+
+
+def test_the_flow_registers_nothing_that_was_not_compared_with_the_ledger(after):
+    error = NotRecordedError("not recorded: the ledger was not compared")
+    error.result = verification("uncompared")
+    done, refused, registered = after(error)
+    assert (done["verification"]["verdict"], registered, refused) == ("uncompared", [], [error])
+
+
+def test_the_flow_ends_where_a_target_differs_and_registers_nothing(after, monkeypatch):
+    registered = []
+    monkeypatch.setattr("wherry.flows.convert.register", lambda uri, *_, **__: registered.append(uri))
+    with pytest.raises(MismatchError, match="differs"):
+        after(MismatchError("it differs"))
+    assert registered == []
 
 
 # The order of a night, and what it keeps.

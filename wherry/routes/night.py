@@ -289,20 +289,23 @@ def after_commit(
 
     Returns:
         What the two steps returned, None for a step that was left out or refused, and the refusals. A verification that
-        passed but could not be recorded counts: it is returned in its JSON form.
+        could not be recorded is returned in its JSON form; if it passed, it counts.
     """
     verification = registration = None
+    proved = steps.level == "none"
     refused: list[NotRecordedError] = []
     try:
         if steps.level != "none":
             with verification_of(uri):
                 verification = verify(uri, **comparison(steps.level, source, steps.below, steps.family_file))
+            proved = True
     except NotRecordedError as error:
         refused.append(error)
         if error.result is not None:
             verification = {**error.result.to_json(), "lineage": error.what}
+            proved = error.result.ok  # not if its bytes could not be compared with the ledger
     try:
-        if steps.model is not None and (steps.level == "none" or verification is not None):
+        if steps.model is not None and proved:
             stores = {"tracking_uri": steps.tracking_uri, "registry_uri": steps.registry_uri}
             with registration_of(uri, steps.model, alias=steps.alias, tags=steps.tags):
                 registration = enter(uri, steps.model, alias=steps.alias, tags=steps.tags, **stores)
