@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -71,6 +72,17 @@ def test_an_empty_file_does_not_become_a_ledger_when_it_is_read(no_fips):
     file.touch()
     assert digest_choice().algorithm == BLAKE3
     assert not file.stat().st_size
+
+
+def test_a_database_of_something_else_is_left_as_it_is(no_fips):
+    """Commands that only read choose an algorithm, too: `inspect --digest`, `compare` and `doctor`."""
+    file = sqlite_file(ledger_url())
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("CREATE TABLE other (x)")
+    before = file.read_bytes()
+    assert digest_choice().algorithm == BLAKE3
+    assert file.read_bytes() == before
 
 
 def test_the_setting_decides_over_ledger_and_host(no_fips, config, monkeypatch):

@@ -227,7 +227,10 @@ def test_pages_of_statements_hold_so_much_text_and_every_statement_comes_once(tm
         reads = []
         monkeypatch.setattr(ledger, "read", lambda: reads.append(1) or type(ledger).read(ledger))
         assert [one.seq for one in statements_room.statements(ledger)] == [*range(1, 15)]
-    assert len(reads) == {1: 15, 200: 8, 10**9: 3}[most]
+        expected = {1: 15, 200: 8, 10**9: 3}[most]
+        assert len(reads) == expected
+        assert [one.seq for one in statements_of(ledger, [99, *range(14, 0, -1)])] == [*range(1, 15)]
+        assert len(reads) == 2 * expected
 
 
 def test_a_long_time_is_never_kept(tmp_path):

@@ -100,3 +100,4 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(file, suffix):
     assert irregular_sqlite_file(file) == place
     with pytest.raises(sqlite3.Error, match="not a regular file"), sqlite_to_read(file, []):
         pytest.fail("it was opened")
+    assert "not a regular file" in (entry_at(URI).unread or "")

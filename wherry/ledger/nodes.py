@@ -41,6 +41,7 @@ from wherry.storage.home import ledger_to_read, sqlite_file
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
+    from pathlib import Path
 
     from wherry.core.receipt import CheckpointRef
     from wherry.ledger.database import Ledger, LedgerConnection
@@ -281,7 +282,7 @@ def families_and_read_backs(
     families, compared = dict[str, str](), dict[tuple[str, str], VerificationRecord | None]()
     with ledger.read() as connection:
         verified: dict[str, int] = dict(connection.rows(later))
-        for source, target, uri, seq, time, text in connection.rows(query):
+        for source, target, uri, seq, time, text in connection.stream(query):
             with damage_of(seq):
                 body = stored_table(text)
                 if body.get("family"):
@@ -302,7 +303,7 @@ def digest_at(ledger: Ledger, uri: str) -> str | None:
 
 
 def look_up(query: str, tables: Collection[str], **values: str) -> list[tuple[Any, ...]]:
-    """The rows of a query in the configured ledger; a file is neither created nor changed for it.
+    """The rows of a query in the configured ledger, which is not created for it; nor is an empty file made one.
 
     Args:
         query: SQL that every database of the ledger understands.
@@ -314,18 +315,39 @@ def look_up(query: str, tables: Collection[str], **values: str) -> list[tuple[An
     """
     file = sqlite_file(ledger_url())
     if file is not None:
-        if not file.exists() or not file.stat().st_size:
-            return []
         # One of another schema, in use, or that is no ledger is an error: opening it says which.
-        with suppress(sqlite3.Error), ledger_to_read(file, tables) as connection:
-            return connection.execute(query, values).fetchall()
+        with suppress(sqlite3.Error):
+            return _rows_in_file(file, query, tables, values)
     with open_ledger() as ledger, ledger.read() as connection:
         return list(connection.rows(query, **values))
 
 
+def _rows_in_file(
+    file: Path, query: str, tables: Collection[str], values: Mapping[str, str]
+) -> list[tuple[Any, ...]]:
+    """The rows of a query in a file, which is only read; none if it does not exist or is empty.
+
+    Raises:
+        sqlite3.Error: as `ledger_to_read`.
+    """
+    if not file.exists() or (file.is_file() and not file.stat().st_size):
+        return []
+    with ledger_to_read(file, tables) as connection:
+        return connection.execute(query, values).fetchall()
+
+
 def last_target() -> str | None:
-    """The digest of the last conversion's target in the configured ledger, by `look_up`; None if there is none."""
-    found = look_up("SELECT target FROM conversion ORDER BY statement DESC LIMIT 1", ("conversion",))
+    """The digest of the last conversion's target in the configured ledger; None if there is none.
+
+    A file is only read: one that cannot be read as a ledger has none, whatever the reason.
+
+    Raises:
+        WherryError: as `open_ledger`, of a ledger in PostgreSQL.
+    """
+    query, names = "SELECT target FROM conversion ORDER BY statement DESC LIMIT 1", ("conversion",)
+    file, found = sqlite_file(ledger_url()), list[tuple[Any, ...]]()
+    with suppress(sqlite3.Error):
+        found = look_up(query, names) if file is None else _rows_in_file(file, query, names, {})
     return found[0][0] if found else None
 
 

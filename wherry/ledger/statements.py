@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from bisect import bisect_right
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -228,12 +229,13 @@ def moment(text: str) -> str:
 
 
 def statements_of(ledger: Ledger, numbers: Collection[int]) -> Iterator[Statement]:
-    """The statements that have one of some numbers, in order, read page by page; others do not exist."""
-    every = sorted(numbers)
-    for start in range(0, len(every), _PAGE):
+    """The statements that have these numbers, in order, read page by page; a number that none has is left out."""
+    every, start = sorted(numbers), 0
+    while start < len(every):
         with ledger.read() as connection:
-            page = list(connection.rows(_NUMBERED, numbers=every[start : start + _PAGE]))
-        yield from (_statement(StatementRow(*row)) for row in page)
+            page, more = _page(connection.rows(_NUMBERED, numbers=every[start : start + _PAGE]))
+        yield from (_statement(row) for row in page)
+        start = bisect_right(every, page[-1].seq) if more else start + _PAGE
 
 
 def _statement(row: StatementRow) -> Statement:
