@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from wherry.core.account import COMPANIONS, OTHERS, IgnoredEntry, ignored_file
@@ -105,9 +106,11 @@ def copy_companion(checkpoint: Checkpoint, companion: Companion, target: Locatio
         NotFoundError, HostileError, StorageError: it cannot be read or written.
     """
     source, digest, length = checkpoint.reader.companion(companion.name), hashlib.sha256(), 0
+    pieces = source.pieces()
+    first = next(pieces)  # a sparse file that is too large is refused before its space is allocated
     make_folder(target.parent)
     with closing(open_files(target.parent, {target.name: companion.size})) as files:
-        for piece in source.pieces():
+        for piece in chain([first], pieces):
             digest.update(piece)
             files.write(target.name, length, piece)
             length += len(piece)
