@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import tensorstore as ts
 
 from tests.support.object_stores import Killed, PartLog
 from wherry.core.tensorspec import TensorSpec
+from wherry.errors import StorageError
 from wherry.integrations.containers.zarr.layout import ArrayForm, lay_out
 from wherry.mover.chunk_writer import open_chunks
 from wherry.storage.location import Location
 from wherry.storage.stores import LocalStore, locate
+from wherry.target.files import FlatFiles
 from wherry.target.parts import Sender
 from wherry.target.staged_objects import StagedObjects
 from wherry.target.upload_run import UploadRun
@@ -66,6 +71,37 @@ def test_what_a_killed_run_has_synced_is_known_and_not_appended_again(tmp_path, 
     second.close()
     assert (tmp_path / packed.file(0)).stat().st_size == size
     require_read(tmp_path)
+
+
+def test_a_chunk_is_appended_once_and_again_only_if_it_was_not_written(tmp_path, packed, monkeypatch):
+    store = open_chunks(locate(tmp_path), packed)
+    with monkeypatch.context() as patch, pytest.raises(StorageError):
+        patch.setattr(FlatFiles, "write", Mock(side_effect=StorageError("full")))
+        store.put(0, encoded(packed, 0))
+    assert store.place(0) is None
+    for number in range(len(packed.grids)):
+        store.put(number, encoded(packed, number))
+    places = [store.place(number) for number in range(len(packed.grids))]
+    store.put(0, encoded(packed, 0))
+    assert [store.place(number) for number in range(len(packed.grids))] == places
+    store.finish()
+    store.close()
+    require_read(tmp_path)
+
+
+def test_chunks_of_a_sync_that_failed_are_unknown_to_the_next_run(tmp_path, packed, monkeypatch):
+    first = open_chunks(locate(tmp_path), packed)
+    first.put(0, encoded(packed, 0))
+    with monkeypatch.context() as patch, pytest.raises(StorageError):
+        patch.setattr(os, "fdatasync", Mock(side_effect=OSError(5, "failed")))
+        first.sync()
+    first.put(0, encoded(packed, 0))
+    with pytest.raises(StorageError):
+        first.sync()
+    first.close()
+    second = open_chunks(locate(tmp_path), packed)
+    assert second.place(0) is None
+    second.close()
 
 
 def test_a_log_that_ends_in_a_row_is_cut_there(tmp_path, packed):

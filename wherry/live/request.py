@@ -11,8 +11,7 @@ from typing import Any
 from wherry.core.request import ConvertRequest, TargetRequest, convert_request
 from wherry.errors import UsageError
 from wherry.formats.registry import find_system_format
-from wherry.mover.decode import FOLDER_VARIABLE
-from wherry.storage.folders import staging_stem
+from wherry.storage.folders import SPILL_VARIABLE, staging_stem
 from wherry.storage.stores import LiveStore, locate
 
 SNAPSHOTS = ("host", "disk")
@@ -86,5 +85,5 @@ def spool_of(request: ExportRequest, mark: str) -> Path:
     elif location.store.capabilities.local:
         parent = next(one for one in Path(location.path).parents if one.is_dir())
     else:
-        parent = Path(os.environ.get(FOLDER_VARIABLE) or tempfile.gettempdir())
+        parent = Path(os.environ.get(SPILL_VARIABLE) or tempfile.gettempdir())
     return parent / f"{staging_stem(location.name)}.{mark[:8]}.spool"

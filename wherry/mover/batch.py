@@ -250,10 +250,8 @@ def range_parts(source: Source, batch: Batch) -> Generator[list[tuple[Move, Tens
         for (_location, request, pieces), view in zip(requests, views, strict=True):
             for start, stop, index, begin in request.parts:
                 number, piece = pieces[index]
-                part, nbytes = (
-                    view[start - request.start : stop - request.start],
-                    batch.rows[number].move.span.nbytes,
-                )
+                part = view[start - request.start : stop - request.start]
+                nbytes = batch.rows[number].move.span.nbytes
                 if len(part) == nbytes:
                     found[number] = part
                     continue

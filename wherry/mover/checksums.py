@@ -259,10 +259,10 @@ class ContainerChecksums:
             CorruptError: a checksum differs from the recorded one, or a file is truncated.
             StorageError: the storage failed.
         """
-        with self._lock:
-            missing, self._watched = list(self._watched.values()), {}
-        for watched in missing:
+        for key, watched in list(self._watched.items()):
             self._compare(watched)
+            with self._lock:
+                self._watched.pop(key, None)
 
     def _take(
         self, extent: Extent, recorded: RangeChecksum, spec: TensorSpec, start: int, piece: memoryview
@@ -276,10 +276,13 @@ class ContainerChecksums:
                 crc = PieceCrc(recorded.length, recorded.kind)
                 watched = self._watched[key] = _WatchedRange(extent.location, spec, recorded, crc)
         watched.crc.update(start, piece)
-        if not watched.crc.left:
+        with self._lock:
+            complete = not watched.crc.left and key not in self._compared
+            if complete:
+                self._compared.add(key)
+        if complete:
             self._compare(watched)
             with self._lock:
-                self._compared.add(key)
                 self._watched.pop(key, None)
 
     def _compare(self, watched: _WatchedRange) -> None:

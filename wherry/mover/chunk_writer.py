@@ -215,8 +215,6 @@ class _PlacedChunks(ChunkWriter):
             self._files.write(file, end, bytes(stop - end))
 
     def holds(self, number: int) -> bool:
-        if isinstance(self._files, FlatFiles):
-            return True
         file, offset, nbytes, _stop = self._require_place(number)
         return self._files.holds(self._folder.join(file).path, offset, offset + nbytes)
 

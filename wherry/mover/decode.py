@@ -57,7 +57,7 @@ from wherry.mover.pool import map_memory
 from wherry.mover.read import blocks_of_cell, fill, fill_region, place, read_array, region_bytes
 from wherry.runtime.threads import StoppedError
 from wherry.storage.direct import reading, writing
-from wherry.storage.folders import PREFIX
+from wherry.storage.folders import PREFIX, SPILL_VARIABLE
 from wherry.target.janitor import forget, note
 
 if TYPE_CHECKING:
@@ -78,7 +78,6 @@ if TYPE_CHECKING:
     Read = Callable[[int, memoryview], None]
 
 
-FOLDER_VARIABLE = "WHERRY_SPILL"
 _LOOK_SECONDS = 0.2
 
 
@@ -108,7 +107,8 @@ class SharedWork:
             try:
                 make(cell)
             except BaseException as error:
-                self.error = self.error or error
+                with self.changed:
+                    self.error = self.error or error
                 raise
             finally:
                 with self.changed:
@@ -291,12 +291,12 @@ class Spill:
         if not self._made:
             try:
                 self._folder = self._folder or Path(
-                    tempfile.mkdtemp(prefix=f"{PREFIX}spill-", dir=os.environ.get(FOLDER_VARIABLE))
+                    tempfile.mkdtemp(prefix=f"{PREFIX}spill-", dir=os.environ.get(SPILL_VARIABLE))
                 )
                 note(self._folder)
                 self._folder.mkdir(mode=0o700, exist_ok=True)
             except OSError as error:
-                raise storage_error(error, str(self._folder or os.environ.get(FOLDER_VARIABLE))) from error
+                raise storage_error(error, str(self._folder or os.environ.get(SPILL_VARIABLE))) from error
             self._made = True
         assert self._folder is not None
         return self._folder

@@ -376,7 +376,7 @@ class MapWriter:
         """Whether bytes that were written are durable after a `sync`; in a store, when their parts are sent."""
         if self._chunks and path in self._chunks:
             return not isinstance(where, Span) and self._chunks.stored(path, where)
-        if isinstance(self._files, FlatFiles):
+        if isinstance(self._files, FlatFiles):  # also of encoded spans, which have no extents
             return True
         extents = self.extents(path, where)
         return extents is not None and all(

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 
 PREFIX = ".wherry-"
+SPILL_VARIABLE = "WHERRY_SPILL"  # of the environment: the folder for temporary files of decoded tensors
 DRAFT = ".draft"  # suffix of an incomplete file; a killed process can leave one
 _MOST_NAME = 255  # bytes of a name in a folder, on the file systems that wherry knows
 _ROOM = 48  # bytes that a name which wherry derives from another is longer, at most
