@@ -37,6 +37,7 @@ from wherry.errors import (
     WherryError,
 )
 from wherry.formats.checkpoint import open_source
+from wherry.formats.pin import object_pin, state_read
 from wherry.ledger.replay import READ
 from wherry.runtime import threads
 from wherry.runtime.child import NoAnswerError
@@ -204,11 +205,12 @@ def _without_sidecar(
     algorithm = algorithm_of(row.checkpoint_digest)
     source = SourceRequest(row.uri, row.format)
     with open_source(source) as checkpoint:
-        gone = {piece.path for piece in checkpoint.reader.absent()}
+        pin, gone = object_pin(checkpoint), {piece.path for piece in checkpoint.reader.absent()}
         evidence = compare(checkpoint, None, algorithm, replace(options, source=source), without=gone)
+        state = state_read(pin, checkpoint)
     node = reference(row.uri, subject.format, subject.format_version, evidence.manifest, "", algorithm)
     if node.checkpoint_digest == row.checkpoint_digest:
-        return [], evidence.state
+        return [], state
     part = "a companion file" if node.weights_digest == subject.weights_digest else "its tensors"
     kind = "altered" if row.role != READ or row.models else "source-changed"
     what = (

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from wherry.core.keypath import render
 from wherry.errors import NotFoundError
 from wherry.formats.companions import digest_companion
-from wherry.formats.pin import object_pin, state_read
 from wherry.mover.hashing import Failure, Hashes, hash_checkpoint
 from wherry.mover.hashing import compare as compare_digests
 from wherry.verifier.records import contradictions
@@ -60,13 +59,11 @@ class BytesEvidence:
         manifest: what it holds, with digests: by its sidecar, from which it differs by `failed`; without a sidecar, as
             it was read.
         failed: the differences of what was read from the sidecar, and what the sidecar itself contradicts.
-        state: what identifies the objects that were read; see `wherry.formats.pin.state_read`.
     """
 
     hashes: Hashes
     manifest: Manifest
     failed: tuple[Failure, ...]
-    state: str
 
 
 def compare(
@@ -91,7 +88,7 @@ def compare(
         WherryError: it cannot be read.
     """
     assert sidecar is None or (algorithm == sidecar.algorithm and not without)
-    pin, manifest = object_pin(checkpoint), checkpoint.manifest
+    manifest = checkpoint.manifest
     if without:
         held = {path: spec for path, spec in manifest.tensors.items() if path not in without}
         manifest = replace(manifest, tensors=held)
@@ -103,14 +100,14 @@ def compare(
     if sidecar is None:
         companions = tuple(digest_companion(checkpoint, one) for one in manifest.companions)
         full = manifest.with_digests(hashes.digests, companions)
-        return BytesEvidence(hashes, full, (), state_read(pin, checkpoint))
+        return BytesEvidence(hashes, full, ())
     failed = (
         *contradictions(sidecar),
         *tensor_differences(hashes, sidecar.manifest.digests, sidecar.leaves),
         *_altered_fields(sidecar, hashes, manifest),
         *altered_companions(checkpoint, sidecar),
     )
-    return BytesEvidence(hashes, sidecar.manifest, failed, state_read(pin, checkpoint))
+    return BytesEvidence(hashes, sidecar.manifest, failed)
 
 
 def hash_tensors(checkpoint: Checkpoint, algorithm: str, options: ReadOptions) -> Hashes:
@@ -132,12 +129,14 @@ def tensor_differences(
 
 def _altered_fields(sidecar: Sidecar, found: Hashes, manifest: Manifest) -> Iterator[Failure]:
     """What a sidecar states of tensors besides their digests, and what was read does not have."""
+    recorded = sidecar.manifest.digests
     for path, spec in sorted(sidecar.manifest.tensors.items()):
         seen = manifest.tensors.get(path)
-        if seen is not None and (spec.shape, spec.dtype) != (seen.shape, seen.dtype):
+        if seen is None and path not in recorded:  # the comparison of digests does not know it
+            yield Failure(render(path), "missing tensor")
+        elif seen is not None and (spec.shape, spec.dtype) != (seen.shape, seen.dtype):
             has, says = (f"{one.dtype}{list(one.shape)}" for one in (seen, spec))
             yield Failure(render(path), f"the sidecar was altered: it states {says}, the tensor is {has}")
-    recorded = sidecar.manifest.digests
     for path, leaves in sorted(sidecar.leaves.items()):
         if path not in recorded:
             yield Failure(render(path), "the sidecar was altered: it has hashes of leaves of no tensor")

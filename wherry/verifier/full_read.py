@@ -14,6 +14,7 @@ from wherry.config.digests import digest_choice
 from wherry.converter.references import reference
 from wherry.core.digest import checkpoint_digest, weights_digest
 from wherry.formats.checkpoint import open_source, present_fingerprint
+from wherry.formats.pin import object_pin, state_read
 from wherry.formats.registry import checked_options, find_format, system_of
 from wherry.ledger.resolve import resolve_named
 from wherry.mover.hashing import MeasuredError, hash_checkpoint
@@ -91,7 +92,7 @@ def read_all(
         CorruptError: a checksum of its container differs.
         WherryError: it or the other checkpoint cannot be read.
     """
-    entry = entry_at(checkpoint.uri)
+    entry, pin = entry_at(checkpoint.uri), object_pin(checkpoint)
     if sidecar is not None:
         algorithm = sidecar.algorithm
     else:
@@ -110,7 +111,8 @@ def read_all(
         ledger=word,
         digests=evidence.hashes.digests,
         warnings=tuple(evidence.hashes.notes(checkpoint.manifest.tensors)),
-        state=evidence.state,
+        # After the last byte, which a second algorithm or another checkpoint reads.
+        state=state_read(pin, checkpoint),
     )
 
 
