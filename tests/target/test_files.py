@@ -5,6 +5,7 @@ import fcntl
 import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from wherry.errors import StorageError
 from wherry.mover.pool import Pool
+from wherry.runtime.threads import without_collection
 from wherry.storage.direct import BLOCK, cut
 from wherry.target import files as flatfile
 from wherry.target.blocks import Blocks
@@ -170,3 +172,19 @@ def test_neighbours_are_written_together():
         ("b", 0, BLOCK),
     ]
     assert written[0][2].strip(b"\0") == b"abcd"
+
+
+def shared_memory():
+    return Path("/proc/self/maps").read_text().count("/dev/zero")
+
+
+def test_closed_files_give_their_memory_back_at_once(tmp_path):
+    """Each companion has files of its own, and no garbage is collected while they are copied."""
+    with without_collection():
+        before = shared_memory()
+        for number in range(20):
+            files = FlatFiles(tmp_path, {f"{number}": 100})
+            files.write(f"{number}", 0, bytes(100))
+            files.sync()
+            files.close()
+        assert shared_memory() == before

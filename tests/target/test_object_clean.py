@@ -19,6 +19,7 @@ from tests.support.object_stores import (
     uploads_below,
     watched,
 )
+from wherry.storage.location import MOST_CONFIG
 from wherry.storage.stores import locate
 from wherry.store.memory import MemoryStore
 from wherry.store.store import AnonymousUpload
@@ -71,6 +72,15 @@ def test_everything_of_a_killed_run_is_removed(killed):
     assert leftover_names(killed) == []
     assert uploads_below(killed) == []
     assert clean(root(killed), min_age=0) == []
+
+
+def test_a_journal_longer_than_a_config_is_read_as_by_a_run(killed):
+    (dry,) = clean(root(killed), dry_run=True)
+    locate(dry.uri).join("journal-999999").put(b"-" * (MOST_CONFIG + 1))
+    (report,) = clean(root(killed), min_age=0)
+    assert report.removed
+    assert not locate(killed).exists()
+    assert leftover_names(killed) == []
 
 
 def test_a_dry_run_only_names_what_is_left(killed):

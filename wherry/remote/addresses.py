@@ -115,7 +115,7 @@ def require_host(uri: str, *, stated: bool = True) -> None:
         raise _refusal(host, kind, "", uri)
 
 
-def require_address(host: str, address: str, *, local: bool = True) -> None:
+def require_address(host: str, address: str, *, local: bool) -> None:
     """Refuse the address that a connection is about to be made to.
 
     Args:
@@ -176,7 +176,7 @@ def checking_resolver() -> Any:
         async def resolve(self, host: str, port: int = 0, family: Any = AF_INET) -> Any:
             rows = await DefaultResolver().resolve(host, port, family)
             for row in rows:
-                require_address(host, row["host"])
+                require_address(host, row["host"], local=True)
             return rows
 
         async def close(self) -> None:

@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.request
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -197,7 +197,8 @@ def _pool(certificates: str) -> Any:
     from urllib3 import PoolManager
 
     pools = PoolManager(maxsize=CONNECTIONS, ca_certs=certificates or None)
-    pools.pool_classes_by_scheme = checked_pools(require_address)
+    # Only the configuration names the servers of buckets: they may be on this machine.
+    pools.pool_classes_by_scheme = checked_pools(partial(require_address, local=True))
     return pools
 
 

@@ -18,6 +18,8 @@ The folder of a checkpoint is opened once (`open_root`), and everything below it
 exchanged for a link later is not followed. Paths are followed by the kernel only within that folder: Linux 5.6 does so
 in one call, `openat2` with RESOLVE_BENEATH. Elsewhere each part of the path is opened by itself, and none may be a
 link. A link out of the folder is followed only to see where it leads.
+
+Paths of this machine, from the texts and URIs in which people and files state them, are made here too (`local_path`).
 """
 
 from __future__ import annotations
@@ -41,11 +43,12 @@ from wherry.errors import HostileError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Hashable, Iterable
+
+
 _OPENAT2 = 437  # number of the system call on every architecture that Python supports
 _RESOLVE_BENEATH = 0x08
-_ATTEMPTS = (
-    100  # a rename elsewhere makes the kernel give up a path with `..`, or a link change between two looks
-)
+# A rename elsewhere makes the kernel give up a path with `..`; a link can change between two looks.
+_ATTEMPTS = 100
 _NO_CALL = (errno.ENOSYS, errno.EPERM)  # an older kernel; a sandbox that does not know the call
 O_PATH = getattr(os, "O_PATH", os.O_RDONLY)
 _PART = O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -411,9 +414,9 @@ def open_root(root: Root) -> Root:
         try:
             descriptor = os.open(path, _FOLDER)
         except (FileNotFoundError, NotADirectoryError):
-            continue
+            continue  # a file, or nothing yet: the folder that holds it
         except OSError:
-            break
+            break  # who reads below it gets the error; without an open folder links obey the same rules
         real = _real_path(descriptor, path) if path == root.path else root.real
         return replace(root, real=real, folder=Folder(path, descriptor))
     return root
@@ -564,7 +567,9 @@ def _real_path(descriptor: int, path: str) -> str:
 
 
 class Descriptors(Generic[_Key]):
-    """Open files by key; safe from several threads.
+    """A bounded number of open files by key, kept open over many reads or writes; safe from several threads.
+
+    A descriptor in use is never closed; of the others, the least recently used one is closed first.
 
     Args:
         open_file: opens the file of a key and returns its descriptor.

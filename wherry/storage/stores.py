@@ -351,7 +351,12 @@ def limits_of(uris: Iterable[str], limited: Collection[str]) -> list[str]:
 
 
 class PinnedStore(LocalStore):
-    """Local files that are opened once; `close` closes them."""
+    """The local files of one opened checkpoint; each stays the same file from the first read to the last.
+
+    A file is opened once and read through that descriptor until `close`, so renaming another file over it does not
+    change what is read. If too many files are open, a descriptor is closed and its file is opened again later; it must
+    then be the same file as before. `wherry.formats.pin` detects files that are changed in place.
+    """
 
     def __init__(self, root: Root | None) -> None:
         super().__init__(root)

@@ -283,7 +283,7 @@ class AzureStore(RangedStore, ObjectStore):
         await _blob(fs, path).delete_blob(**_in_state(mark))
 
     def _assemble(self, upload: Upload, parts: Sequence[Part]) -> StoredObject:
-        """A blob that appears removes the blocks of all other uploads to its name: what is missing says little."""
+        """If blocks are missing, a blob is looked for: one that appears removes all blocks at its name."""
         path, nbytes = upload.path, sum(part.nbytes for part in parts)
 
         async def join(fs: Any) -> StoredObject:

@@ -267,11 +267,11 @@ class GoogleStore(RangedStore, ObjectStore):
     ) -> StoredObject:
         bucket, name = _split(path)
         row = {"name": name, "contentType": _KIND, "crc32c": to_base64(checksum), "metadata": {_RUN: run}}
-        mark = uuid4().hex
-        head = f"--{mark}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{json.dumps(row)}\r\n"
-        head += f"--{mark}\r\nContent-Type: {_KIND}\r\n\r\n"
-        body = [memoryview(head.encode()), *data, memoryview(f"\r\n--{mark}--".encode())]
-        headers = {"Content-Type": f'multipart/related; boundary="{mark}"'}
+        boundary = uuid4().hex
+        head = f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{json.dumps(row)}\r\n"
+        head += f"--{boundary}\r\nContent-Type: {_KIND}\r\n\r\n"
+        body = [memoryview(head.encode()), *data, memoryview(f"\r\n--{boundary}--".encode())]
+        headers = {"Content-Type": f'multipart/related; boundary="{boundary}"'}
         params = {"uploadType": "multipart", "ifGenerationMatch": replaces or _ABSENT, "fields": _FIELDS}
 
         async def insert() -> dict[str, Any]:

@@ -315,7 +315,7 @@ class HubCommit:
 
         Raises:
             FileNotFoundError, FileExistsError: as the Hub says it.
-            WherryError: see `translated`.
+            WherryError: see `wherry.remote.failures.translate_error`.
         """
         return self._store.run(self._target.text, partial(_call_client, call), nbytes)
 

@@ -411,7 +411,11 @@ def page_row(path: str, size: int | str, mark: str | None) -> tuple[str, Entry]:
 
 
 class RangedStore(FsspecStore):
-    """A store of which ranges of bytes are requested; its classes make the requests."""
+    """A store of which ranges of bytes are requested; its classes make the requests.
+
+    Each class has `_receive`; `_refusal` is only called in those whose `_range_request` or `_part_request` gives a
+    request, so it is not abstract.
+    """
 
     def readinto(self, path: str, start: int, buffer: memoryview, mark: str = "") -> int:
         """See Store. Stores refuse a range that begins at the end of an object."""
@@ -520,6 +524,9 @@ def require_range(status: int, headers: Mapping[str, str], start: int) -> None:
 
 class ObjectStore(FsspecStore):
     """A store of objects that takes parts.
+
+    A class has the single calls that raise NotImplementedError here. None is abstract, because a class that replaces a
+    rule as a whole does without the calls of that rule: `MemoryStore` has no `_look`, and `GoogleStore` no `_delete`.
 
     Attributes:
         algorithm: of the checksum of an object that is put at once.

@@ -10,6 +10,6 @@
 - Staging: what a conversion writes until the commit (`staging`). Each kind of sink has its own: an area on a disk
   (`file_staging`, `area`), objects of a store (`object_staging`), files that are copied (`copied_staging`).
 - Signed log and journal: which moves are durable, so that another run resumes (`signed_log`, `journal`).
-- Clean: what ended runs have left, and whether somebody still uses it (`clean`, `leftovers`, `owners`, `in_use`);
+- Clean: what ended runs have left, and whether somebody still uses it (`clean`, `leftovers`, `in_use`);
   temporary files outside of targets (`janitor`).
 """

@@ -34,8 +34,7 @@ class Blocks:
 
     read: Transfer
     write: Transfer
-    _memory: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, _MOST * BLOCK))
-    _run: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, _MOST * BLOCK))
+    _memory: mmap.mmap | None = None  # of the blocks, and then of a run of adjacent ones
     _held: dict[tuple[str, int], memoryview] = field(default_factory=dict["tuple[str, int]", memoryview])
     _dirty: set[tuple[str, int]] = field(default_factory=set["tuple[str, int]"])
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -74,6 +73,18 @@ class Blocks:
         with self._lock:
             self._flush()
 
+    def close(self) -> None:
+        """Drop the blocks with their memory, which would stay until garbage is collected; nothing is written."""
+        with self._lock:
+            self._held.clear()
+            self._dirty.clear()
+            self._memory = None
+
+    def _view(self) -> memoryview:
+        if self._memory is None:
+            self._memory = mmap.mmap(-1, 2 * _MOST * BLOCK)
+        return memoryview(self._memory)
+
     def _clear(self) -> None:
         self._flush()
         self._held.clear()
@@ -85,7 +96,7 @@ class Blocks:
             count = 1
             while count < len(waiting) and waiting[count] == (name, start + count * BLOCK):
                 count += 1
-            run = memoryview(self._run)[: count * BLOCK]
+            run = self._view()[_MOST * BLOCK :][: count * BLOCK]
             for number, key in enumerate(waiting[:count]):
                 run[number * BLOCK : (number + 1) * BLOCK] = self._held[key]
             self.write(name, start, run)
@@ -98,7 +109,7 @@ class Blocks:
             if len(self._held) == _MOST:
                 self._clear()
             place = len(self._held) * BLOCK
-            block = memoryview(self._memory)[place : place + BLOCK]
+            block = self._view()[place : place + BLOCK]
             if not whole:
                 block[:] = bytes(BLOCK)
                 self.read(name, start, block)

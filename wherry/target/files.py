@@ -205,8 +205,9 @@ class FlatFiles(OpenFiles):
         self._check(lambda: sync_folder(self._folder))
 
     def close(self) -> None:
-        """See OpenFiles."""
+        """See OpenFiles; what was not synced may be lost."""
         self._open.close()
+        self._blocks.close()
 
     def _check(self, act: Callable[[], object]) -> None:
         if self._failed is not None:

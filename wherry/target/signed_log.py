@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
 from wherry.errors import storage_error, storage_errors
 from wherry.storage.location import MOST_CONFIG
-from wherry.store.remote_store import heads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -201,6 +200,8 @@ class ObjectSink:
             TargetInUseError: another run has taken over the target.
             StorageError: the storage failed.
         """
+        from wherry.store.remote_store import heads  # it imports ssl; a log in a file needs none
+
         paths = [self._folder.join(name).path for name in self._names()]
         seen = heads(self._store, [path for path in paths if path not in self._marks])
         known = {**self._marks, **{path: found.mark for path, found in seen if found is not None}}

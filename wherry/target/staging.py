@@ -34,9 +34,8 @@ if TYPE_CHECKING:
     from wherry.target.journal import Journal
     from wherry.target.lease import Lease
 
-CopiedFile: TypeAlias = (
-    "tuple[Location, Location, Entry]"  # source, place at the location of a staging, the source's entry
-)
+# The source, its place at the location of a staging, and the source's entry.
+CopiedFile: TypeAlias = "tuple[Location, Location, Entry]"
 # Failures of a store that its user mends, and then goes on.
 _MENDED_OUTSIDE = ("expired", "no-credentials", "refused", "forbidden", "quota", "clock")
 _log = logger(__name__)

@@ -69,9 +69,8 @@ class UploadRun:
     _published: dict[str, StoredObject] = field(default_factory=dict[str, "StoredObject"])
     _names: dict[str, set[str]] = field(default_factory=dict[str, "set[str]"])
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _aside: list[StoredBytes] = field(
-        default_factory=list["StoredBytes"]
-    )  # pieces of parts that are not complete
+    # Pieces of parts that are not complete.
+    _aside: list[StoredBytes] = field(default_factory=list["StoredBytes"])
     _relieving: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -98,7 +97,7 @@ class UploadRun:
             return known
 
     def whole(self, path: str, data: Sequence[memoryview]) -> UploadedFile:
-        """A file all of whose bytes are known, which is sent in the background; see `known_bytes`.
+        """A file all of whose bytes are known, which is sent in the background; see `agreeing`.
 
         Args:
             path: in the store, under its final name.

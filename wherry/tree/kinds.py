@@ -15,8 +15,8 @@ optax is a named tuple, which Orbax and Flax save as a node with its fields: `OP
 chains are tuples, so their links are numbers. A moment has the names of the parameters below it. T5X, Keras and PaxML
 have words of their own above the state (`param_states`, `optimizer_variables`, `opt_states_0`).
 
-What is not promised: that a node without any of these is no such state. What is
-above decides about words that a module may have as well.
+What is not promised: that a node without any of these is no such state. The first paragraph says when words count that
+a module may have as well.
 """
 
 from __future__ import annotations
