@@ -11,14 +11,12 @@ Facts (Prefect 3.8):
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, cast
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from wherry.core.names import meant_names
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 ADVANCED = "advanced"
 

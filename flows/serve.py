@@ -7,6 +7,7 @@ process, which at Ctrl-C or SIGTERM starts no more runs and pauses the schedules
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from prefect import serve as carry_out
@@ -23,8 +24,6 @@ from wherry.integrations.prefect.deploy import read_deployments
 from wherry.integrations.prefect.server import answering_server
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from prefect.deployments.runner import RunnerDeployment
 
 _TRIGGERS: TypeAdapter[list[Any]] = TypeAdapter(list[DeploymentTriggerTypes])

@@ -8,16 +8,14 @@ computed (`python -m tests.support.walk.judged`), so that nothing is converted o
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from wherry.families import load_family
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    Values: TypeAlias = Mapping[str, Mapping[str, str]]  # value → what it changes, and the end in each system
-    Class: TypeAlias = Mapping[str, Values]  # attribute → values
+Values: TypeAlias = Mapping[str, Mapping[str, str]]  # value → what it changes, and the end in each system
+Class: TypeAlias = Mapping[str, Values]  # attribute → values
 
 GOLDEN = Path(__file__).resolve().parents[1] / "tests" / "golden" / "attributes.json"
 JUDGED = GOLDEN.with_name("judged.json")

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +24,6 @@ from benchmarks.judge import Summary, judge, summarise
 from benchmarks.measure import RowFailedError, measure
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from benchmarks.measure import Cost
 
 INFRA = Path(__file__).resolve().parent

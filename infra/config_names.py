@@ -20,12 +20,10 @@ import json
 import re
 import sys
 import tomllib
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 FAMILIES = Path(__file__).resolve().parents[1] / "wherry" / "families"
 _CONFIGS = ("args", "config", "cfg", "hparams")  # variables and attributes whose names end so are configs

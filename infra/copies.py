@@ -13,14 +13,11 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import environment
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
 
 PYTEST = ("-m", "pytest", "-q", "--no-header", "--tb=line", "-p", "no:cacheprovider")
 _TIMES = itertools.count(

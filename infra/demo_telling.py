@@ -13,12 +13,11 @@ import shlex
 import sys
 import textwrap
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from demo_site import Flip
     from prefect import State
 

@@ -16,6 +16,7 @@ import inspect
 import json
 import re
 import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,8 +52,6 @@ from wherry.view.overview import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
     from pydantic import BaseModel
     from pydantic.fields import FieldInfo
 

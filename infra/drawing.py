@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import ast
 import random
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
+from pathlib import Path
+from typing import TypeAlias
 
 PRODUCT = ("wherry", "integrations", "tasks", "flows")
 _DEEP = ("integrations/containers", "integrations/formats")  # whose rooms are a level deeper

@@ -18,10 +18,11 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import wherry
 from wherry.core.tensorspec import TensorSpec
@@ -31,9 +32,6 @@ from wherry.integrations.containers.safetensors import header
 from wherry.integrations.formats.huggingface.weights import spread_tensors
 from wherry.mover.map_writer import writer_of
 from wherry.storage.stores import locate
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Mapping
 
 Shapes = dict[str, tuple[int, ...]]
 HERE = Path(__file__).resolve().parent

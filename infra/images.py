@@ -7,11 +7,8 @@ import io
 import re
 import subprocess
 import tarfile
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 # What a release has of infra: the files that start something, and what they refer to.
 RELEASED = ("docker/compose.yaml", "kubernetes/*.yaml", "kubernetes/*/*.yaml", "units/kubernetes.yaml", "pools/*.json",

@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, get_args
 
 import click
 from pydantic import BaseModel
@@ -15,17 +16,12 @@ from pydantic import BaseModel
 import wherry
 from wherry.cli import cli
 from wherry.config.schema import ConfigFile
-from wherry.core.names import CONCEPTS
+from wherry.core.names import CONCEPTS, Concept
 from wherry.flows.audit import AuditSpec
 from wherry.flows.convert_spec import ConvertSpec
 from wherry.flows.export import ExportSpec
 from wherry.flows.nightly import NightlySpec
 from wherry.flows.promote import PromoteSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from wherry.core.names import Concept
 
 DOORS = ("command line", "wherry.toml", "Python", "form")
 _FORMS = {

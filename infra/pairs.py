@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import permutations
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from wherry.converter.convert import convert
+from wherry.core.keypath import KeyPath
 from wherry.core.manifest import Companion, Manifest
 from wherry.core.request import NONE, LayoutRequest
 from wherry.core.tensorspec import Span, TensorSpec
@@ -29,11 +31,6 @@ from wherry.formats.registry import checked_options, find_format, formats
 from wherry.mover.map_writer import writer_of
 from wherry.storage.location import Location
 from wherry.storage.stores import locate
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from wherry.core.keypath import KeyPath
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -10,6 +10,7 @@ import inspect
 import json
 import re
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,6 @@ from wherry.flows.promote import PromoteSpec
 from wherry.models.policy import Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pydantic import BaseModel
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -16,19 +16,17 @@ import sys
 import threading
 import time
 import urllib.request
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import demo
 import demo_site as site
 import demo_telling as tell
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
 
 CHROMIUM = "/usr/bin/chromium"
 ARGUMENTS = [

@@ -6,16 +6,14 @@ MLflow's client, its REST API and its SQLite file get the same requests, and giv
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from wherry.config.settings import embedded_registry_uri
 from wherry.core.units import plural
 from wherry.errors import NotFoundError, similar
 from wherry.ledger.record import open_ledger, versions_in
 from wherry.storage.home import without_secrets
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 MOST_NAMES = 1000  # models or versions that are read for the cure of an error
 _REGISTER = "register the checkpoint: `wherry register URI --model NAME`"

@@ -5,16 +5,14 @@ An artifact that cannot be made is logged, and fails nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
 from wherry.credentials import redact
 from wherry.errors import printable
 from wherry.tasks.run_log import reporting
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 def show_text(text: str, *, lines: bool = False) -> str:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import contextvars
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 
+from wherry.core.progress import OnProgress, Progress, UnitCounts
 from wherry.core.units import plural, show_seconds, show_size
 from wherry.errors import WherryError
 from wherry.tasks.artifacts import show_table, show_text
 from wherry.tasks.run_log import reporting, run_logger
-
-if TYPE_CHECKING:
-    from wherry.core.progress import OnProgress, Progress, UnitCounts
 
 _INTERVAL = 1.0  # seconds between two updates of an artifact: each is a request and a row
 

@@ -5,15 +5,12 @@ Prefect stores the parameters of a run when it is submitted, before any code of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from pydantic import BaseModel
 
 from wherry.credentials import redact, redact_values
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _OF_THE_USER = ("meta", "tags")  # fields with names that the user chooses, such as `token`
 

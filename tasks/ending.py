@@ -10,8 +10,8 @@ reported like any other. It warns of credentials in the run's parameters, too.
 from __future__ import annotations
 
 import contextvars
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
@@ -22,10 +22,6 @@ from wherry.tasks.credentials import credentials_in
 from wherry.tasks.run_log import reporting, run_logger
 from wherry.watch import ending as engine
 from wherry.watch.preflight import refuse_here
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
 
 _STORED = (
     "the parameter %s contains a credential, which Prefect has stored as it was given; set it in the environment "

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prefect import task
 
+from wherry.config.schema import Route, Settings
 from wherry.core.request import SourceRequest
 from wherry.errors import WherryError
 from wherry.routes.night import made_notes
-from wherry.routes.routes import chosen_routes, explain, load_config, spec_of
+from wherry.routes.routes import Explanation, chosen_routes, explain, load_config, spec_of
 from wherry.routes.scores import score
+from wherry.storage.location import Location
 from wherry.tasks.common import STEP
 from wherry.tasks.run_log import run_logger
-
-if TYPE_CHECKING:
-    from wherry.config.schema import Route, Settings
-    from wherry.routes.routes import Explanation
-    from wherry.storage.location import Location
 
 _NIGHTLY = "best"  # selects among all steps of a run, so one step alone does not suffice
 

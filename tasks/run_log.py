@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from prefect.exceptions import MissingContextError
 from prefect.logging import get_run_logger
 
 from wherry.core.progress import LineLogger, logger
 from wherry.integrations.prefect.server import answering_server
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _T = TypeVar("_T")
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prefect import task
 
+from wherry.core.receipt import GroupReceipt
 from wherry.core.units import plural, show_seconds, show_size
 from wherry.errors import NotFoundError, NotRecordedError, TargetInUseError
 from wherry.storage.stores import locate
@@ -13,13 +14,9 @@ from wherry.tasks.artifacts import show_table
 from wherry.tasks.common import STEP, progress_artifact
 from wherry.tasks.run_log import run_logger
 from wherry.workers.commit import commit as commit_job
-from wherry.workers.records import target_of
+from wherry.workers.records import TaskRecord, target_of
+from wherry.workers.unit import Unit
 from wherry.workers.work import work as make_units
-
-if TYPE_CHECKING:
-    from wherry.core.receipt import GroupReceipt
-    from wherry.workers.records import TaskRecord
-    from wherry.workers.unit import Unit
 
 
 @task(name="work", task_run_name="work on {job}", **STEP)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import resource
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,6 @@ from wherry.kernels.compile import compile_library
 
 if TYPE_CHECKING:
     import tempfile
-    from collections.abc import Iterator
 
 _FOREIGN = ("PREFECT_", "MLFLOW_", "WHERRY_", "OPENLINEAGE_", "AWS_", "GOOGLE_")
 _KEPT = ("WHERRY_CORPUS", "WHERRY_VENV", "WHERRY_PYTHON", "WHERRY_EVERY_BYTE", END, FIRST)

@@ -7,10 +7,7 @@ scans the rest of a text from each of its words takes the square of its length.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
 
 ACCESS_KEY = r"(\b)(?:AKIA|ASIA)[0-9A-Z]{16}\b"  # of Amazon
 # Each pattern matches the text before a credential, as a group, and the credential. The password of a URL may contain

@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 # The commands that are functions of `wherry` with the same arguments.
 CALLS = frozenset(

@@ -30,18 +30,15 @@ import errno
 import json
 import os
 import re
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from wherry import cures
 from wherry.credentials import redact
 from wherry.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-
 
 _SUGGESTIONS = 2  # names that are suggested
 _SIMILAR = 0.6  # ratio of `difflib` above which two names are similar

@@ -18,9 +18,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from attacks import (
     ambiguous,
@@ -51,9 +51,6 @@ from attacks import (
 )
 from attacks.case import Case, require_unique
 from attacks.crew import examine_cases
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 INFRA = Path(__file__).resolve().parents[1]
 PHASES = ("files", "bombs", "servers", "situations", "mutations", "parsers", "scanners")

@@ -8,16 +8,13 @@ from __future__ import annotations
 import json
 import random
 import struct
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from attacks import lies, pickles, prepare
 from attacks.archives import write_file
 from attacks.case import MARKER, Case
 from attacks.folders import copy_and_change, document, files_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 _END, _END64 = struct.Struct("<4s4H2IH"), struct.Struct("<4sQ2H2I4Q")
 _LOCATOR = struct.Struct("<4sIQI")

@@ -5,14 +5,11 @@ from __future__ import annotations
 import struct
 import warnings
 import zipfile
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from attacks import lies, pickles
 from attacks.case import Case
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 _STATE = pickles.forms("collections", "OrderedDict", "x")["p2"].replace(b"X\x01\x00\x00\x00x\x85R", b")R")
 # Signature → offset and form of each field.

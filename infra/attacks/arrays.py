@@ -8,14 +8,12 @@ import json
 import math
 import struct
 import zlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 from attacks import bombs, lies, pickles
 from attacks.case import Case
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 def _json(document: Any) -> bytes:

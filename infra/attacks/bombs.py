@@ -10,14 +10,11 @@ import json
 import os
 import struct
 import zipfile
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 from attacks import crowds
 from attacks.case import Case
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 Bomb = "Callable[[Path, int], Path]"
 _BLOCK = 1 << 16  # entries that are written at a time

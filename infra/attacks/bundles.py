@@ -9,18 +9,16 @@ import struct
 import warnings
 import zipfile
 import zlib
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attacks import digits, lies
 from attacks.archives import write_file
 from attacks.case import MARKER, Case
 from attacks.records import evidence, listed
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    Contents = dict[str, bytes]
+Contents = dict[str, bytes]
 
 _PROGRAM, _PAGE, _LEDGER, _REPORT, _INDEX = (
     "__main__.py",

@@ -9,14 +9,13 @@ import os
 import pickle
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attacks.case import MARKER, OUTSIDE, SECRET, Case
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from attacks.server import Server
 
 _SECONDS = 3.0  # until a control counts as hung

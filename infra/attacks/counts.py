@@ -6,16 +6,14 @@ import json
 import random
 import re
 import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attacks import lies, prepare
 from attacks.case import Case
 from attacks.folders import copy_and_change, document, files_of
 from attacks.heads import safetensors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _FAMILIES = Path(__file__).resolve().parents[2] / "wherry" / "families"
 HUGE = (2_000_000_000, 250_001, 2**63, 10**400, -(2**31), 1e300)

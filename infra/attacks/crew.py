@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,8 +19,6 @@ from attacks.case import Run
 from attacks.server import UnmadeError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from attacks.case import Case
     from attacks.server import Server
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+from collections.abc import Callable
+from pathlib import Path
 
 _NPY = b"{'descr': '<f4', 'fortran_order': False, 'shape': (0,), }"
 _STEP = "global_step1"

@@ -10,17 +10,15 @@ import json
 import random
 import re
 import struct
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 from attacks import arrays, heads, lies, pickles, prepare
 from attacks.archives import write_file
 from attacks.case import Case
 from attacks.folders import copy_and_change, document, files_of
 from attacks.pickles import wrap_pickle
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 LONG = "9" * 5000  # int() refuses it
 FORMS = {

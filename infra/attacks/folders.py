@@ -7,16 +7,14 @@ import os
 import random
 import shutil
 import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attacks import lies, pickles, prepare
 from attacks.case import MARKER, Case
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    Change = Callable[[Path, Path], None]  # of a checkpoint, and one of its files
+Change = Callable[[Path, Path], None]  # of a checkpoint, and one of its files
 
 _DOCUMENTS = 12  # lying documents for each file of JSON
 _FILES = 4  # files of each checkpoint that are replaced

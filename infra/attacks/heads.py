@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 from attacks import bombs, lies, pickles
 from attacks.archives import write_file
 from attacks.case import Case
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 _U64 = 0xFFFFFFFFFFFFFFFF
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,6 @@ from attacks import lies, prepare
 from attacks.case import Case
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from wherry.workers.records import Records
 
 TARGET = "target"

@@ -9,19 +9,17 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from attacks import digits, heads, lies
 from attacks.case import LEDGER, Case
 from attacks.records import GOLDEN
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    Change = Callable[[sqlite3.Connection], object]
+Change = Callable[[sqlite3.Connection], object]
 
 MODEL = "model.safetensors"
 _SEALED = 90

@@ -6,16 +6,13 @@ import json
 import random
 import struct
 import zlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from attacks import folders, lies, prepare
 from attacks.case import Case
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    Change = Callable[[bytearray, random.Random], None]
+Change = Callable[[bytearray, random.Random], None]
 
 _FORMS = ("<B", "<H", "<I", "<Q", ">H", ">I", ">Q")
 _WORDS = (

@@ -16,20 +16,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attacks import mutate
 from attacks.case import MOST_MEGABYTES
 from attacks.parser_table import ALLOWED, LONGEST, PARSERS, seeds
 from attacks.server import memory, reset_peak
 from attacks.watch import Watch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _ROOT = Path(__file__).resolve().parents[2]
 ATHERIS = _ROOT / ".cache" / "atheris"

@@ -14,14 +14,11 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from attacks.case import MARKER, Case
 from tests.support import hostile
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 _TOUCH, _OPEN = f"touch {MARKER}", f"open('{MARKER}', 'w')"
 # Module, name and the one argument; each leaves the marker where it is called.

@@ -12,12 +12,9 @@ import pickle
 import struct
 import sys
 import traceback
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 SOUND = "sound"  # a folder for each maker: the checkpoint lies where `path` says
 HOME = "home"  # of wherry, with a ledger

@@ -11,11 +11,9 @@ import resource
 import select
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import Any
 
 VERBS: dict[str, tuple[str, ...]] = {
     "detect": ("detect",),

@@ -10,17 +10,15 @@ import random
 import shutil
 import sqlite3
 import zipfile
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attacks import lies, prepare
 from attacks.archives import write_file
 from attacks.case import LEDGER, MARKER, Case
 from wherry.target.area import JOURNAL
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 GOLDEN = Path(__file__).resolve().parents[2] / "tests" / "golden"
 _LISTING = "index.json"  # of a bundle

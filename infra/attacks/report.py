@@ -6,17 +6,15 @@ import os
 import platform
 import subprocess
 from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attacks.case import FAULTS, SCANNED_SECONDS, Run
 from attacks.parsers import Fuzzed
 from attacks.scanners import Scanner
 from attacks.verbs import LOOKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 _ROOT = Path(__file__).resolve().parents[2]
 _MOST = 200  # faults that are kept in full

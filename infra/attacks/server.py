@@ -24,16 +24,14 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attacks import servers, terminal, verbs
 from attacks.case import LEDGER, MARKER, OUTSIDE, SECRET, Case, Run
 from attacks.watch import REPORT, Watch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 WALL_SECONDS = 90.0  # for one verb: many times what it may take, for the machine may be busy
 _PROCESSOR_SECONDS = 60

@@ -13,16 +13,13 @@ import os
 import random
 import shutil
 import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from attacks import heads, prepare
 from attacks.case import MARKER, OUTSIDE, SECRET, Case
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 VERBS = (
     *("detect", "discover", "inspect digest", "verify digest", "audit digest", "convert recorded", "promote policy"),

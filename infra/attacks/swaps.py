@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,8 +31,6 @@ import numpy as np
 from safetensors.numpy import save_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from wherry.config.config import Config
     from wherry.core.request import SourceRequest
     from wherry.routes.routes import RouteTarget

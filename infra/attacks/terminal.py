@@ -8,10 +8,7 @@ from __future__ import annotations
 import io
 import re
 import zlib
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from collections.abc import Sequence
 
 WIDTH = 4000  # columns: no line of a path is folded
 VARIABLES = {"TERM": "xterm-256color", "COLUMNS": str(WIDTH)}

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from attacks import heads
 from attacks.archives import write_file
 from attacks.case import MARKER, Case
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 _PARTS = 120_000  # of a dotted key: tomllib makes a table of each, and copies the key for each
 _DEEP = 20_000

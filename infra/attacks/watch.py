@@ -9,11 +9,9 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from typing import Any
 
 MARKER = "EVIL_MARKER"  # what a payload leaves where it runs
 REPORT = "executed"  # where a watched child tells of what ran, in its folder for temporary files

@@ -14,10 +14,8 @@ Nothing else is counted: neither the start of the interpreter, nor checksums of 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 _HASH, _CACHE = "BLAKE3", "page cache read"
 

@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,8 +25,6 @@ from benchmarks.inputs import make_huggingface
 from benchmarks.measure import RowFailedError, measure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from benchmarks.bucket_servers import Emulator
     from benchmarks.measure import Cost
 

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 from benchmarks.files import aligned_buffer, open_direct
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    Act: TypeAlias = "Callable[[int, Lane, int], None]"  # with a file, a thread's memory and an offset
+Act: TypeAlias = "Callable[[int, Lane, int], None]"  # with a file, a thread's memory and an offset
 
 _LANES = (2, 4, 8)  # threads; what a device needs differs
 _PASSES = 2

@@ -5,12 +5,9 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+from pathlib import Path
 
 PAGE = 4096  # direct I/O needs memory, offsets and lengths in multiples of it
 _BLOCK = 8 << 20

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from blake3 import blake3
 
 from benchmarks.files import PAGE, aligned_buffer, files_of, open_direct, sync
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 BLOCK = 8 << 20
 _WAITING = 4  # threads that wait for the device, in addition to those that hash

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 BLOCK = 128
 _CODES = 1 << 22  # codes that are repeated, shifted by another number each time

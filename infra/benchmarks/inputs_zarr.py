@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from benchmarks.files import make_durable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     import numpy as np
 
 Shapes: TypeAlias = "dict[str, tuple[int, ...]]"

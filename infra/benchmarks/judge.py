@@ -7,14 +7,13 @@ that could not be measured is a verdict too, with the reason; nothing is left ou
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.bound import Bound, Job, find_bound
 from benchmarks.cases import Pair, Probe, Run, floor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from benchmarks.bound import Rates
     from benchmarks.measure import Cost
 

@@ -9,11 +9,8 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
+from collections.abc import Callable
 from itertools import permutations
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _LEAF = 4 << 20
 _ITEM = 2  # bytes of a bfloat16

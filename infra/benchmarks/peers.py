@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks.files import make_durable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _BIN = Path(sys.executable).parent
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.files import make_durable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _NAME = "model.pt"
 

@@ -5,14 +5,13 @@ All reads are started at once and awaited in turn, as in T5X's own loader, so te
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.files import make_durable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     import numpy as np
 
 _STACK = ".x_layers_0."

@@ -8,12 +8,11 @@ Written as SVG by hand, since a plot of bars is not worth a plotting library; it
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from benchmarks.judge import Verdict
 
 _WIDTH, _LEFT, _RIGHT, _TOP, _STEP, _BAR = 1200, 640, 100, 56, 30, 11

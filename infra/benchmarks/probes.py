@@ -8,15 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 from benchmarks.files import files_of, size_of
 from benchmarks.inputs import make_sparse
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _WHERRY = (sys.executable, "-m", "wherry.cli")
 _HEAD = 8 << 10  # bytes at the start of a file that detection may look at

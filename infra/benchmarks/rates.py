@@ -17,11 +17,13 @@ import ssl
 import sys
 import time
 import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from types import ModuleType
+from typing import Any, NamedTuple, TypeAlias
 
 import deflate
 import zstandard
@@ -33,11 +35,7 @@ from benchmarks.files import aligned_buffer
 from benchmarks.inputs import weights
 from benchmarks.inputs_zarr import weights as weights_float32
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import ModuleType
-
-    Work: TypeAlias = "Callable[[], int]"  # does one piece of work, returns its bytes
+Work: TypeAlias = "Callable[[], int]"  # does one piece of work, returns its bytes
 
 _PASSES = 5
 _SECONDS = 0.1  # of a pass

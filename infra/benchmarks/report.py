@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import plot
 from benchmarks.judge import MACHINE, PEER, PROBE, RULES, Judgement, Summary, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
-
     from benchmarks.bound import Bound
 
 NAME = "bench-results"

@@ -13,11 +13,9 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from typing import Any
 
 BUILT_HERE = "wherry"
 APART = re.compile(r"torch|triton|nvidia-.*|cuda-.*|jax-(cuda|rocm).*|libtpu.*")

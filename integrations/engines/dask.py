@@ -7,6 +7,7 @@ than Dask does. A task has the name of its unit as its key, which dashboards sho
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection, Generator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
@@ -16,13 +17,11 @@ import distributed
 
 from wherry.errors import StorageError
 from wherry.integrations.engines.dask_cluster import DaskCluster, dask_cluster
+from wherry.workers.coordinator import WorkerFunction, Workplace
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator
-
     from distributed.security import Security
 
-    from wherry.workers.coordinator import WorkerFunction, Workplace
 
 _START_SECONDS = 60.0
 

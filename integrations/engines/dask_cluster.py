@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from distributed.security import Security
 
 from wherry.errors import StorageError, missing_extra
 from wherry.remote.waits import waiting
 from wherry.runtime import child
+from wherry.runtime.child import Child
 from wherry.storage.folders import PREFIX
 from wherry.text.json_values import json_value
 from wherry.workers.coordinator import ALLOWED_LOSSES
 from wherry.workers.engines import stop, variables
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
-
-    from wherry.runtime.child import Child
 
 _START_SECONDS = 60.0
 _LOOK_SECONDS = 0.1

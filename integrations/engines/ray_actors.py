@@ -12,10 +12,11 @@ import os
 import secrets
 import tempfile
 from collections import Counter
+from collections.abc import Collection, Generator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import ray  # pyright: ignore[reportMissingImports]  too large for the environment of the tests
 from ray.util.scheduling_strategies import (  # pyright: ignore[reportMissingImports]
@@ -24,12 +25,8 @@ from ray.util.scheduling_strategies import (  # pyright: ignore[reportMissingImp
 
 from wherry.errors import StorageError, UsageError
 from wherry.storage.folders import PREFIX
+from wherry.workers.coordinator import WorkerFunction, Workplace
 from wherry.workers.engines import variables
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Mapping
-
-    from wherry.workers.coordinator import WorkerFunction, Workplace
 
 _STORE_BYTES = 80 << 20  # of Ray's object store, which nothing of a checkpoint passes through
 # Of a cluster on this machine, unless the user has set them: it sends no statistics, and takes only those who know the

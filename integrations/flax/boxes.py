@@ -14,21 +14,18 @@ never to move bytes.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.core.keypath import KeyPath, render
 from wherry.core.manifest import Manifest
+from wherry.core.tensorspec import AxisName, TensorSpec
 from wherry.errors import MismatchError, NotFoundError, missing_extra
 from wherry.ledger.resolve import open_checkpoint
 from wherry.storage.sidecar import read_sidecar
 from wherry.tree.axes import BOX_TAG, BOXES, Rules, mesh_axes
 from wherry.tree.forms import BOX, OLD_VARIABLE
-
-if TYPE_CHECKING:
-    import os
-
-    from wherry.core.tensorspec import AxisName, TensorSpec
 
 
 def rebuild_boxes(tree: Any, checkpoint: Manifest | str | os.PathLike[str]) -> Any:

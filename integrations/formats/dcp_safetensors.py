@@ -8,7 +8,6 @@ these pieces are its input, or the only output. `dcp/shards.py` has the facts. T
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Companion, Manifest
@@ -19,10 +18,8 @@ from wherry.formats.glimpse import Signs
 from wherry.integrations.formats.dcp.reader import DcpReader
 from wherry.integrations.formats.dcp.shards import missing_ranks, read_shards, require_files, shard_names
 from wherry.integrations.formats.huggingface.folder import surroundings
+from wherry.storage.location import Location
 from wherry.tree.tree_reading import read_leaves
-
-if TYPE_CHECKING:
-    from wherry.storage.location import Location
 
 _VERSION = "safetensors pieces"
 

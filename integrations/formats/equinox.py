@@ -9,10 +9,12 @@ Source: equinox/_serialisation.py of 0.13.8; the records are described in `conta
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from wherry.core.detection import Detection, Evidence
+from wherry.core.keypath import KeyPath
 from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, UnsupportedError, WherryError
@@ -20,15 +22,10 @@ from wherry.formats.format import Format, Glimpse, Holds, Opened
 from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.flat.strides import PlacedTensor, StridedReader
 from wherry.integrations.containers.npz.npy import MAGIC, NpyHeader, read_header
+from wherry.storage.location import Location
 from wherry.store.store import Entry
 from wherry.text.json_document import parse_json
 from wherry.text.limits import SMALL, beyond, exceeds, scale_limit
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from wherry.core.keypath import KeyPath
-    from wherry.storage.location import Location
 
 SUFFIX = ".eqx"
 VERSION = ".npy records, no names"

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.core.account import TRAINING_STATE, ignored_file
 from wherry.core.detection import Detection, Evidence
@@ -29,6 +30,7 @@ from wherry.core.manifest import Companion, Manifest
 from wherry.core.steps import step_number
 from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import HostileError, IncompleteError, UnsupportedError
+from wherry.formats.contents import Extent
 from wherry.formats.format import Format, Glimpse, Holds, Opened
 from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.flat.reader import FlatReader
@@ -45,12 +47,7 @@ from wherry.integrations.containers.torch.values import (
 )
 from wherry.integrations.containers.zip.read import read_directory
 from wherry.layout.runs import cut
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from wherry.formats.contents import Extent
-    from wherry.storage.location import Location
+from wherry.storage.location import Location
 
 _FILE = re.compile(r"(?P<kind>model|optim|extra_state)_world_size_(?P<size>\d+)_rank_(?P<rank>\d+)\.pt")
 _MODEL = "model"

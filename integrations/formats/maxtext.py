@@ -36,10 +36,14 @@ Facts (MaxText 0.2.5): the step folder has `_CHECKPOINT_METADATA`, which names t
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.core.detection import Detection, Evidence, Kind
+from wherry.core.keypath import KeyPath
+from wherry.core.manifest import Manifest
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import IncompleteError, WherryError
 from wherry.formats.format import Format, Glimpse, Holds, Opened, Option, Options
 from wherry.formats.systems import TreeForm
@@ -51,17 +55,9 @@ from wherry.integrations.containers.orbax.tree import msgpack_tree, own_notes
 from wherry.integrations.containers.orbax.write import MARKER, arrays_of, checkpoint_file, item_files
 from wherry.integrations.containers.zarr.metadata import STORABLE
 from wherry.integrations.containers.zarr.reader import ArrayReader
+from wherry.storage.location import Location
 from wherry.target.file_map import FileMap, Scene, map_of_chunks, within
 from wherry.tree.tree_reading import read_leaves
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from wherry.core.keypath import KeyPath
-    from wherry.core.manifest import Manifest
-    from wherry.core.tensorspec import TensorSpec
-    from wherry.storage.location import Location
-
 
 WRAPPED: KeyPath = ("params", "params")
 _OTHER_ROOTS: tuple[KeyPath, ...] = (("params",), ("base",), ("model_params",), ())

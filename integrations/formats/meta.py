@@ -13,12 +13,14 @@ Facts: Meta's published checkpoints and the converter of transformers, not run h
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from wherry.core.detection import Detection, Evidence
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.manifest import Companion, Manifest, Value
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, IncompleteError
 from wherry.formats.format import Format, Glimpse, Holds, Opened
 from wherry.formats.glimpse import Signs
@@ -27,13 +29,8 @@ from wherry.integrations.containers.torch.archive import read_archive
 from wherry.integrations.containers.zip.read import LOCAL_MAGIC
 from wherry.integrations.formats.huggingface.folder import read_json, surroundings
 from wherry.integrations.formats.huggingface.weights import find_weights
+from wherry.storage.location import Location
 from wherry.store.store import Entry
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from wherry.core.tensorspec import TensorSpec
-    from wherry.storage.location import Location
 
 _PART = re.compile(r"consolidated\.(\d{2})\.pth")
 SINGLE = "consolidated.pth"

@@ -9,7 +9,6 @@ has the facts of the records, and the types that numpy has no name for.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from wherry.core.detection import Detection, Evidence
 from wherry.core.keypath import render
@@ -27,11 +26,9 @@ from wherry.integrations.containers.npz.reader import (
     read_contents,
 )
 from wherry.integrations.containers.zip.read import LOCAL_MAGIC, first_name, read_directory
+from wherry.storage.location import Location
 from wherry.store.store import Entry
-
-if TYPE_CHECKING:
-    from wherry.storage.location import Location
-    from wherry.target.file_map import FileMap, Scene
+from wherry.target.file_map import FileMap, Scene
 
 _EMPTY_MAGIC = b"PK\x05\x06"  # the end record: an archive without members has nothing else
 STORED, DEFLATED = "npz", "npz, compressed"

@@ -10,7 +10,7 @@ neither is not a checkpoint. `containers/pickle/numpy_objects.py` has the facts.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.core.detection import Detection, Evidence
 from wherry.core.keypath import KeyPath, render
@@ -27,11 +27,9 @@ from wherry.integrations.containers.pickle.tree import PickleTree, plant
 from wherry.integrations.containers.pickle.values import open_for_walk
 from wherry.integrations.containers.safetensors.header import plausible
 from wherry.integrations.containers.torch.archive import is_legacy
+from wherry.storage.location import Location
 from wherry.store.store import Entry
 from wherry.tree.tree_reading import read_tree
-
-if TYPE_CHECKING:
-    from wherry.storage.location import Location
 
 _MARKS = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
 _TEXT_STARTS = tuple(bytes([opcode]) for opcode in b"(cid]}l")  # protocols 0 and 1 have no magic

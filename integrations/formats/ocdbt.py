@@ -10,6 +10,7 @@ the fill value unless it is configured to store them; a chunk that is absent is 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -23,13 +24,11 @@ from wherry.errors import CorruptError, IncompleteError, NotACheckpointError
 from wherry.formats.format import Format, Glimpse, Holds, Opened
 from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.orbax import layout
+from wherry.integrations.containers.zarr.listing import Listing
 from wherry.integrations.containers.zarr.metadata import METADATA_NAMES
 from wherry.storage.sidecar import OWN_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from wherry.integrations.containers.zarr.listing import Listing
     from wherry.storage.location import Location
 
 NAME = "ocdbt"

@@ -25,11 +25,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from wherry.core.detection import Detection, Evidence
 from wherry.core.keypath import KeyPath, parse, render
+from wherry.core.manifest import Manifest
+from wherry.core.tensorspec import AxisName, TensorSpec
 from wherry.errors import CorruptError, NotFoundError, UnrepresentableError, WherryError, describe_exception
 from wherry.formats.format import Format, Glimpse, Holds, Opened, Options
 from wherry.formats.systems import TreeForm
@@ -41,16 +44,9 @@ from wherry.integrations.containers.orbax.layout import TREE, JsonObject, read_j
 from wherry.integrations.containers.orbax.tree import ItemTree, read_tree
 from wherry.integrations.containers.orbax.write import HANDLER, MARKER, arrays_of, checkpoint_file, item_files
 from wherry.integrations.containers.zarr.metadata import STORABLE
+from wherry.storage.location import Location
 from wherry.target.file_map import File, FileMap, Scene, map_of_chunks
 from wherry.tree.forms import BOX, wrapped_leaves
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from wherry.core.manifest import Manifest
-    from wherry.core.tensorspec import AxisName, TensorSpec
-    from wherry.storage.location import Location
-
 
 FILE = "penzai.json"
 FIELD = "penzai"

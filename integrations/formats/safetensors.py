@@ -8,20 +8,16 @@ Names are one part of a key path, exactly as stored; `__metadata__` is the manif
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from wherry.core.detection import Detection, Evidence
+from wherry.core.manifest import Manifest
 from wherry.formats.format import Format, Glimpse, Holds, Opened, Options
 from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.flat.one_file import open_one
 from wherry.integrations.containers.safetensors import header as safetensors
 from wherry.integrations.containers.safetensors.header import DTYPES, placed_tensors
 from wherry.integrations.containers.safetensors.layout import METADATA_FORMAT, kept_metadata, lay_out
-
-if TYPE_CHECKING:
-    from wherry.core.manifest import Manifest
-    from wherry.storage.location import Location
-    from wherry.target.file_map import FileMap, Scene
+from wherry.storage.location import Location
+from wherry.target.file_map import FileMap, Scene
 
 SUFFIX = ".safetensors"
 VERSION = "single file"

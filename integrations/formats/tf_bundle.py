@@ -26,12 +26,13 @@ from __future__ import annotations
 
 import base64
 import struct
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from google_crc32c import value as crc32c
 
 from wherry.core.detection import Detection, Evidence
+from wherry.core.keypath import KeyPath
 from wherry.core.manifest import Manifest, Value
 from wherry.core.steps import step_number
 from wherry.core.tensorspec import TensorSpec
@@ -42,12 +43,6 @@ from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.flat.reader import FlatReader
 from wherry.storage.location import Location
 from wherry.store.store import Entry
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from wherry.core.keypath import KeyPath
-
 
 FOOTER = 48
 MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)

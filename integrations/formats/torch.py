@@ -10,7 +10,7 @@ of a class. `containers/torch/archive.py` has the facts.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import NoReturn
 
 from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Manifest, without_chunks
@@ -31,14 +31,10 @@ from wherry.integrations.containers.torch.archive import (
 from wherry.integrations.containers.torch.layout import WRITABLE, Archives, archives_map, build, pickle_object
 from wherry.integrations.containers.torch.values import RULES
 from wherry.integrations.containers.zip.read import LOCAL_MAGIC, first_name, read_directory
+from wherry.storage.location import Location
 from wherry.store.store import Entry
+from wherry.target.file_map import FileMap, Scene
 from wherry.tree.tree_reading import read_tree
-
-if TYPE_CHECKING:
-    from typing import NoReturn
-
-    from wherry.storage.location import Location
-    from wherry.target.file_map import FileMap, Scene
 
 VERSION = "zip, version 3"
 _OLD_SCRIPT = "/model.json"  # of torch 1.0 and 1.1

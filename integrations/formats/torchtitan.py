@@ -16,7 +16,6 @@ Source: torchtitan 0.3.0, components/checkpointer (base.py, dcp.py), components/
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Manifest, without_chunks
@@ -26,9 +25,7 @@ from wherry.formats.format import Adapted, Format, Glimpse, Opened
 from wherry.integrations.formats import dcp
 from wherry.integrations.formats.dcp.folder import METADATA
 from wherry.integrations.formats.dcp.layout import NESTED, VERSION
-
-if TYPE_CHECKING:
-    from wherry.storage.location import Location
+from wherry.storage.location import Location
 
 _HEAD = 1 << 18
 _OF_LINGUA = "params.json"  # a folder with this file is Lingua's, whose names these are too

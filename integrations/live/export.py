@@ -9,22 +9,21 @@ loaded them.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
+from wherry.core.keypath import KeyPath
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import UnrepresentableError, UnsupportedError, WherryError
 from wherry.live.snapshot import Box, LiveTensor
 from wherry.mover.output import as_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     import numpy as np
 
-    from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Value
-    from wherry.core.tensorspec import TensorSpec
     from wherry.integrations.live.trees import Leaf
 
 

@@ -7,22 +7,21 @@ while such an array is in memory. The result is compared with the template befor
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
+from wherry.core.tensorspec import Region
 from wherry.errors import MismatchError
 from wherry.integrations.live.leaves import is_plain
 from wherry.integrations.live.nodes import is_torch
 from wherry.integrations.live.trees import flatten, rebuilt, survey
+from wherry.live.match import Leaf
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-
     import numpy as np
 
-    from wherry.core.tensorspec import Region
-    from wherry.live.match import Leaf
 
 __all__ = ["equals", "fill", "flatten", "of_value", "rebuilt", "survey"]
 

@@ -7,18 +7,17 @@ into 32-bit ones; the comparison at the end detects this.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.tensorspec import Region
 from wherry.errors import MismatchError
 from wherry.integrations.live.leaves import dtype_of, prng_of, region_bytes, shape_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-
     import numpy as np
 
-    from wherry.core.tensorspec import Region
     from wherry.live.match import Leaf
 
 

@@ -7,15 +7,12 @@ stores it. Element types have the names of numpy and ml_dtypes, whatever the fra
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.core import dtypes
 from wherry.core.tensorspec import AxisName, Region, Sharding, region_shape
 from wherry.errors import UnsupportedError
-from wherry.integrations.live.nodes import is_torch
-
-if TYPE_CHECKING:
-    from wherry.integrations.live.nodes import WrapperFacts
+from wherry.integrations.live.nodes import WrapperFacts, is_torch
 
 _PLAIN = (bool, int, float, str)
 

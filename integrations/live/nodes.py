@@ -14,13 +14,12 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from wherry.core.tensorspec import AxisName
 
 _NNX_NAMES = ("out_sharding", "sharding_names", "sharding")

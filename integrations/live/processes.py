@@ -6,13 +6,10 @@ The only collective operation of an export is `broadcast`; all processes call it
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from wherry.errors import IncompleteError, UnsupportedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _LONGEST = 4096
 

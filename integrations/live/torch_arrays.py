@@ -7,19 +7,17 @@ dimension into parts of ⌈n / ranks⌉; the last parts may be short or empty.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from wherry.core.tensorspec import TensorSpec, row_bands
+from wherry.core.tensorspec import Region, TensorSpec, row_bands
 from wherry.errors import MismatchError, UnsupportedError
 from wherry.integrations.live.leaves import region_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-
     import numpy as np
 
-    from wherry.core.tensorspec import Region
     from wherry.live.match import Leaf
 
 _PART = 64 << 20

@@ -14,8 +14,9 @@ modules, optimizers and NNX modules are changed in place, at the end.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.core.keypath import KeyPath, render
 from wherry.errors import UnrepresentableError
@@ -23,9 +24,6 @@ from wherry.integrations.live.leaves import dtype_of, is_plain, prng_of, shape_o
 from wherry.integrations.live.nodes import Node, WrapperFacts, is_penzai, is_torch, open_node
 from wherry.live.match import LABEL as _LABEL
 from wherry.live.match import Leaf
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 __all__ = ["Leaf", "StateTree", "flatten", "rebuilt", "survey"]
 

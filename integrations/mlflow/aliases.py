@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,6 @@ from wherry.integrations.mlflow.client import colliding
 from wherry.remote.waits import waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
-
     from mlflow import MlflowClient
 
 LOCK_TAG = "wherry.lock"

@@ -18,10 +18,11 @@ import os
 import random
 import threading
 import time
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, wraps
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 from urllib.parse import quote
 
 from mlflow import MlflowClient
@@ -34,9 +35,6 @@ from wherry.integrations.mlflow_version import not_registered
 from wherry.remote.addresses import configured_servers, guard_requests, refusal_in, require_configured_address
 from wherry.remote.waits import waiting
 from wherry.storage.home import sqlite_file, without_secrets
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
 
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 

@@ -10,19 +10,15 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param
 
 from wherry.core.algorithms import algorithm_of
+from wherry.core.receipt import CheckpointRef
 from wherry.errors import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from wherry.core.receipt import CheckpointRef
-    from wherry.models.register import VersionFacts
-    from wherry.storage.sidecar import Sidecar
+from wherry.models.register import VersionFacts
+from wherry.storage.sidecar import Sidecar
 
 LINEAGE_TAG = "wherry.lineage_page"
 RUN_PAGE_TAG = "wherry.prefect_run"

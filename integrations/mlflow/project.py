@@ -9,7 +9,8 @@ again; this is logged. What was registered in the store in the home, before a se
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from wherry.config.settings import embedded_registry_uri, mlflow_tracking_uri
 from wherry.core.algorithms import digest_uri
@@ -19,15 +20,11 @@ from wherry.integrations.mlflow.promote import promoting
 from wherry.integrations.mlflow.read import find_digest, look_up
 from wherry.ledger.record import open_ledger, statements
 from wherry.ledger.resolve import resolve_model
+from wherry.ledger.statements import Statement
 from wherry.models.register import enter
 from wherry.storage.home import without_secrets
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from wherry.ledger.statements import Statement
 
 _log = logger(__name__)
 

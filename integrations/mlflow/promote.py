@@ -7,6 +7,7 @@ all of them are undone if the caller's block fails.
 
 from __future__ import annotations
 
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,8 +20,6 @@ from wherry.integrations.mlflow.client import ABSENT, Stores, open_client
 from wherry.integrations.mlflow_version import promote_command
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
-
     from mlflow import MlflowClient
 
 CHAMPION = "champion"

@@ -10,6 +10,7 @@ import os
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from mlflow.exceptions import MlflowException
 
 from wherry.core.emit import opener
 from wherry.core.receipt import utc_now
-from wherry.errors import StorageError, UsageError
+from wherry.errors import NotFoundError, StorageError, UsageError
 from wherry.integrations.mlflow.aliases import aliases
 from wherry.integrations.mlflow.client import ABSENT, Stores, open_client, quote_value
 from wherry.integrations.mlflow.versions import lowest, versions
@@ -35,12 +36,9 @@ from wherry.ledger.resolve import DELETED_TAG, DIGEST_TAG
 from wherry.storage.home import without_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping
-
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
-    from wherry.errors import NotFoundError
 
 _PAGE = 1000
 _TIMEOUT_SECONDS = 30

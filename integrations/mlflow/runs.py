@@ -13,6 +13,7 @@ Facts (MLflow 3.17):
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
 from wherry.config.settings import mlflow_tracking_uri
 from wherry.core.progress import logger
+from wherry.core.receipt import CheckpointRef
 from wherry.integrations.mlflow.client import (
     ATTEMPT_TAG,
     EXISTS,
@@ -34,18 +36,15 @@ from wherry.integrations.mlflow.client import (
 )
 from wherry.integrations.mlflow.figures import description, metrics_of, params_of, source_dataset
 from wherry.ledger.resolve import DIGEST_TAG, URI_TAG, WEIGHTS_TAG
+from wherry.models.register import VersionFacts
 from wherry.storage.home import ensure_home, mlflow_artifacts, sqlite_file, without_secrets
+from wherry.storage.sidecar import Sidecar
 from wherry.target.janitor import forget_runs, left_runs, noting_run, owner_text, text_has_ended
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from mlflow import MlflowClient
     from mlflow.entities import LoggedModel
 
-    from wherry.core.receipt import CheckpointRef
-    from wherry.models.register import VersionFacts
-    from wherry.storage.sidecar import Sidecar
 
 LOGGED_MODEL_TAG = "wherry.logged_model"
 SOURCE_MODEL_TAG = "wherry.source_model"

@@ -19,6 +19,7 @@ from __future__ import annotations
 import shlex
 import time
 import uuid
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,20 +45,18 @@ from wherry.integrations.mlflow.figures import LINEAGE_TAG, RUN_PAGE_TAG, descri
 from wherry.integrations.mlflow.runs import forget_run, record_run
 from wherry.ledger.resolve import DELETED_TAG, DIGEST_TAG, URI_TAG, VERIFIED_TAG, WEIGHTS_TAG
 from wherry.lineage.address import lineage_url
+from wherry.models.register import VersionFacts
 from wherry.remote.waits import waiting
 from wherry.storage.home import sqlite_file
+from wherry.storage.sidecar import Sidecar
 from wherry.storage.stores import locate
 from wherry.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
-
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
     from wherry.integrations.mlflow.runs import RunRecord
-    from wherry.models.register import VersionFacts
-    from wherry.storage.sidecar import Sidecar
 
 ADOPTED_TAG = "wherry.adopted"
 WITHDRAWN_TAG = "wherry.withdrawn"

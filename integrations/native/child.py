@@ -17,6 +17,7 @@ import contextlib
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -25,23 +26,19 @@ from typing import TYPE_CHECKING, Any
 from wherry.core.algorithms import algorithm_of, new_hash
 from wherry.core.digest import LEAF, tensor_digest
 from wherry.core.keypath import render
-from wherry.core.manifest import from_json
+from wherry.core.manifest import Manifest, from_json
 from wherry.errors import UnsupportedError
 from wherry.integrations.live.nodes import is_torch
 from wherry.integrations.live.trees import survey
 from wherry.integrations.native import NoModelError, UnsafeLibraryError
-from wherry.live.match import match
+from wherry.live.match import Leaf, Pair, match
 from wherry.mover.output import as_bytes
 from wherry.runtime import sandbox
 from wherry.text.json_values import json_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy as np
 
-    from wherry.core.manifest import Manifest
-    from wherry.live.match import Leaf, Pair
 
 SCHEMA = 1
 

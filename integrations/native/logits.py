@@ -6,12 +6,10 @@ conversion shows as a relative error. Errors up to `BOUND` are explained by floa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from wherry.integrations.native import NoModelError, UnsafeLibraryError, with_torch
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BOUND = 1e-4  # largest difference, relative to the largest logit
 _LENGTH = 16

@@ -9,21 +9,18 @@ as data only.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from wherry.core.tensorspec import TensorSpec
 from wherry.integrations.formats.dcp.folder import read_contents
+from wherry.integrations.formats.dcp.metadata import DcpIndex
 from wherry.integrations.formats.megatron import latest
 from wherry.integrations.native import with_torch
 from wherry.integrations.native.with_torch import device, require_safe_torch
 from wherry.storage.stores import locate
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from wherry.core.tensorspec import TensorSpec
-    from wherry.integrations.formats.dcp.metadata import DcpIndex
 
 
 def prepare() -> None:

@@ -8,16 +8,13 @@ restores the tree that `metadata` describes, with a sharding for each array; Fla
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import NotFoundError
 from wherry.integrations.containers.zarr.kvstore import name_emulator
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from wherry.core.tensorspec import TensorSpec
 
 _TREE, _OLD_TREE = "_METADATA", "checkpoint"  # the second is the only one before Orbax 0.3
 

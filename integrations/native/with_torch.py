@@ -10,9 +10,11 @@ base model, sharded checkpoints of DCP and code of generation.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import MismatchError, NotFoundError
 from wherry.installation import package_command
 from wherry.integrations.formats.huggingface.weights import find_weights
@@ -20,11 +22,6 @@ from wherry.integrations.native import NoModelError, UnsafeLibraryError
 from wherry.storage.location import MOST_CONFIG
 from wherry.storage.stores import locate
 from wherry.text.json_values import json_value
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from wherry.core.tensorspec import TensorSpec
 
 SAFE = (2, 10)  # the oldest torch whose `weights_only` is not known to run code
 CONFIG = "config.json"

@@ -17,7 +17,8 @@ token, as in OpenLineage's own clients.
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from wherry.config.settings import configured_value
 from wherry.core.receipt import CheckpointRef, utc_now
@@ -34,15 +35,10 @@ from wherry.integrations.openlineage.datasets import (
 )
 from wherry.integrations.openlineage.transport import transport
 from wherry.ledger.replay import has_failed
-from wherry.storage.sidecar import read_sidecar
+from wherry.ledger.statements import Statement
+from wherry.storage.sidecar import Sidecar, read_sidecar
 from wherry.storage.stores import locate
 from wherry.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from wherry.ledger.statements import Statement
-    from wherry.storage.sidecar import Sidecar
 
 NAMESPACE = "wherry"
 _RUNS = uuid.UUID(

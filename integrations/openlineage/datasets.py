@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from wherry.core.algorithms import algorithm_of, digits_of
 from wherry.core.keypath import render
+from wherry.core.receipt import CheckpointRef
 from wherry.errors import UsageError
+from wherry.storage.sidecar import Sidecar
 from wherry.storage.stores import locate
 from wherry.tree.spelling import NAMES, RENAMED
 from wherry.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from wherry.core.receipt import CheckpointRef
-    from wherry.storage.sidecar import Sidecar
 
 SPEC = "2-0-2"
 PRODUCER = f"urn:wherry:{__version__}"

@@ -11,19 +11,17 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from collections.abc import Callable, Sequence
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
 from wherry.core.emit import post
 from wherry.errors import StorageError, UsageError, storage_error
 from wherry.storage.home import without_secrets
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 API_KEY = "OPENLINEAGE_API_KEY"
 _PATH = "/api/v1/lineage"

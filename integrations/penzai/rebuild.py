@@ -7,20 +7,17 @@ model = llamalike_model(folder, arrays)         # built with the arguments in pe
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.core.keypath import KeyPath, parse, render
+from wherry.core.tensorspec import AxisName
 from wherry.errors import MismatchError, NotFoundError, missing_extra
 from wherry.integrations.containers.orbax.layout import ASSETS, TREE, read_json
 from wherry.integrations.formats import penzai
 from wherry.storage.stores import locate
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Mapping
-
-    from wherry.core.tensorspec import AxisName
 
 CONFIG = "penzai_config.json"
 

@@ -6,6 +6,8 @@ does nothing sends a notification if a block is given, and starts the deployment
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -13,9 +15,6 @@ from wherry.errors import NotFoundError, UsageError
 from wherry.integrations.prefect.documents import read_yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
     from prefect.client.orchestration import PrefectClient
     from prefect.events.schemas.automations import AutomationCore
 

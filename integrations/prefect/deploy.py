@@ -13,6 +13,7 @@ import asyncio
 import os
 import re
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,8 +36,6 @@ from wherry.watch import preflight
 from wherry.watch.notify import channels
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from prefect.client.orchestration import PrefectClient
     from prefect.events.schemas.automations import AutomationCore
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import yaml
 
 from wherry.errors import NotFoundError, UsageError
 from wherry.text.config_text import parse_yaml, read_config
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def read_yaml(file: Path, what: str, cure: str) -> dict[str, Any]:

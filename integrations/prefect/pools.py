@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import copy
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from wherry.errors import UsageError, storage_error
@@ -19,9 +21,6 @@ from wherry.text.json_values import json_value
 from wherry.watch.preflight import POOL_TYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from prefect.client.orchestration import PrefectClient
 
 Outcome: TypeAlias = Literal["created", "updated", "unchanged"]

@@ -21,13 +21,14 @@ A key that is encrypted needs `WHERRY_SIGNING_PASSWORD`.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.core.algorithms import SHA256, new_hash
-from wherry.core.progress import Meter
+from wherry.core.progress import Meter, OnProgress
 from wherry.core.request import SourceRequest
 from wherry.core.units import short
 from wherry.errors import MismatchError, NotFoundError, schema_error, storage_error
@@ -41,14 +42,9 @@ from wherry.integrations.signing.bundle import (
 )
 from wherry.runtime import threads
 from wherry.storage.folders import put_file
+from wherry.storage.location import Location
 from wherry.storage.sidecar import SIGNATURE_NAME, read_sidecar, signature_location
 from wherry.storage.stores import locate
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from wherry.core.progress import OnProgress
-    from wherry.storage.location import Location
 
 __all__ = ["SignatureCheck", "identity", "load_key", "load_public_key", "require", "sign", "verify"]
 

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import shlex
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.algorithms import ALGORITHMS
@@ -24,16 +25,14 @@ from wherry.errors import (
     describe_exception,
     missing_extra,
 )
+from wherry.storage.location import Location
 from wherry.text.config_text import read_config
 from wherry.text.json_document import parse_json
 from wherry.text.limits import JsonLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
 
-    from wherry.storage.location import Location
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import zipfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -19,9 +19,6 @@ from wherry.errors import CorruptError, HostileError, UnrepresentableError, Unsu
 from wherry.formats.registry import find_format
 from wherry.mover.read import read_array
 from wherry.testing import readers
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OURS = [
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",

@@ -11,7 +11,7 @@ import pickle
 import shutil
 import struct
 import zipfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,9 +19,6 @@ import pytest
 import wherry
 from tests.support.forms import options_for
 from tests.support.large import NAMES, WRITTEN, make_source, measured
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

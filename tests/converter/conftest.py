@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support import buckets, store_rules
+from tests.support.faults import Proxy
 from wherry.remote.waits import RetryPolicy
 from wherry.store.amazon import AmazonStore
 from wherry.store.azure import AzureStore
 from wherry.store.google import GoogleStore
 from wherry.store.store import PartLimits
 from wherry.target import uploaded_file
-
-if TYPE_CHECKING:
-    from tests.support.faults import Proxy
 
 PART = 32 << 10  # bytes of the parts of the tests of faults
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.memory_files import memory_folder, temporary_folder
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 IN_MEMORY = ("test_crash", "test_storage_faults", "test_kill")
 

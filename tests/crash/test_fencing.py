@@ -17,7 +17,6 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -26,10 +25,8 @@ from safetensors.numpy import load_file, save_file
 import wherry
 from tests.support.crash import complete, convert, order, spread
 from tests.support.memory_files import memory_folder, temporary_folder
+from wherry.testing.children import Outcome
 from wherry.testing.faults import PLACES
-
-if TYPE_CHECKING:
-    from wherry.testing.children import Outcome
 
 pytest_plugins = ("tests.support.crash_fixtures",)
 

@@ -7,14 +7,11 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.support.house import MODULES, ROOMS, ROOT, SCRIPTS, SOURCES, label
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 HEAVY = {"prefect", "mlflow", "torch", "jax", "tensorstore", "orbax", "flax", "transformers", "sqlalchemy"}
 TERMINAL = {"rich", "click"}

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from tests.support.house import MODULES, label
 from wherry.core.units import plural
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # What wherry counts, in the words of its commands, errors and flows.
 NOUNS = (

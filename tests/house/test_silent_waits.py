@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from tests.support.house import MODULES, label
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # Method names that stop a thread until something happens.
 STOPS = ("sleep", "wait", "wait_for")

@@ -8,7 +8,9 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -18,10 +20,6 @@ from safetensors.numpy import load_file
 import wherry
 from tests.support.infra import INFRA, load
 from wherry.mover.read import read_array
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 PAIR = "safetensors → DCP"
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from tests.support.infra import load
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import ModuleType
 
 SIZE = 2_000_000_000
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from types import ModuleType, SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from tests.support.infra import load
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 SIZE = 2_200_000_000
 PAIR = "safetensors → DCP"

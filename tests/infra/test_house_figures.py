@@ -7,12 +7,10 @@ import json
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from tests.support.infra import INFRA, ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PRODUCT = [ROOT / folder for folder in ("wherry", "integrations", "flows", "tasks")]
 

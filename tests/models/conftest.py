@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +12,6 @@ from safetensors.numpy import save_file
 import wherry
 from tests.support.registry import converted
 from wherry.config.settings import mlflow_tracking_uri
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

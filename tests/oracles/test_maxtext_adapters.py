@@ -8,7 +8,7 @@ transformers computes both from base and adapter by PEFT's definition, W + alpha
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,9 +21,6 @@ from tests.support.oracles.adapters import merge_by_definition, save_adapter
 from tests.support.oracles.cases import ADAPTER_PAIRS, FORMS
 from tests.support.oracles.huggingface import TOKENS, logits
 from tests.support.oracles.maxtext_itself import SINGLE, round_embedding, run_pairs, stated
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ its own (`tests.support.generations`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,9 +17,6 @@ from tests.support.oracles import huggingface, judge
 from tests.support.oracles.cases import FORMS, ITSELF_PAIRS
 from tests.support.oracles.huggingface import TOKENS
 from tests.support.oracles.maxtext_itself import SINGLE, round_embedding, run_pairs, stated
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -25,9 +26,6 @@ from wherry.core.request import LayoutRequest
 from wherry.families import convert_layout, load_family, load_family_file
 from wherry.families.config_files import parse_config, render_config
 from wherry.families.config_written import written_config
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytest.importorskip("transformers")
 

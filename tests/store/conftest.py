@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
 
 from tests.support import buckets, store_rules
 from wherry.remote.waits import RetryPolicy
+from wherry.storage.location import Location
 from wherry.storage.stores import locate
 from wherry.store.memory import MemoryStore
 from wherry.store.store import PartLimits, Store
-
-if TYPE_CHECKING:
-    from wherry.storage.location import Location
 
 SMALL = 4096  # bytes of the parts of a store whose limits can be set
 _PROTOCOLS = {"seaweed": "s3"}

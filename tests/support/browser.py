@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.support.node import node_file
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 CHROMIUM = Path("/usr/bin/chromium")
 # Chromium 150 lets Tab start at what a page has scrolled into view; 156 does so unless nothing had focus yet.

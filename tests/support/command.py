@@ -6,16 +6,13 @@ import os
 import shlex
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import save
 
 from wherry.cli import main
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def command(

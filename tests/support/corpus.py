@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.skips import CORPUS, NO_CORPUS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PREFIX = "made-"  # of the cases that `imitations` makes, which is imported where one is needed
 PRESENT = (CORPUS / "INDEX.json").is_file()

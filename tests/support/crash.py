@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -19,9 +19,6 @@ from wherry.storage.sidecar import sidecar_name
 from wherry.target.clean import clean
 from wherry.testing import faults
 from wherry.testing.children import Order
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WRITTEN = [name for name, row in formats().items() if row.is_written]
 FAILING = [place for place in faults.PLACES if place.split(":")[1] not in ("unlink", "rmdir")]

@@ -16,6 +16,7 @@ import pickle
 import re
 import shutil
 import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,8 +29,6 @@ from wherry.errors import WherryError
 from wherry.verifier.verify import LEVELS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     import numpy as np
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "damage.json"

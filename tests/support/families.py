@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
 
 import ml_dtypes
 import numpy as np
@@ -17,10 +16,8 @@ from wherry.core.tensorspec import TensorSpec
 from wherry.errors import WherryError
 from wherry.families import convert_layout, load_family
 from wherry.families.scalars import tied_keys
+from wherry.families.schema import Family
 from wherry.families.templates import templates
-
-if TYPE_CHECKING:
-    from wherry.families.schema import Family
 
 SIZES = {
     "vocab": 20, "layer": 3, "embed": 12, "group": 2, "qhead": 2, "half": 2, "pair": 4, "ffn": 10, "expert": 3,

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tests.support.generations import old_python
 from tests.support.tiny_models import COMMON, GATED, T5
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 GPT2 = {"vocab_size": 60, "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 4}
 BERT = {**COMMON, "intermediate_size": 48, "type_vocab_size": 2}

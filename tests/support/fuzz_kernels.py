@@ -12,16 +12,13 @@ import os
 import random
 import sys
 import tempfile
+from collections.abc import Callable
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tests.support.kernels import LEAF, WORDS, check_count, expected, random_bytes
 from wherry.kernels import OpenLeaves, gather, look_up, permute
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _SIZES = (0, 1, 2, 3, 63, 64, 65, 1000, 1023, 1024, 1025, 2048, 5000, 70_000)
 

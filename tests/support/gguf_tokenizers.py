@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from tests.support.gguf import model_parts, save_gguf
 from tests.support.oracles import judge
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SENTENCES = [
     "A checkpoint is data, for reading and for writing; every tensor is accounted for.",

@@ -16,11 +16,9 @@ import struct
 import warnings
 import zipfile
 import zlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 MARKER = "EVIL_MARKER"
 TOUCH = f"touch {MARKER}"

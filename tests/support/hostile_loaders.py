@@ -13,11 +13,9 @@ import queue
 import socket
 import subprocess
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Any
 
 _IO_URING_SETUP = 425
 _PTRACE_TRACEME = 0

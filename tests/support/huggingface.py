@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import types
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -13,9 +13,6 @@ from safetensors.numpy import save_file
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import find_format
 from wherry.storage.stores import locate
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ONES = {"a": np.ones((2, 3), "f4"), "b": np.arange(4, dtype="i8")}
 

@@ -9,16 +9,13 @@ import os
 import random
 import tempfile
 import threading
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise, permutations, product
-from typing import TYPE_CHECKING
 
 import numpy as np
 from blake3 import blake3
 
 from wherry.kernels import OpenLeaves, count_above, gather, load, look_up, permute
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 LEAF = 4 << 20
 KIB = 1 << 10

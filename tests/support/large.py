@@ -7,14 +7,12 @@ import math
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from wherry.formats.registry import formats
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WRITTEN = {name: row for name, row in formats().items() if row.is_written}
 # The names that some system cannot be without, in one part, as it takes them from a flat checkpoint.

@@ -6,15 +6,13 @@ import json
 import subprocess
 import sys
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorstore as ts
 
 from tests.support.orbax import write
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MIB = 1 << 20
 ZSTD3 = {"name": "zstd", "configuration": {"level": 1, "checksum": True}}

@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 from tests.support.ledger import REGISTRY, conversion, node
 from wherry.core.digest import canonical_json
+from wherry.core.receipt import CheckpointRef
 from wherry.ledger import schema as tables
-from wherry.ledger.record import head, open_ledger
+from wherry.ledger.record import ChainHead, Ledger, head, open_ledger
 from wherry.ledger.statements import content_of, hash_of, rows_of, write
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from types import FrameType
-
-    from wherry.core.receipt import CheckpointRef
-    from wherry.ledger.record import ChainHead, Ledger
 
 HUB, CHAIN = "hub", "chain"  # names of the hub, and of the members of the chain before their numbers
 FAMILY = 5  # checkpoints of a small family

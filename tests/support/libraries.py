@@ -7,17 +7,15 @@ read as they read them, by flax's msgpack, tensorstore and Orbax.
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tests.support.torch import as_bytes, torch
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    Held = dict[tuple[str, ...], tuple[str, tuple[int, ...], bytes]]
+Held = dict[tuple[str, ...], tuple[str, tuple[int, ...], bytes]]
 
 
 def loaded(name: str, path: Path) -> Held:

@@ -5,7 +5,8 @@ Each maker takes a folder that is not there yet and returns where the checkpoint
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -15,11 +16,7 @@ from tests.support import paxml, t5x
 from tests.support.tiny_models import tiny_model
 from tests.support.torch import as_bytes, every_dtype, save, torch
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    Made = tuple[Path, Mapping[tuple[str, ...], bytes]]
+Made = tuple[Path, Mapping[tuple[str, ...], bytes]]
 
 
 def arrays() -> dict[str, np.ndarray]:

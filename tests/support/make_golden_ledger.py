@@ -14,18 +14,15 @@ import itertools
 import sqlite3
 import sys
 import tempfile
+from collections.abc import Iterable
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from wherry.core.algorithms import digits_of
 from wherry.core.receipt import CheckpointRef, Receipt
 from wherry.ledger import deliver, record, schema
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 REGISTRY = "https://models.example"
 _STORAGE_TIME = "2026-11-02T00:00:00.000+00:00"

@@ -10,11 +10,9 @@ import sys
 import threading
 import time
 import tracemalloc
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 WIDTH, INNER, RANK, HEADS = 64, 32, 16, 2
 _BYTES = {"F8_E4M3": 1, "BF16": 2, "F32": 4}

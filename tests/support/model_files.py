@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from tests.support.model_systems import (
     META_PARAMS,
     RUN,
     T5_CONFIG,
+    Arrays,
     gpt3_maxtext,
     llama_huggingface,
     llama_maxtext,
@@ -22,12 +25,6 @@ from tests.support.model_systems import (
     t5_huggingface,
     t5_t5x,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.support.model_systems import Arrays
 
 
 def _tree(arrays: Arrays) -> dict[str, Any]:

@@ -7,17 +7,14 @@ of the query is then a quarter, which no float32 loses a bit by.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tests.support import paxml
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Arrays = dict[tuple[str, ...], np.ndarray]
+Arrays = dict[tuple[str, ...], np.ndarray]
 
 LAYERS, EMBED, GROUPS, QUERIES, DIM, FFN, VOCAB = 2, 64, 2, 2, 16, 192, 20
 HEADS = GROUPS * QUERIES

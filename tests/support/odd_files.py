@@ -5,13 +5,11 @@ from __future__ import annotations
 import io
 import warnings
 import zipfile
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from tests.support.hostile import zipped
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 class OddFile(NamedTuple):

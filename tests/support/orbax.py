@@ -8,7 +8,8 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -16,22 +17,16 @@ import numpy as np
 from tests.support import corpus
 from tests.support.corpus import CORPUS, needs_corpus  # noqa: F401  tests take the mark from here
 from tests.support.corpus import expected as expectation
+from wherry.core.keypath import KeyPath
 from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import WherryError
-from wherry.formats.format import Glimpse
+from wherry.formats.format import Glimpse, Opened
 from wherry.formats.registry import checked_options
 from wherry.integrations.containers.orbax.write import chunks_of
 from wherry.integrations.formats.orbax import FORMATS
-from wherry.mover.map_writer import writer_of
+from wherry.mover.map_writer import MapWriter, writer_of
 from wherry.storage.stores import locate
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from wherry.core.keypath import KeyPath
-    from wherry.formats.format import Opened
-    from wherry.mover.map_writer import MapWriter
 
 ORBAX = FORMATS[0]
 

@@ -11,16 +11,14 @@ from __future__ import annotations
 import base64
 import json
 from collections import namedtuple
+from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    Leaves = dict[tuple[str, ...], np.ndarray]
+Leaves = dict[tuple[str, ...], np.ndarray]
 
 STEP, LAYERS = 4000, 3
 _EMBED, _VOCAB, _POSITIONS, _HEADS, _DIM, _FFN = 16, 64, 16, 2, 8, 64

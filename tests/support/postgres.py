@@ -9,18 +9,16 @@ import signal
 import socket
 import subprocess
 import tempfile
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pytest
 
 from tests.support.processes import gone
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 _DEBIAN = "/usr/lib/postgresql"
 

@@ -6,7 +6,9 @@ The codes are made here in numpy. What they mean is judged by the software of th
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -15,11 +17,7 @@ from safetensors.torch import load_file, save_file
 from tests.support.tiny_models import save_tiny
 from tests.support.torch import torch
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    Encode = Callable[[str, Any], dict[str, Any]]
+Encode = Callable[[str, Any], dict[str, Any]]
 
 PLAIN = ("embed_tokens", "lm_head", "norm", "mlp.gate.weight", "router", "bias", "sinks")
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [16, 16]}

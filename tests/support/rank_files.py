@@ -6,10 +6,8 @@ import json
 import math
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
+from typing import Any, NamedTuple
 
 # What is saved comes as JSON; every rank cuts the same tensors as torch's own `distribute_tensor` would.
 PROGRAM = """

@@ -11,16 +11,13 @@ import sys
 import time
 import urllib.request
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 import wherry
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def model_folder(folder: Path, *, seed: int | None = None) -> Path:

@@ -22,26 +22,22 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import psutil
 from safetensors.numpy import save_file
 
 from tests.support import e2e, held_runs
-from tests.support.e2e import ROOT, site, start_mlflow, start_prefect, start_worker
+from tests.support.e2e import ROOT, Child, Site, site, start_mlflow, start_prefect, start_worker
 from tests.support.postgres import PostgresServer, new_database, postgres_process
 from wherry.integrations.prefect.lost_runs import GRACE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from tests.support.e2e import Child, Site
 
 PARTS = ("worker", "run", "server", "mlflow", "postgresql", "all")
 MOMENTS = ("scheduled", "pending", "before the first beat", "running", "registering", "committing")

@@ -6,15 +6,12 @@ tree, specs taken at their word but for chunks and compressor, paths resolved in
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import tensorstore as ts
 from flax import serialization, traverse_util
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def arrays(seed: int = 0) -> dict[str, np.ndarray]:

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import json
 import pickle
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import wherry
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def step(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,9 +12,6 @@ from tests.support.object_stores import model, small_parts
 from wherry.core.tensorspec import TensorSpec
 from wherry.workers import work as working
 from wherry.workers.unit import cut
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 
 @pytest.fixture(scope="session")

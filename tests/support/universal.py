@@ -6,14 +6,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 
 from tests.support import zero
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 STEP, STEPS = "global_step10_universal", 3.0
 MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from wherry.remote import waits
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     import pytest
 
 

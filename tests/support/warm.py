@@ -24,11 +24,8 @@ import sys
 import tempfile
 import threading
 import traceback
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 _PR_SET_PDEATHSIG = 1
 _MESSAGE = 100  # bytes of a message, at most

@@ -10,16 +10,13 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from tests.support.warm import Warm
 from wherry.runtime import child
 from wherry.verifier.native import _VARIABLES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LIBRARIES = {
     "jax": ("wherry.integrations.native.with_jax", "jax.numpy", "flax.serialization", "orbax.checkpoint"),

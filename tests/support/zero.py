@@ -9,12 +9,10 @@ import math
 import sys
 import types
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SHAPES = {"a.weight": (5, 3), "a.bias": (7,), "b.weight": (4, 2, 3), "c.weight": (11,)}
 _SCALER = "deepspeed.runtime.fp16.loss_scaler"

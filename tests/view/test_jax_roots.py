@@ -4,7 +4,8 @@ PaxML's variables in plain Orbax give the same weights as the system's own form,
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,18 +15,13 @@ from tests.support import paxml
 from tests.support.model_systems import (
     LLAMA_CONFIG,
     T5_CONFIG,
+    Arrays,
     gpt3_maxtext,
     llama_huggingface,
     llama_maxtext,
     t5_huggingface,
     t5_t5x,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.support.model_systems import Arrays
 
 ocp = pytest.importorskip("orbax.checkpoint")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +14,6 @@ from tests.support.oracles.cases import MODEL_NAMES, leaves_of
 from tests.support.oracles.huggingface import MODELS, TOKENS, logits
 from wherry.core.request import LayoutRequest
 from wherry.errors import UnrepresentableError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")

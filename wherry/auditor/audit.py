@@ -12,14 +12,15 @@ recorded in the ledger and, with everything that a third party needs to check it
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from wherry.auditor.bundle import anchor_hash, place_for, prepare_folder, record_of, write_bundle
 from wherry.auditor.bytes import check_signatures, load_some, read_all, required_key
@@ -31,23 +32,17 @@ from wherry.auditor.registrations import RegistryContents, ask, compare_registry
 from wherry.auditor.report import AuditReport, ChainProof, Finding, gravity
 from wherry.auditor.roots import findings_of, normalise_roots, survey_roots
 from wherry.config.settings import audits_are_recorded
+from wherry.core.progress import OnProgress
 from wherry.core.receipt import utc_now
 from wherry.core.units import DEFAULT_MEMORY, DEFAULT_UNIT, parse_budget, parse_size
 from wherry.errors import UsageError, WherryError
-from wherry.ledger.replay import replay
+from wherry.ledger.record import Ledger
+from wherry.ledger.replay import LedgerState, PlaceRecord, replay
 from wherry.runtime import threads
+from wherry.storage.sidecar import Sidecar
 from wherry.verifier.evidence import ReadOptions
 from wherry.version import __version__
 from wherry.workers import THREADS
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Generator, Iterator
-
-    from wherry.core.progress import OnProgress
-    from wherry.ledger.record import Ledger
-    from wherry.ledger.replay import LedgerState, PlaceRecord
-    from wherry.storage.sidecar import Sidecar
 
 Scope: TypeAlias = Literal["registered", "all"] | Sequence[str]
 LEVELS = ("present", "digest")

@@ -13,13 +13,26 @@ import json
 import os
 import re
 import zipfile
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wherry.auditor import check
-from wherry.auditor.check import ANCHOR, INDEX, LEDGER, MANIFESTS, PAGE, PROGRAM, README, REPORT, SCHEMA
+from wherry.auditor.check import (
+    ANCHOR,
+    INDEX,
+    LEDGER,
+    MANIFESTS,
+    PAGE,
+    PROGRAM,
+    README,
+    REPORT,
+    SCHEMA,
+    CheckReport,
+)
 from wherry.auditor.markdown import render_page
+from wherry.auditor.report import AuditReport
 from wherry.core.receipt import utc_now
 from wherry.errors import NotFoundError, TargetExistsError, UsageError, storage_error
 from wherry.storage.folders import make_durable_folders, rename_without_replacing, sync_folder
@@ -30,10 +43,6 @@ from wherry.text.json_values import json_value
 from wherry.text.limits import SMALL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from wherry.auditor.check import CheckReport
-    from wherry.auditor.report import AuditReport
     from wherry.ledger.record import Ledger
     from wherry.storage.sidecar import Sidecar
 

@@ -14,17 +14,17 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from wherry.auditor.places import PlaceAudit, about, error_finding
-from wherry.auditor.report import UNCHANGED, Finding
+from wherry.auditor.report import UNCHANGED, CheckpointAudit, Finding
 from wherry.config.settings import configured_value
 from wherry.converter.references import reference
 from wherry.core.algorithms import algorithm_of
 from wherry.core.digest import LEAF
-from wherry.core.progress import Progress
+from wherry.core.progress import OnProgress, Progress
 from wherry.core.request import SourceRequest
 from wherry.core.services import service
 from wherry.core.units import plural, short
@@ -38,24 +38,14 @@ from wherry.errors import (
 )
 from wherry.formats.checkpoint import open_source
 from wherry.formats.pin import object_pin, state_read
-from wherry.ledger.replay import READ
+from wherry.ledger.record import Ledger
+from wherry.ledger.replay import READ, CheckpointRecord, LedgerState
 from wherry.runtime import threads
 from wherry.runtime.child import NoAnswerError
 from wherry.storage.sidecar import signature_location
 from wherry.storage.stores import is_live, locate
-from wherry.verifier.evidence import compare
+from wherry.verifier.evidence import ReadOptions, compare
 from wherry.verifier.verify import UNCOMPARED, Verification, uncompared_error, verify
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from wherry.auditor.places import PlaceAudit
-    from wherry.auditor.report import CheckpointAudit
-    from wherry.core.progress import OnProgress
-    from wherry.ledger.record import Ledger
-    from wherry.ledger.replay import CheckpointRecord, LedgerState
-    from wherry.verifier.evidence import ReadOptions
-
 
 # Verdicts after which it is still useful to read the bytes.
 _READABLE = ("ok", "touched", "sidecar-gone", "source-changed", "known-damage", "added")

@@ -26,13 +26,10 @@ import sys
 import zipfile
 import zlib
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, field
-from typing import IO, TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
+from typing import IO, Any
 
 INDEX, REPORT, LEDGER, ANCHOR = "index.json", "report.json", "ledger.jsonl", "anchor.json"
 PAGE, README, PROGRAM, MANIFESTS = "report.md", "README.txt", "__main__.py", "manifests/"

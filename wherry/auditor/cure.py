@@ -9,10 +9,11 @@ made again from the damaged one.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from wherry.auditor.report import AffectedCheckpoint
+from wherry.auditor.report import AffectedCheckpoint, Finding
 from wherry.converter.command import command_line, in_place_of, restore_request
 from wherry.errors import WherryError
 from wherry.storage.sidecar import sidecar_location
@@ -20,10 +21,7 @@ from wherry.storage.stores import locate
 from wherry.tree.mapping import TREE_OPTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
-
     from wherry.auditor.places import PlaceAudit
-    from wherry.auditor.report import Finding
     from wherry.ledger.replay import ConversionRecord, LedgerState
 
 # Kinds after which the bytes at a place must be restored from elsewhere.

@@ -8,7 +8,8 @@ report, which is read from its JSON again.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from wherry.auditor.report import (
     KINDS,
@@ -22,10 +23,6 @@ from wherry.auditor.report import (
 )
 from wherry.core.units import plural, short
 from wherry.errors import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
 
 LISTED = 200  # maximum blocks of a severity, and rows of a table; the JSON has all of them
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>|#!])")

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from wherry.auditor.report import UNCHANGED, CheckpointAudit, Finding, gravity
 from wherry.config.roots import root_of
@@ -26,20 +27,14 @@ from wherry.errors import (
     StorageError,
     WherryError,
 )
-from wherry.formats.checkpoint import open_source, present_fingerprint
+from wherry.formats.checkpoint import Checkpoint, open_source, present_fingerprint
 from wherry.formats.detect import describe_absent
 from wherry.formats.recorded_files import file_differences
-from wherry.ledger.replay import READ, WRITTEN
+from wherry.ledger.replay import READ, WRITTEN, CheckpointRecord, LedgerState, PlaceRecord
 from wherry.ledger.resolve import proved_digest
 from wherry.storage.sidecar import Sidecar, read_sidecar, sidecar_location
 from wherry.storage.stores import is_live, locate, locate_below, locate_recorded
 from wherry.verifier.records import added_rows, file_rows, record_differences
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from wherry.formats.checkpoint import Checkpoint
-    from wherry.ledger.replay import CheckpointRecord, LedgerState, PlaceRecord
 
 _DOUBTED = {
     "replaced",

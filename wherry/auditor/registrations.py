@@ -22,6 +22,7 @@ unknown or unfinished.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,15 +31,12 @@ from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
 from wherry.core.services import service
 from wherry.core.units import short
 from wherry.errors import MissingExtraError, StorageError, WherryError
-from wherry.ledger.replay import WRITTEN
+from wherry.ledger.replay import WRITTEN, LedgerState
 from wherry.ledger.resolve import ALTERED_TAG, DELETED_TAG, DIGEST_TAG, URI_TAG, WEIGHTS_TAG
 from wherry.storage.home import sqlite_file, without_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from wherry.auditor.places import PlaceAudit
-    from wherry.ledger.replay import LedgerState
 
 
 _ABSENT = ("gone", "unreachable", "replaced")

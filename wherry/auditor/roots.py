@@ -7,26 +7,22 @@ so that a folder of a million files takes one line.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from wherry.auditor.report import Finding
+from wherry.core.detection import Detection
 from wherry.core.request import SourceRequest
 from wherry.errors import CrowdedFolderError, NotFoundError, WherryError
 from wherry.formats.checkpoint import open_source, present_fingerprint
 from wherry.formats.discover import DEEPEST, SkippedPath, discover, is_folder_link
+from wherry.ledger.replay import LedgerState
 from wherry.ledger.resolve import checkpoint_uri
 from wherry.storage.folders import is_staging
-from wherry.storage.location import age_of
+from wherry.storage.location import Location, age_of
 from wherry.storage.sidecar import read_sidecar, sidecar_name, signature_name
 from wherry.storage.stores import locate
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from wherry.core.detection import Detection
-    from wherry.ledger.replay import LedgerState
-    from wherry.storage.location import Location
 
 LISTED = 1000  # maximum findings of one kind; the rest is counted
 _NANOSECONDS = 1_000_000_000

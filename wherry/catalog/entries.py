@@ -6,6 +6,7 @@ Only the ledger is read, no storage.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -18,8 +19,6 @@ from wherry.ledger.statements import stored_time
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
     from wherry.config.schema import Route
 
 

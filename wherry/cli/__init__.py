@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -61,13 +62,9 @@ from wherry.console.say import explain, say_lines, show_waits
 from wherry.core import interrupts
 from wherry.core.request import SourceRequest, TargetRequest, convert_request
 from wherry.core.units import parse_size
+from wherry.errors import WherryError
 from wherry.runtime.interpreter import keep_freed_memory, tune, use_utf8
 from wherry.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from wherry.errors import WherryError
 
 EXIT_CODES = """\b
 Exit codes: 0 success · 1 `doctor` found a fault · 2 usage error · 3 not found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,6 @@ from wherry.console.say import say, say_lines
 from wherry.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from wherry.auditor.check import CheckReport
     from wherry.auditor.report import AuditReport
 

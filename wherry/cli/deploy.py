@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from wherry.console.say import say
 from wherry.core.units import plural
 from wherry.errors import StorageError, UsageError, WherryError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 _EMIT_SECONDS = 5.0
 _path = click.Path(path_type=Path)

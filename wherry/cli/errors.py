@@ -8,8 +8,9 @@ import shlex
 import sys
 import threading
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import click
 
@@ -27,9 +28,6 @@ from wherry.errors import (
     wherry_error,
 )
 from wherry.storage.home import without_secrets
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 DEBUG = "--debug"
 DEBUG_ENV = "WHERRY_DEBUG"

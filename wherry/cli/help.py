@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
 import click
 from click.shell_completion import CompletionItem
 
 from wherry.errors import UsageError, choose
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 _COMPLETION_VARIABLE = "_WHERRY_COMPLETE"
 _SHELLS = ("bash", "zsh", "fish")

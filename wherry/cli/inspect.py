@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,6 @@ from wherry.core.units import plural, show_size
 from wherry.errors import MismatchError, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from rich.tree import Tree
 
     from wherry.compare.differences import Comparison, TensorDifference

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,6 @@ from wherry.text.json_document import parse_json
 from wherry.text.limits import SMALL
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from wherry.ledger.record import Anchor
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -12,9 +13,6 @@ from wherry.cli.options import as_json, matched_targets, quiet, requesting
 from wherry.core.request import ConvertRequest, TargetRequest, convert_request
 from wherry.errors import UsageError
 from wherry.runtime.interpreter import keep_freed_memory
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _FEWEST = 3
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,6 @@ from wherry.console.say import say
 from wherry.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from wherry.models.fetch import FetchReport
     from wherry.models.promote import Promotion
 

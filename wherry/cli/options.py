@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import click
 
 from wherry.cli.help import names_for
-from wherry.core.option import in_order, options_of
+from wherry.core.option import RequestOption, in_order, options_of
 from wherry.core.request import ConvertRequest, SourceRequest, TargetRequest
 from wherry.core.units import plural
 from wherry.errors import UsageError, similar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from wherry.core.option import RequestOption
 
 Command: TypeAlias = "Callable[..., Any]"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,6 @@ from wherry.core.units import plural, show_size
 from wherry.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from wherry.config.config import ConfigFault, ConfigFaultsError
     from wherry.config.schema import Route
     from wherry.routes.report import NightPlan, WorkOutcome

@@ -6,7 +6,9 @@ second is compared in the layout of the first one's system, as a conversion woul
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -15,11 +17,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from wherry.compare.statistics import is_match, matching
 from wherry.config.digests import digest_choice
 from wherry.core import dtypes
-from wherry.core.keypath import render
+from wherry.core.keypath import KeyPath, render
+from wherry.core.progress import OnProgress
 from wherry.core.request import PLAIN, LayoutRequest
-from wherry.core.tensorspec import row_bands
+from wherry.core.tensorspec import TensorSpec, row_bands
 from wherry.core.units import DEFAULT_MEMORY, parse_budget
 from wherry.errors import CorruptError, HostileError
+from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.companions import file_digest
 from wherry.formats.registry import find_format
 from wherry.ledger.resolve import open_checkpoint
@@ -29,15 +33,7 @@ from wherry.text.json_document import parse_json
 from wherry.view.choose import plan_view
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterator, Mapping
-
     import numpy as np
-
-    from wherry.core.keypath import KeyPath
-    from wherry.core.progress import OnProgress
-    from wherry.core.tensorspec import TensorSpec
-    from wherry.formats.checkpoint import Checkpoint
 
 
 ONLY_A, ONLY_B, SHAPE, DTYPE, VALUES = "only in A", "only in B", "shape", "dtype", "values"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from wherry.core import dtypes
 from wherry.core.account import some_names
 from wherry.core.keypath import KeyPath, render
 from wherry.core.progress import Meter, OnProgress
+from wherry.core.tensorspec import TensorSpec
 from wherry.core.units import plural
 from wherry.errors import NotFoundError
 from wherry.mover.carrier import digest_moves
@@ -19,11 +21,8 @@ from wherry.mover.source import Source
 from wherry.runtime import threads
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
     import numpy as np
 
-    from wherry.core.tensorspec import TensorSpec
     from wherry.formats.checkpoint import Checkpoint
 
 

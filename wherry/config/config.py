@@ -10,6 +10,7 @@ Workflows use `in_force`, which makes a configuration effective while they run, 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -18,7 +19,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, get_args
 
 from wherry.config.file import CONFIG_ENV, ENVIRONMENT_ENV, config_file
-from wherry.config.values import line_at, lines_of, origin, stated_fields, where
+from wherry.config.values import FieldStatement, line_at, lines_of, origin, stated_fields, where
+from wherry.config.values import Path as FieldPath
 from wherry.core.names import meant_names
 from wherry.errors import NotFoundError, UsageError, WherryError, similar
 from wherry.storage.home import without_secrets
@@ -28,13 +30,9 @@ from wherry.text.config_text import parse_toml
 from wherry.text.limits import beyond, exceeds, scale_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-
     from pydantic import BaseModel, ValidationError
 
     from wherry.config.schema import Route, Section, Settings
-    from wherry.config.values import FieldStatement
-    from wherry.config.values import Path as FieldPath
 
 
 # setting → the environment variable that overrides the file; lists are separated as in PATH.

@@ -9,21 +9,15 @@ the records of the same command state it again.
 from __future__ import annotations
 
 import os
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
 
-from wherry.config.config import load_config
+from wherry.config.config import Config, load_config
 from wherry.errors import HostileError
+from wherry.storage.location import Location
 from wherry.storage.open_file import allowed_roots
 from wherry.storage.stores import is_at_or_below, is_live, locate, locate_below, locate_recorded
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-
-    from wherry.config.config import Config
-    from wherry.storage.location import Location
-
 
 _typed: ContextVar[str] = ContextVar("typed", default="")
 

@@ -9,6 +9,7 @@ forms (`with_options`).
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, get_type_hints
 
 from pydantic import (
@@ -22,18 +23,15 @@ from pydantic import (
 )
 
 from wherry.config.values import Select, require_template, required_origin, select
-from wherry.core.option import options_of
+from wherry.core.option import RequestOption, options_of
 from wherry.core.request import ConvertRequest, LayoutRequest, SourceRequest, TargetRequest
 from wherry.core.units import DEFAULT_UNIT, duration, parse_size
+from wherry.storage.location import Location
 from wherry.storage.open_file import local_path
 from wherry.storage.stores import locate_below
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from wherry.core.detection import Detection
-    from wherry.core.option import RequestOption
-    from wherry.storage.location import Location
 
 VerifyLevel: TypeAlias = Literal["none", "structure", "present", "digest", "roundtrip", "native", "logits"]
 Option: TypeAlias = str | int | float | bool

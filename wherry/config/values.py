@@ -18,16 +18,13 @@ before, so headers and keys are well-formed. Only in multi-line strings may a li
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from wherry.errors import UsageError, choose
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
 
 Choice = Literal["latest", "best", "every", "all", "since"]
 FIELDS = ("run", "step", "format", "name", "route", "family", "kind")

@@ -5,6 +5,7 @@ All of it comes from the `Format` rows; this module mentions no single format.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,6 @@ from wherry.console.tables import print_json, print_rows, print_table
 from wherry.formats.registry import rewrites
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from wherry.formats.format import Format
 
 COLUMNS = ("format", "system", "read", "written", "holds", "loaded by")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,6 @@ from wherry.core.units import plural, show_seconds, show_size
 from wherry.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from wherry.converter.plan import Plan
     from wherry.converter.prices import Cost
     from wherry.core.detection import Detection

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import click
 
 from wherry.credentials import redact
 from wherry.errors import printable
 from wherry.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _RESOLVER = "wherry.ledger.resolve"  # logs each registry that it asks
 _SILENT = {"--json", "--quiet"}

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,6 @@ from wherry.credentials import redact
 from wherry.errors import NotRecordedError, json_escaped, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Sequence
-
     from wherry.core.progress import OnProgress, Progress
 
 

@@ -20,12 +20,13 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import count
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from wherry.core.emit import whole_uri
 from wherry.core.option import Kind, in_order, options_of
+from wherry.core.receipt import Receipt
 from wherry.core.request import (
     ConvertRequest,
     RewriteRequest,
@@ -42,11 +43,6 @@ from wherry.storage.home import without_secrets
 from wherry.storage.location import MOST_CONFIG
 from wherry.storage.sidecar import sidecar_location
 from wherry.storage.stores import LocalStore, is_live, locate
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-
-    from wherry.core.receipt import Receipt
 
 _OPTIONS = {one.name: one for one in options_of(TargetRequest, SourceRequest, ConvertRequest)}
 _CHOSEN = ("step", "item")  # not repeated, as the source URI already names what they chose

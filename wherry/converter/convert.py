@@ -10,11 +10,13 @@ rerun does nothing. Any other existing target is never touched.
 
 from __future__ import annotations
 
+import os
 import threading
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Unpack
 
 from wherry.config.digests import digest_choice
 from wherry.converter.command import stated_options
@@ -23,7 +25,7 @@ from wherry.converter.keywords import spelled_out
 from wherry.converter.plan import plan_target, require_room, require_used
 from wherry.core.digest import sha256_of
 from wherry.core.option import options_of
-from wherry.core.progress import RunContext
+from wherry.core.progress import OnProgress, RunContext
 from wherry.core.receipt import GroupReceipt, Receipt, software
 from wherry.core.request import (
     ConvertKeywords,
@@ -34,33 +36,22 @@ from wherry.core.request import (
 )
 from wherry.core.services import service
 from wherry.errors import NotRecordedError, TargetExistsError, UsageError, WherryError
-from wherry.formats.checkpoint import fingerprint, open_source, present_fingerprint
+from wherry.formats.checkpoint import Checkpoint, fingerprint, open_source, present_fingerprint
+from wherry.formats.format import Format, Options
 from wherry.formats.pin import settled_checkpoint, take_pins
 from wherry.formats.registry import find_target_format
 from wherry.ledger.deliver import report_failure
 from wherry.ledger.record import LEFT_OUT, record_all
 from wherry.ledger.resolve import resolve_named
 from wherry.runtime.threads import without_collection
-from wherry.storage.sidecar import read_sidecar, signature_location
+from wherry.storage.location import Location
+from wherry.storage.sidecar import Sidecar, read_sidecar, signature_location
 from wherry.storage.stores import locate
 from wherry.target.clean import tidy
 from wherry.target.hub_repository import CARD, is_blank
 from wherry.target.in_use import in_use
 from wherry.target.janitor import tidy as tidy_left_behind
 from wherry.target.object_staging import is_unfinished
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Generator, Iterable, Mapping
-    from contextlib import AbstractContextManager
-    from typing import Unpack
-
-    from wherry.core.progress import OnProgress
-    from wherry.formats.checkpoint import Checkpoint
-    from wherry.formats.format import Format, Options
-    from wherry.storage.location import Location
-    from wherry.storage.sidecar import Sidecar
-
 
 CHOICES = ("fail", "skip", "resume")
 

@@ -6,6 +6,7 @@ new ones removed. After a killed run each file is either the old or the new one,
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,15 +14,12 @@ from typing import TYPE_CHECKING
 from wherry.errors import TargetExistsError, storage_errors
 from wherry.storage.copy import add_name
 from wherry.storage.folders import is_there, remove, replace_file, sync_folder
+from wherry.storage.location import Location
 from wherry.storage.sidecar import FOLDER_NAME, MOST_SIDECAR
-from wherry.target.lease import lease_of
+from wherry.target.lease import Lease, lease_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
     from wherry.formats.format import Change
-    from wherry.storage.location import Location
-    from wherry.target.lease import Lease
 
 BEFORE = ".before"
 

@@ -9,66 +9,57 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from operator import eq
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wherry.converter.plan import joint_moves
+from wherry.converter.plan import Plan, joint_moves
 from wherry.converter.references import agree_with_sources, recorded_of, reference, source_references
 from wherry.core.account import fold_entries, losses_notes
 from wherry.core.blank_values import repeated_notes, zeros_notes
 from wherry.core.digest import origin_digest, sha256_of
 from wherry.core.interrupts import committing, go_on, settle
-from wherry.core.keypath import render
-from wherry.core.progress import Meter
+from wherry.core.keypath import KeyPath, render
+from wherry.core.leaf_values import LeafValues
+from wherry.core.manifest import Companion, Manifest
+from wherry.core.progress import Meter, RunContext
 from wherry.core.receipt import Receipt, software, utc_now
-from wherry.core.tensorspec import Span, bytes_of
+from wherry.core.tensorspec import Span, TensorSpec, bytes_of
 from wherry.credentials import redact_values
 from wherry.errors import MismatchError, StorageError, WherryError
 from wherry.formats.checkpoint import Checkpoint, fingerprint, present_fingerprint
 from wherry.formats.companions import copy_companion, digest_companion, file_digest
-from wherry.formats.format import Glimpse
-from wherry.formats.pin import blaming_changes
+from wherry.formats.format import Format, Glimpse
+from wherry.formats.pin import JoinedPin, Pin, blaming_changes
 from wherry.formats.recorded_files import recorded_files
 from wherry.mover.carrier import Carrier
 from wherry.mover.hashing import Hashes, hash_checkpoint, read_back
-from wherry.mover.map_writer import writer_of
-from wherry.mover.move import cells
+from wherry.mover.map_writer import MapWriter, writer_of
+from wherry.mover.move import JointMoves, cells
 from wherry.mover.output import Output
 from wherry.mover.pool import Pool
 from wherry.mover.readback import FilesBeingWritten, ReadBack, ReadEvidence
 from wherry.mover.source import Source
 from wherry.runtime.interpreter import return_freed_memory
 from wherry.runtime.threads import without_collection
+from wherry.storage.location import Location
 from wherry.storage.ranges import LARGEST
 from wherry.storage.sidecar import FOLDER_NAME, Sidecar, encode, put_sidecar
 from wherry.storage.stores import make_folder
 from wherry.store.store import Entry
+from wherry.target.journal import Journal
 from wherry.target.object_staging import ObjectStaging
 from wherry.target.parts import reading_share
 from wherry.target.sinks import open_staging
 from wherry.target.staged_objects import is_readable, is_staged, run_of
+from wherry.target.staging import Staging
 from wherry.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-    from pathlib import Path
-
     from wherry.config.digests import DigestChoice
-    from wherry.converter.plan import Plan
-    from wherry.core.keypath import KeyPath
-    from wherry.core.leaf_values import LeafValues
-    from wherry.core.manifest import Companion, Manifest
-    from wherry.core.progress import RunContext
-    from wherry.core.tensorspec import TensorSpec
-    from wherry.formats.format import Format
-    from wherry.formats.pin import JoinedPin, Pin
-    from wherry.mover.map_writer import MapWriter
-    from wherry.mover.move import JointMoves
-    from wherry.storage.location import Location
-    from wherry.target.journal import Journal
-    from wherry.target.staging import Staging
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,17 +6,15 @@ Those of `convert` are declared next to its options, in `wherry.core.request`.
 from __future__ import annotations
 
 import inspect
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
-from wherry.core.request import WritingKeywords
+from wherry.core.option import RequestOption
+from wherry.core.request import LayoutRequest, WritingKeywords
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-
-    from wherry.core.option import RequestOption
     from wherry.core.progress import OnProgress
-    from wherry.core.request import LayoutRequest
 
 Verb = TypeVar("Verb", bound="Callable[..., Any]")
 

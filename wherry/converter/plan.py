@@ -32,10 +32,12 @@ import posixpath
 import shlex
 import shutil
 import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 from wherry import kernels
 from wherry.converter.keywords import spelled_out
@@ -44,13 +46,16 @@ from wherry.core.account import (
     FILES,
     ITEMS,
     OTHERS,
+    Bound,
     IgnoredEntry,
     bound_to_json,
     fold_entries,
     ignored_file,
 )
+from wherry.core.detection import Detection
 from wherry.core.digest import sha256_of_rows
 from wherry.core.keypath import KeyPath, render
+from wherry.core.manifest import Manifest
 from wherry.core.option import options_of
 from wherry.core.request import (
     NONE,
@@ -58,25 +63,29 @@ from wherry.core.request import (
     ConvertKeywords,
     ConvertRequest,
     LayoutRequest,
+    RewriteRequest,
     SourceRequest,
     TargetRequest,
     convert_request,
 )
-from wherry.core.tensorspec import GRID, bytes_of
+from wherry.core.tensorspec import GRID, TensorSpec, bytes_of
 from wherry.core.units import parse_budget, plural, show_size
 from wherry.errors import IncompleteError, StorageError, UnrepresentableError, UsageError
-from wherry.formats.checkpoint import open_source
+from wherry.formats.checkpoint import Checkpoint, open_source
 from wherry.formats.companions import ignored_companion
-from wherry.formats.contents import Chunked, Stored
+from wherry.formats.contents import Chunked, Computed, Contents, Stored
 from wherry.formats.detect import absence
+from wherry.formats.format import Change, Format, Options
 from wherry.formats.registry import checked_options, find_target_format
+from wherry.formats.shortage import Shortage
 from wherry.ledger.resolve import resolve_named
 from wherry.mover.batch import RangeWindow, ranged_move, request_sizes
-from wherry.mover.move import JointMoves, Move, Way, cells, chunk_count
+from wherry.mover.move import JointMoves, Move, Way, Ways, cells, chunk_count
 from wherry.mover.pool import Pool
 from wherry.mover.source import Source, ways_of
 from wherry.runtime.threads import carrier_count, without_collection
 from wherry.storage.folders import staging_stem
+from wherry.storage.location import Location
 from wherry.storage.open_file import local_path
 from wherry.storage.ranges import LARGEST, STEP
 from wherry.storage.stores import is_live, locate
@@ -85,23 +94,6 @@ from wherry.text.html import html_table
 from wherry.tree.axes import settle_options
 from wherry.tree.mapping import TREE_OPTIONS, MappedTree, map_tree, require_held
 from wherry.view.choose import plan_view, require_form
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
-    from typing import Unpack
-
-    from wherry.core.account import Bound
-    from wherry.core.detection import Detection
-    from wherry.core.manifest import Manifest
-    from wherry.core.request import RewriteRequest
-    from wherry.core.tensorspec import TensorSpec
-    from wherry.formats.checkpoint import Checkpoint
-    from wherry.formats.contents import Computed, Contents
-    from wherry.formats.format import Change, Format, Options
-    from wherry.formats.shortage import Shortage
-    from wherry.mover.move import Ways
-    from wherry.storage.location import Location
 
 BASE_BYTES = 64 << 20  # the interpreter, numpy and, for zarr and OCDBT, tensorstore
 _SHOWN = 3

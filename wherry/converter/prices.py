@@ -15,6 +15,8 @@ prices: what a provider asks depends on region, storage class, network and contr
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +26,6 @@ from wherry.storage.stores import locate
 from wherry.text.config_text import parse_toml
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Mapping, Sequence
-
     from wherry.converter.plan import StoreTraffic
 
 # name → how many requests or bytes a price is for.

@@ -12,39 +12,36 @@ compared with the source: directly if the source has the same tensor, otherwise 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wherry.converter.references import agree_with_source, reference, source_reference
 from wherry.core.account import fold_entries
+from wherry.core.detection import Detection
 from wherry.core.digest import origin_digest
-from wherry.core.keypath import render
+from wherry.core.keypath import KeyPath, render
+from wherry.core.manifest import Companion, Manifest
+from wherry.core.progress import OnProgress, RunContext
 from wherry.core.receipt import CheckpointRef, Receipt, software, utc_now
+from wherry.core.request import RewriteRequest
 from wherry.credentials import redact_values
 from wherry.errors import DamagedError, MismatchError, UnsupportedError
 from wherry.formats.checkpoint import Checkpoint, fingerprint, present_fingerprint
 from wherry.formats.companions import digest_companion
 from wherry.formats.detect import absence, look
-from wherry.formats.format import Glimpse
+from wherry.formats.format import Change, Glimpse
 from wherry.formats.recorded_files import recorded_files
 from wherry.formats.registry import find_format, formats
 from wherry.mover.hashing import Hashes, compare, hash_checkpoint
+from wherry.storage.location import Location
 from wherry.storage.sidecar import Sidecar, read_sidecar
 from wherry.tree.mapping import RENAMED
 from wherry.view.inverse import differences
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     from wherry.converter.rewrite_plan import RewritePlan
-    from wherry.core.detection import Detection
-    from wherry.core.keypath import KeyPath
-    from wherry.core.manifest import Companion, Manifest
-    from wherry.core.progress import OnProgress, RunContext
-    from wherry.core.request import RewriteRequest
-    from wherry.formats.format import Change
-    from wherry.storage.location import Location
 
 
 @dataclass(frozen=True, slots=True)

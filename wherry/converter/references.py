@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TypeVar
 
 from wherry.core.digest import checkpoint_digest, weights_digest
+from wherry.core.keypath import KeyPath
+from wherry.core.manifest import Companion, Manifest
 from wherry.core.receipt import CheckpointRef
 from wherry.errors import MismatchError
-from wherry.formats.checkpoint import JoinedPart, present_fingerprint
+from wherry.formats.checkpoint import Checkpoint, JoinedPart, present_fingerprint
 from wherry.formats.companions import digest_companion
 from wherry.mover.hashing import DigestsWhenNeeded, Hashes, compare, hash_checkpoint
-from wherry.storage.sidecar import read_sidecar
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from wherry.core.keypath import KeyPath
-    from wherry.core.manifest import Companion, Manifest
-    from wherry.formats.checkpoint import Checkpoint
-    from wherry.storage.sidecar import Sidecar
+from wherry.storage.sidecar import Sidecar, read_sidecar
 
 T = TypeVar("T")
 

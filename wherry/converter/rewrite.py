@@ -9,9 +9,9 @@ lineage. The result is a new checkpoint that appears complete or not at all, and
 from __future__ import annotations
 
 import os
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from wherry.config.digests import digest_choice
 from wherry.converter.command import stated_options
@@ -21,35 +21,29 @@ from wherry.converter.plan import not_copied, require_requested, within_source
 from wherry.converter.proof import ProofRequest, know, prove
 from wherry.converter.rewrite_places import copied_by_store, require_kind, require_places
 from wherry.converter.rewrite_plan import RewritePlan, Rewritten
+from wherry.core.account import IgnoredEntry
 from wherry.core.digest import sha256_of
 from wherry.core.interrupts import committing
 from wherry.core.keypath import render
-from wherry.core.progress import Meter, RunContext
+from wherry.core.progress import Meter, OnProgress, RunContext
 from wherry.core.request import RewriteRequest, SourceRequest
 from wherry.core.units import DEFAULT_MEMORY, parse_budget
 from wherry.errors import IncompleteError, NotRecordedError, UnsupportedError, UsageError
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.detect import absence, resolve_source
+from wherry.formats.format import Change
 from wherry.formats.pin import Pin, blaming_changes, settled_checkpoint, take_pin
 from wherry.formats.registry import find_format, rewrites
 from wherry.ledger.record import LEFT_OUT, record
 from wherry.ledger.resolve import resolve_named
 from wherry.storage.copy import carry, list_files
-from wherry.storage.sidecar import FOLDER_NAME, encode
+from wherry.storage.location import Location
+from wherry.storage.sidecar import FOLDER_NAME, Sidecar, encode
 from wherry.storage.stores import locate, make_folder
 from wherry.target.file_names import require_separate_names
 from wherry.target.object_staging import ObjectStaging
 from wherry.target.sinks import open_staging
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping
-
-    from wherry.core.account import IgnoredEntry
-    from wherry.core.progress import OnProgress
-    from wherry.formats.format import Change
-    from wherry.storage.location import Location
-    from wherry.storage.sidecar import Sidecar
-    from wherry.target.staging import Staging
+from wherry.target.staging import Staging
 
 VERIFY = ("digest", "none")
 

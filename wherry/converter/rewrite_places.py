@@ -7,19 +7,18 @@ whole checkpoint, which `fetch` and `convert` are for.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from wherry.core.progress import Meter
 from wherry.errors import UnsupportedError
 from wherry.storage.copy import list_files
+from wherry.storage.location import Location
 from wherry.target.object_staging import bucket_of
+from wherry.target.upload_run import UploadRun
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from wherry.core.progress import Meter
     from wherry.formats.format import Change
-    from wherry.storage.location import Location
-    from wherry.target.upload_run import UploadRun
 
 COPIED_BY_STORE = "store"
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from wherry.core.account import fold_entries
+from wherry.core.account import IgnoredEntry, fold_entries
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from wherry.core.account import IgnoredEntry
     from wherry.core.receipt import Receipt
 
 

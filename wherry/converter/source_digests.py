@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from wherry.converter.plan import hashes_on_the_way, joint_moves
+from wherry.converter.plan import Plan, hashes_on_the_way, joint_moves
 from wherry.core.algorithms import BLAKE3
 from wherry.core.digest import hashes_boxes
+from wherry.core.keypath import KeyPath
+from wherry.formats.checkpoint import Checkpoint
 from wherry.view.view import View, ViewReader
-
-if TYPE_CHECKING:
-    from wherry.converter.plan import Plan
-    from wherry.core.keypath import KeyPath
-    from wherry.formats.checkpoint import Checkpoint
 
 
 def read_for_digests(seen: Checkpoint, plan: Plan) -> frozenset[KeyPath]:

@@ -8,16 +8,12 @@ receipts and in what is printed.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from wherry.core.keypath import parse, render
+from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.units import plural
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from wherry.core.keypath import KeyPath
 
 OTHERS = "others"  # the rule for weights that the checkpoint as it is read does not include
 COMPANIONS = "companions"  # the rule for companion files

@@ -16,11 +16,8 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
 
 EXIT_SECONDS = 600.0  # for which a process that ends waits for work in daemon threads
 

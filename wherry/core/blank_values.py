@@ -13,22 +13,18 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING
 
 from wherry import kernels
 from wherry.core import dtypes
 from wherry.core.account import some_names
 from wherry.core.algorithms import algorithm_of, new_hash
 from wherry.core.digest import LEAF, tensor_digest
+from wherry.core.keypath import KeyPath
 from wherry.core.tensorspec import TensorSpec, forms_of
 from wherry.core.units import plural
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from wherry.core.keypath import KeyPath
 
 _COUNTS = ("int", "uint", "bool")  # counters, masks and positions are often zero
 _MAGNITUDES = {size: (1 << (8 * size - 1)) - 1 for size in (1, 2, 4, 8)}  # all bits of a word but the highest

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from wherry import cures
 from wherry.core import forks as _forks
 from wherry.core.background import wait_at_exit, waited_for
 from wherry.core.names import meant_names
 from wherry.errors import UsageError, choose
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 assert _forks  # a process that calls wherry can be forked
 wait_at_exit()

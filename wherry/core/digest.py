@@ -22,6 +22,7 @@ import json
 import math
 import threading
 from binascii import hexlify
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice, product
 from typing import TYPE_CHECKING, NamedTuple
@@ -29,18 +30,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from wherry import kernels
 from wherry.core import dtypes
 from wherry.core.algorithms import BLAKE3, HASH_BYTES, HashState, hash_function, new_hash
-from wherry.core.keypath import render
+from wherry.core.keypath import KeyPath, render
 from wherry.core.leaf_values import LeafValues
-from wherry.core.tensorspec import c_strides, region_shape
+from wherry.core.tensorspec import Region, TensorSpec, c_strides, region_shape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from typing_extensions import Buffer
 
-    from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
-    from wherry.core.tensorspec import Region, TensorSpec
 
 LEAF = kernels.LEAF
 SHORTEST_RUN = 1 << 10  # bytes; to hash shorter runs one by one costs more than to read them again in order

@@ -19,12 +19,12 @@ import os
 import re
 import sys
 import uuid
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import urllib.request
-    from collections.abc import Mapping
 
 COMMITTED = "wherry.checkpoint.committed"
 FAILED = "wherry.export.failed"

@@ -18,14 +18,12 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from wherry.core.import_locks import imports_elsewhere
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 _LOCK = type(threading.Lock())
 _LOOK = 0.01  # seconds between two looks at the imports of other threads

@@ -20,15 +20,13 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 from importlib.machinery import ExtensionFileLoader
-from typing import TYPE_CHECKING, Any, NoReturn
+from types import FrameType
+from typing import Any, NoReturn
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator
-    from types import FrameType
-
-    Handler = Callable[[int, FrameType | None], object]
+Handler = Callable[[int, FrameType | None], object]
 
 INTERRUPTED = 130  # the exit code
 # The words of InterruptedRunError, whose module is not imported yet.

@@ -10,12 +10,10 @@ tensor when `a.b` and `a/b` are both present), so they do not serve as identity 
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
 from wherry.errors import UnrepresentableError, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 KeyPath: TypeAlias = tuple[str, ...]
 

@@ -9,9 +9,10 @@ of every checkpoint that wherry wrote.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from wherry.core.algorithms import require_digest
 from wherry.core.keypath import KeyPath, parse, render
@@ -21,9 +22,6 @@ from wherry.core.units import plural, show_size
 from wherry.errors import CorruptError, describe_exception, schema_error
 from wherry.text.html import html_table
 from wherry.text.json_forms import ListOf, Record, require_form
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 SCHEMA = 2
 Value: TypeAlias = str | int | float | bool | None

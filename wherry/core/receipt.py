@@ -8,10 +8,11 @@ It is stored in the target's sidecar, in the ledger and, as an artifact, in the 
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.core.algorithms import algorithm_of
 from wherry.core.steps import LARGEST_STEP
@@ -19,9 +20,6 @@ from wherry.core.units import show_seconds, show_size
 from wherry.errors import CorruptError, describe_exception, schema_error
 from wherry.kernels import kernels
 from wherry.text.html import html_facts
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 SCHEMA = 2
 # Fields that the JSON form has only where they are not empty.

@@ -10,25 +10,27 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping  # noqa: TC003  pydantic reads it
+from collections.abc import (
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from wherry.core import dtypes
 from wherry.core.emit import whole_uri
-from wherry.core.option import option, options_of
+from wherry.core.option import RequestOption, option, options_of
 from wherry.core.steps import LARGEST_STEP
 from wherry.core.units import DEFAULT_MEMORY
 from wherry.credentials import redact_values
 from wherry.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from pydantic import TypeAdapter
 
-    from wherry.core.option import RequestOption
     from wherry.core.progress import OnProgress
 
 R = TypeVar("R")

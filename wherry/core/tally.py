@@ -6,15 +6,12 @@ readers between them need not know of it. Without an open tally nothing is count
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from wherry.core.account import NO_LOSSES, Losses
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 
 @dataclass(slots=True)

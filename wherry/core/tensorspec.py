@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from wherry.core import dtypes
 from wherry.core.keypath import KeyPath, render
 from wherry.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 Region: TypeAlias = tuple[slice, ...]
 AxisName: TypeAlias = str | tuple[str, ...] | None

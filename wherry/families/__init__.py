@@ -11,11 +11,14 @@ form, which `wherry.families.schema` describes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.keypath import KeyPath
+from wherry.core.manifest import Manifest
 from wherry.errors import UnrepresentableError, UsageError, choose
 from wherry.families.adapters import SUFFIX, adapter_family
 from wherry.families.bind import BoundFamily, bind
@@ -42,18 +45,13 @@ from wherry.families.ties import settle_copies
 from wherry.families.trees import tree_family
 from wherry.layout.expr import evaluate
 from wherry.text.config_text import parse_toml, read_config
-from wherry.tree.tree_reading import read_tree
+from wherry.tree.kinds import LeafKind
+from wherry.tree.tree_reading import ModelTree, read_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from wherry.core.keypath import KeyPath
-    from wherry.core.manifest import Manifest
     from wherry.families.facts import ConfigFacts
     from wherry.families.schema import Family, System
     from wherry.formats.checkpoint import Checkpoint
-    from wherry.tree.kinds import LeafKind
-    from wherry.tree.tree_reading import ModelTree
 
 __all__ = [
     "BoundFamily",

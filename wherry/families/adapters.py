@@ -18,15 +18,13 @@ Left out are experts and routers, which MaxText computes otherwise, embeddings, 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from wherry.families.schema import ConfigRules, Fact, Family, Parameter, Row, System, Write
 from wherry.families.templates import DIMENSION
 from wherry.layout.expr import names_in
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 SUFFIX = "-lora"
 RANK = "rank"

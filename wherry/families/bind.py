@@ -11,11 +11,14 @@ for all of it and it is complete (every moment, of every parameter); else it is 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.account import OTHERS, TRAINING_STATE, IgnoredEntry
-from wherry.core.keypath import render
+from wherry.core.keypath import KeyPath, render
+from wherry.core.manifest import Manifest
+from wherry.core.tensorspec import TensorSpec
 from wherry.core.units import plural
 from wherry.errors import AmbiguousError, IncompleteError, UnrepresentableError, WherryError
 from wherry.families.pieces import require_complete, stored_tensors
@@ -24,17 +27,12 @@ from wherry.families.sizes import solved_sizes
 from wherry.families.templates import FamilyMatch, Template, form_choices, match_tensors, templates
 from wherry.layout.copies import Pieces, StoredTensor
 from wherry.layout.expr import evaluate
+from wherry.tree.tree_reading import LeafKind
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
-
-    from wherry.core.keypath import KeyPath
-    from wherry.core.manifest import Manifest
-    from wherry.core.tensorspec import TensorSpec
     from wherry.families.facts import ConfigFacts
     from wherry.families.schema import Family, System
     from wherry.families.sizes import SolvedSizes
-    from wherry.tree.tree_reading import LeafKind
 
 # What becomes of leaves that no layout has and that are no weights → what they are, and why they are left out.
 _LEFT_OUT: Mapping[str, tuple[str, str]] = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -17,19 +18,16 @@ from wherry.errors import MismatchError, NotFoundError, UsageError, WherryError
 from wherry.families.config_files import complete_config, parse_config, render_config
 from wherry.families.config_written import WrittenConfig, contradictions, written_config
 from wherry.families.facts import assumed_facts, tell
+from wherry.families.project import Projection
+from wherry.families.schema import Family, System
 from wherry.formats.file_names import fsdp_item
 from wherry.formats.model_files import ModelFiles
 from wherry.layout.expr import evaluate, names_in
-from wherry.storage.location import MOST_CONFIG
+from wherry.storage.location import MOST_CONFIG, Location
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from wherry.families.project import Projection
-    from wherry.families.schema import Family, System
     from wherry.formats.checkpoint import Checkpoint
-    from wherry.storage.location import Location
 
 _TOKENIZERS = (
     "tokenizer.json",

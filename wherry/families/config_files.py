@@ -15,18 +15,16 @@ import ast
 import json
 import re
 import tomllib
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from wherry.errors import CorruptError, UsageError
 from wherry.text.config_text import YAML, parse_config_text, parse_yaml
 from wherry.text.json_document import parse_json
 from wherry.text.json_values import json_value
 from wherry.text.limits import SMALL, beyond, scale_limit
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _WORDS = {"true": True, "false": False, "null": None, "none": None, "~": None, "": None}
 _NETWORK = "T5Config"

@@ -11,21 +11,18 @@ from __future__ import annotations
 import ast
 import copy
 import shlex
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from wherry.errors import MismatchError, UnrepresentableError, UsageError
 from wherry.families.config_files import complete_config
 from wherry.families.fact_checks import applicable, known_names, relevant, require_carried, require_known
 from wherry.families.facts import ConfigFacts, assumed_facts, tell
+from wherry.families.project import Projection
+from wherry.families.schema import Cases, System
 from wherry.layout.expr import evaluate, names_in
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
-
-    from wherry.families.project import Projection
-    from wherry.families.schema import Cases, System
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,20 +7,17 @@ fact is compared with what the target's software always computes, decides a conv
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from wherry.errors import WherryError
 from wherry.families.adapters import is_of_adapters
 from wherry.families.config_written import attribute_value, written_attributes
 from wherry.families.fact_checks import known_names, relevant
+from wherry.families.project import Projection
+from wherry.families.schema import Cases, System
 from wherry.families.templates import replace_macros, templates
 from wherry.layout.expr import names_in
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from wherry.families.project import Projection
-    from wherry.families.schema import Cases, System
 
 _TIE = "tied"  # decides whether second copies are kept
 

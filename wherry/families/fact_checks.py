@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from wherry.errors import MismatchError, UnrepresentableError, UsageError
@@ -18,8 +19,6 @@ from wherry.families.project import tied_copies
 from wherry.layout.expr import evaluate, names_in
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
-
     from wherry.families.facts import ConfigFacts
     from wherry.families.project import Projection
     from wherry.families.schema import Family, System

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
@@ -17,8 +18,6 @@ from wherry.errors import MismatchError, UnrepresentableError, UsageError
 from wherry.layout.expr import Read, evaluate, names_in
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from wherry.families.schema import Convention, System
 
 _TABLES = Path(__file__).parent / "tables"

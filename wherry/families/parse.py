@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from string import Formatter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from wherry.errors import UsageError, describe_exception
 from wherry.families.schema import (
@@ -22,12 +23,7 @@ from wherry.families.schema import (
     Write,
 )
 from wherry.layout.expr import names_in
-from wherry.tree.memory_names import memory_names
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from wherry.tree.memory_names import MemoryNames, MergedNames
+from wherry.tree.memory_names import MemoryNames, MergedNames, memory_names
 
 _Made = TypeVar("_Made")
 _HUGGINGFACE = "huggingface"

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
-from wherry.core.keypath import render
+from wherry.core.keypath import KeyPath, render
 from wherry.errors import CorruptError, IncompleteError, MismatchError, UsageError
 from wherry.families.sizes import dimensions_of
-from wherry.layout.copies import StoredTensor, TensorPiece
+from wherry.layout.copies import Groups, Parameter, StoredTensor, TensorPiece
 from wherry.layout.expr import evaluate
-from wherry.layout.words import Scale, parse_word
+from wherry.layout.layout import Dimension, Layout
+from wherry.layout.words import Elementwise, Scale, parse_word
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
-
-    from wherry.core.keypath import KeyPath
     from wherry.families.facts import ConfigFacts
     from wherry.families.schema import Family, System
     from wherry.families.templates import Match, Template
-    from wherry.layout.copies import Groups, Parameter
-    from wherry.layout.layout import Dimension, Layout
-    from wherry.layout.words import Elementwise
 
 # With w' = s · w a gradient is g / s, so the first moment scales with s^-1 and the second with s^-2.
 MOMENTS = {"mu": 1, "nu": 2}

@@ -8,35 +8,31 @@ byte moves.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from math import prod
 from typing import TYPE_CHECKING
 
 from wherry.core.account import IgnoredEntry
-from wherry.core.keypath import parse
+from wherry.core.keypath import KeyPath, parse
 from wherry.core.manifest import Manifest
-from wherry.core.tensorspec import TensorSpec
+from wherry.core.tensorspec import Region, TensorSpec
 from wherry.errors import UnrepresentableError, UsageError
 from wherry.families.adapters import is_of_adapters
 from wherry.families.pieces import join_pieces, words_of
 from wherry.families.scalars import scalar_texts, tied_keys
 from wherry.families.templates import DIMENSION, Template, form_choices, replace_macros, templates
 from wherry.layout import words
-from wherry.layout.copies import Pieces, StoredTensor, TensorPiece, gather
+from wherry.layout.copies import Compute, Cut, Pieces, Read, StoredTensor, TensorPiece, gather
 from wherry.layout.expr import evaluate
+from wherry.layout.layout import Dimension
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     import numpy as np
 
-    from wherry.core.keypath import KeyPath
-    from wherry.core.tensorspec import Region
     from wherry.families.bind import BoundFamily
     from wherry.families.schema import Optimizer, System
-    from wherry.layout.copies import Compute, Cut, Read
-    from wherry.layout.layout import Dimension
 
 _ONLY = "only params"
 

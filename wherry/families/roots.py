@@ -8,23 +8,20 @@ each form is looked up, not every layer's.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from wherry.core.keypath import parse, render
+from wherry.core.keypath import KeyPath, parse, render
+from wherry.core.manifest import Manifest
 from wherry.core.request import CONTAINERS
 from wherry.families.bind import BoundFamily, unknown_tensors
 from wherry.families.templates import form_choices, replace_macros
 from wherry.layout.layout import skeleton
-from wherry.tree.tree_reading import WEIGHTS
+from wherry.tree.tree_reading import WEIGHTS, ModelTree, TreeReading
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from wherry.core.keypath import KeyPath
-    from wherry.core.manifest import Manifest
     from wherry.families.schema import Family, System
-    from wherry.tree.tree_reading import ModelTree, TreeReading
 
 _HUGGINGFACE = "huggingface"
 _DEEPEST_PREFIX = 4  # words of a prefix that no table knows

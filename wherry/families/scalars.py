@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.core.account import IgnoredEntry
-from wherry.core.keypath import render
+from wherry.core.keypath import KeyPath, render
+from wherry.core.manifest import Manifest
 from wherry.families.templates import replace_macros
 from wherry.layout.expr import evaluate, names_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from wherry.core.keypath import KeyPath
-    from wherry.core.manifest import Manifest
     from wherry.families.schema import Family, System
 
 

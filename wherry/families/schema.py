@@ -75,16 +75,13 @@ and pass the same checks. An unknown field is an error.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from wherry.errors import UsageError
 from wherry.layout.expr import evaluate
 from wherry.text.json_values import json_value
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 Cases: TypeAlias = tuple[tuple[str, Any], ...]  # expression, and the value if it is true
 

@@ -9,19 +9,18 @@ guessed: an axis that the equations do not determine is an error.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
 from wherry.errors import AmbiguousError, IncompleteError, MismatchError, UnrepresentableError
+from wherry.layout.layout import Dimension, IndexSlot, Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-
     from wherry.families.facts import ConfigFacts
     from wherry.families.schema import Family, System
     from wherry.families.templates import FamilyMatch, Match
-    from wherry.layout.layout import Dimension, IndexSlot, Layout
 
 _CURE = "pass the model's config with --config FILE"
 _COMMON = "config.json"

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
+from wherry.core.keypath import KeyPath
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import UsageError
 from wherry.layout.layout import Layout, parse_layout, skeleton, skeletons, without
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Mapping
-
-    from wherry.core.keypath import KeyPath
-    from wherry.core.tensorspec import TensorSpec
     from wherry.families.schema import Family, Optimizer, Row, Stack, System
 
 _MACRO = re.compile(r"<([a-z_]+)>")

@@ -15,6 +15,7 @@ within one system keeps both tensors of a tie, and does not compare them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,18 +23,15 @@ from wherry.core.account import IgnoredEntry
 from wherry.core.keypath import render
 from wherry.errors import MismatchError, UnrepresentableError
 from wherry.families.bind import copy_reason
-from wherry.layout.copies import StoredTensor, gather
+from wherry.layout.copies import Pieces, StoredTensor, gather
 from wherry.layout.cuts import bands
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy as np
 
     from wherry.families.bind import BoundFamily
     from wherry.families.facts import ConfigFacts
     from wherry.formats.checkpoint import Checkpoint
-    from wherry.layout.copies import Pieces
 
 _TIED = "tied"  # the fact that a config states
 _BAND = 8 << 20

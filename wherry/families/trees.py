@@ -12,12 +12,12 @@ import re
 from typing import TYPE_CHECKING
 
 from wherry.core.keypath import KeyPath, parse, render
+from wherry.core.manifest import Manifest
 from wherry.errors import UnrepresentableError, UsageError
 from wherry.families.parse import family_of
 from wherry.layout.layout import parse_layout
 
 if TYPE_CHECKING:
-    from wherry.core.manifest import Manifest
     from wherry.families.schema import Family
 
 SYSTEM = "tree"

@@ -10,36 +10,35 @@ has nothing to do and a journal can be trusted. It proves nothing about the cont
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from wherry.core import dtypes
 from wherry.core.digest import sha256_of
 from wherry.core.keypath import KeyPath, parse, render
+from wherry.core.manifest import Manifest
 from wherry.core.request import SourceRequest
 from wherry.core.services import service
 from wherry.core.tensorspec import Region, TensorSpec, checked_region
 from wherry.errors import CorruptError, NotFoundError, UsageError
 from wherry.formats.lazy_tensor import LazyTensor
 from wherry.formats.shortage import Shortage, shortage
+from wherry.storage.location import Location
 from wherry.storage.object_view import ObjectView
 from wherry.storage.sidecar import OWN_NAMES
 from wherry.storage.stores import LocalStore, PinnedStore, locate
+from wherry.store.store import Entry
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
-    from types import TracebackType
-
     import numpy as np
 
     from wherry.core.account import Bound, IgnoredEntry
     from wherry.core.detection import Detection
-    from wherry.core.manifest import Manifest
     from wherry.formats.contents import Contents
     from wherry.formats.format import Opened
-    from wherry.storage.location import Location
-    from wherry.store.store import Entry
 
 
 class JoinedPart(NamedTuple):

@@ -6,6 +6,7 @@ A companion may hold weights of its own, as a module of sentence-transformers do
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from wherry.core.account import COMPANIONS, OTHERS, IgnoredEntry, ignored_file
 from wherry.errors import MismatchError
-from wherry.formats.contents import ContentsOver
+from wherry.formats.contents import Contents, ContentsOver
 from wherry.formats.file_names import is_weights
 from wherry.storage.location import Location
 from wherry.storage.stores import LocalStore, make_folder
@@ -21,11 +22,8 @@ from wherry.store.store import Entry
 from wherry.target.files import open_files
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from wherry.core.manifest import Companion
     from wherry.formats.checkpoint import Checkpoint
-    from wherry.formats.contents import Contents
 
 
 @dataclass(frozen=True, slots=True)

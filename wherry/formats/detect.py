@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, cast
 
 from wherry.core.detection import Detection, Evidence, Verdict
-from wherry.core.keypath import render
+from wherry.core.keypath import KeyPath, render
 from wherry.core.steps import StepFolder, step_number, steps_among, unfinished_reason
 from wherry.core.units import plural
 from wherry.errors import (
@@ -30,10 +31,11 @@ from wherry.errors import (
     WherryError,
     storage_errors,
 )
+from wherry.formats.contents import Absent, Contents
 from wherry.formats.file_names import COMMIT_SUCCESS, is_part, unsupported_form
-from wherry.formats.format import Glimpse
+from wherry.formats.format import Format, Glimpse
 from wherry.formats.nearby import MOST_LOOKED_AT, checkpoints_among, cure_of_absence, cure_of_nothing
-from wherry.formats.registry import Formats, find_format, formats
+from wherry.formats.registry import FormatFacts, Formats, find_format, formats
 from wherry.formats.shortage import shortage
 from wherry.storage.folders import is_staging
 from wherry.storage.location import Location
@@ -41,16 +43,10 @@ from wherry.storage.object_view import ObjectView, view_of_store
 from wherry.storage.open_file import root_within
 from wherry.storage.sidecar import FOLDER_NAME, readable_sidecar
 from wherry.storage.stores import LocalStore, locate, locate_below, with_open_root
+from wherry.store.store import Entry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from wherry.core.keypath import KeyPath
     from wherry.core.request import SourceRequest
-    from wherry.formats.contents import Absent, Contents
-    from wherry.formats.format import Format
-    from wherry.formats.registry import FormatFacts
-    from wherry.store.store import Entry
 
 # Folders that training systems put between a run and its steps.
 _STEP_ROOTS = ("checkpoints", "checkpoint")

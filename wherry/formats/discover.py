@@ -13,32 +13,28 @@ file is newer, which proves that it was written last.
 from __future__ import annotations
 
 import math
+import os
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from wherry.core.detection import Detection
 from wherry.core.steps import step_number, steps_among, unfinished_reason
 from wherry.core.units import show_seconds
 from wherry.errors import AmbiguousError, DamagedError, HostileError, NotFoundError, StorageError, WherryError
 from wherry.formats.detect import examine, locate_near, look
 from wherry.formats.file_names import unsupported_form
-from wherry.formats.format import Glimpse
+from wherry.formats.format import Format, Glimpse
 from wherry.formats.registry import formats
 from wherry.storage.folders import is_staging
+from wherry.storage.location import Location
 from wherry.storage.object_view import view_for_walk
 from wherry.storage.sidecar import OWN_NAMES
 from wherry.storage.stores import locate, with_open_root
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from wherry.core.detection import Detection
-    from wherry.formats.format import Format
-    from wherry.storage.location import Location
-    from wherry.store.store import Entry
+from wherry.store.store import Entry
 
 # A commit member that holds the tensors themselves exists from the first byte on, and proves nothing.
 _HOLD_TENSORS = (".safetensors", ".bin", ".pt", ".pth")

@@ -15,11 +15,10 @@ saved_model/constants.h; onnx.proto3 (field 1 of a ModelProto is `ir_version`); 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from wherry.formats.format import Glimpse
 
 COMMIT_SUCCESS = (

@@ -14,22 +14,18 @@ mover reads them itself; otherwise the contents decode them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.core.account import IgnoredEntry, fold_entries
-from wherry.core.detection import Evidence
+from wherry.core.detection import Detection, Evidence
+from wherry.core.keypath import KeyPath
 from wherry.core.manifest import Manifest, without_chunks
 from wherry.formats.contents import Absent, Block, Contents, Extent
-from wherry.formats.glimpse import HEAD_BYTES, Glimpse
+from wherry.formats.glimpse import HEAD_BYTES, Glimpse, Signs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    from wherry.core.detection import Detection
-    from wherry.core.keypath import KeyPath
-    from wherry.formats.glimpse import Signs
     from wherry.formats.systems import TreeForm
     from wherry.storage.location import Location
     from wherry.target.file_map import FileMap, Scene

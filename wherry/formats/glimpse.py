@@ -7,13 +7,12 @@ would recognise a location, or refuse it by name, has one of its signs there (`t
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from wherry.storage.location import Location
     from wherry.store.store import Entry
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import EllipsisType
-
     import numpy as np
 
     from wherry.core.tensorspec import Region, TensorSpec
 
-    Index = int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]
+
+Index = int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]
 
 
 class LazyTensor:

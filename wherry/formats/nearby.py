@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -12,8 +13,6 @@ from wherry.core.steps import unfinished_reason
 from wherry.errors import AmbiguousError, CrowdedFolderError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from wherry.formats.format import Glimpse
     from wherry.storage.location import Location
 

@@ -13,24 +13,20 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
 
 from wherry.core.digest import sha256_of
 from wherry.errors import MismatchError, UsageError, WherryError
 from wherry.formats.checkpoint import Checkpoint, open_again, present_fingerprint
 from wherry.remote.waits import waiting
 from wherry.storage.folders import is_staging
+from wherry.storage.location import Location
 from wherry.storage.sidecar import OWN_NAMES
 from wherry.storage.stores import CHANGED_CURE, LocalStore, is_live
-from wherry.store.store import NAMED_STATES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping
-
-    from wherry.storage.location import Location
-    from wherry.store.store import Entry
+from wherry.store.store import NAMED_STATES, Entry
 
 SETTLE_VARIABLE = "WHERRY_SETTLE_SECONDS"
 _SETTLE_SECONDS = 2.0  # the coarsest modification times: FAT

@@ -12,6 +12,7 @@ in the sidecar, but not in the digest of the checkpoint, which covers the tensor
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,8 +23,6 @@ from wherry.storage.sidecar import FOLDER_NAME, OWN_NAMES, Sidecar
 from wherry.store.hub import BLANK
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.contents import Contents
     from wherry.storage.location import Location

@@ -8,7 +8,7 @@ their `Format` through the entry point group `wherry.formats`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -22,8 +22,6 @@ from wherry.formats.glimpse import Signs
 from wherry.text.json_values import json_value
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
-
     from wherry.formats.format import Format, Options, Rewrite
 
 FORMATS_PACKAGE = "wherry.integrations.formats"

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -30,12 +31,11 @@ from wherry.core.keypath import KeyPath, render
 from wherry.core.units import plural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from wherry.core.manifest import Manifest
     from wherry.core.tensorspec import TensorSpec
 
-    Names: TypeAlias = tuple[str, ...]
+
+Names: TypeAlias = tuple[str, ...]
 
 # The modules of a transformer whose `weight` is a matrix: linear layers, embeddings, adapters.
 _MATRICES = frozenset(

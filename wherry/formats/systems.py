@@ -8,12 +8,11 @@ training loop in JAX has it, is no system's: T5X, PaxML and Penzai take any mode
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from wherry.core.manifest import Manifest
 
 

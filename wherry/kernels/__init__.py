@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from wherry.kernels.compile import library_file
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy as np
 
 _LANES = {16: "AVX-512", 8: "AVX2", 4: "portable"}

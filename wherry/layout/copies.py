@@ -19,27 +19,27 @@ fit in the cache; each is gathered row by row into a padded buffer and written o
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry import kernels
 from wherry.core import dtypes
+from wherry.core.keypath import KeyPath
 from wherry.core.tensorspec import Region, TensorSpec, c_strides, region_shape
 from wherry.layout.losses import is_counting, note
 from wherry.layout.words import Elementwise, WordStep, apply_steps, chain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
     import numpy as np
 
-    from wherry.core.keypath import KeyPath
     from wherry.layout.layout import Sizes
 
-    Read: TypeAlias = Callable[[KeyPath, Region], np.ndarray]
-    Cut: TypeAlias = "Callable[[Copy], Iterable[Copy]]"
-    Compute: TypeAlias = Callable[[KeyPath, Region, np.ndarray], bool]
+
+Read: TypeAlias = "Callable[[KeyPath, Region], np.ndarray]"
+Cut: TypeAlias = "Callable[[Copy], Iterable[Copy]]"
+Compute: TypeAlias = "Callable[[KeyPath, Region, np.ndarray], bool]"
 
 Parameter: TypeAlias = tuple[str, str]
 Range: TypeAlias = tuple[int, int]

@@ -6,17 +6,15 @@ A copy is cut into parts that read a few megabytes each, so that a region is gat
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wherry.core import dtypes
 from wherry.core.digest import SHORTEST_RUN
-from wherry.core.tensorspec import Region, region_shape, row_bands
+from wherry.core.tensorspec import Region, Span, TensorSpec, region_shape, row_bands
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from wherry.core.tensorspec import Span, TensorSpec
     from wherry.layout.copies import Copy, Pieces, StoredTensor, TensorPiece
     from wherry.layout.layout import Sizes
 

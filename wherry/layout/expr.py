@@ -14,14 +14,12 @@ from __future__ import annotations
 
 import ast
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from wherry.errors import HostileError, UnrepresentableError, UsageError, WherryError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 _LONGEST = 1000
 _LARGEST = 10**18

@@ -21,18 +21,15 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import product
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from wherry.core import keypath
+from wherry.core.keypath import KeyPath
 from wherry.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from wherry.core.keypath import KeyPath
 
 Sizes: TypeAlias = "Mapping[str, int]"
 At: TypeAlias = "Mapping[str, int]"

@@ -9,20 +9,18 @@ on what an interrupted run had finished, or on the process.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.core import dtypes
 from wherry.core.account import Losses
 from wherry.core.tally import open_tally
-from wherry.layout.words import widens
+from wherry.layout.words import WordStep, widens
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy as np
 
-    from wherry.layout.words import WordStep
 
 _BLOCK = 1 << 18  # elements that are compared at a time, so that they stay in the cache
 

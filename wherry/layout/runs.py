@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from wherry.core import dtypes
 from wherry.core.tensorspec import Region, Span, TensorSpec, c_strides, region_shape
 from wherry.formats.contents import Extent
 from wherry.layout.copies import Copy, Pieces, StoredTensor, copies
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def runs(stored: StoredTensor, pieces: Pieces) -> list[tuple[TensorSpec, Span]] | None:

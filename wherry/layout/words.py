@@ -18,6 +18,7 @@ words that cancel are left out of it, so that scanning a scaled parameter copies
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -27,8 +28,6 @@ from wherry.core.account import Bound
 from wherry.errors import UnrepresentableError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     import numpy as np
 
 _SINGLE = 2.0**-24  # half a unit in the last place of float32

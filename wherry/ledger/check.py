@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import blake2b
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.core.receipt import utc_now
 from wherry.core.units import short
 from wherry.errors import CorruptError, StorageError, describe_exception
 from wherry.ledger import schema as tables
-from wherry.ledger.database import SQLITE
+from wherry.ledger.database import SQLITE, Ledger, LedgerConnection
 from wherry.ledger.deliver import projection_rows, seal_of
+from wherry.ledger.schema import LedgerTable
 from wherry.ledger.statements import (
     CLOCK_CURE,
     SKEW,
@@ -38,12 +40,6 @@ from wherry.ledger.statements import (
     stored_table,
     stored_time,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from wherry.ledger.database import Ledger, LedgerConnection
-    from wherry.ledger.schema import LedgerTable
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?\+00:00")
 _EXACT = 1 << 53  # integers below are floats without loss

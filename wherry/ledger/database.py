@@ -36,9 +36,11 @@ import re
 import sqlite3
 import threading
 import time
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, contextmanager, nullcontext, suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 from wherry.config.settings import ledger_url
 from wherry.core.forks import was_open_at_fork, without_forks
@@ -48,10 +50,6 @@ from wherry.remote.probe import ANSWER_SECONDS, SILENT, kind_of_silence
 from wherry.remote.waits import answer_policy, call_with_retries
 from wherry.storage.home import ensure_home, irregular_sqlite_file, sqlite_file, without_secrets
 from wherry.text.limits import scale_limit
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
-    from pathlib import Path
 
 _T = TypeVar("_T")
 SQLITE, POSTGRESQL = "sqlite", "postgresql"

@@ -16,8 +16,9 @@ A projection is active if it is configured; `WHERRY_OPENLINEAGE`, or `target` in
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from wherry.config.settings import configured_value as setting
 from wherry.config.settings import mlflow_registry_uri
@@ -28,14 +29,9 @@ from wherry.core.services import service
 from wherry.credentials import redact
 from wherry.errors import UsageError, WherryError
 from wherry.ledger import schema as tables
-from wherry.ledger.database import open_ledger
+from wherry.ledger.database import Ledger, LedgerConnection, open_ledger
 from wherry.ledger.statements import Statement, last_statement, statements
 from wherry.storage.home import without_secrets
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
-
-    from wherry.ledger.database import Ledger, LedgerConnection
 
 # projection → the variable with its destination. Its service has a function `projection(destination)`.
 DESTINATIONS = {"openlineage": "WHERRY_OPENLINEAGE"}

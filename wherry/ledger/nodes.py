@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import sqlite3
 from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
+from pathlib import Path
 from sys import intern
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from wherry.config.settings import ledger_url
 from wherry.core.algorithms import ALGORITHMS
+from wherry.core.receipt import CheckpointRef
 from wherry.ledger import schema as tables
-from wherry.ledger.database import open_ledger
+from wherry.ledger.database import Ledger, LedgerConnection, open_ledger
 from wherry.ledger.replay import (
     RATE_STATEMENTS,
     SOUND,
@@ -40,12 +43,6 @@ from wherry.ledger.statements import (
 from wherry.storage.home import ledger_to_read, sqlite_file
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
-    from pathlib import Path
-
-    from wherry.core.receipt import CheckpointRef
-    from wherry.ledger.database import Ledger, LedgerConnection
-
     _Key = TypeVar("_Key", str, int)
 
 _AT_ONCE = 5000  # digests or statements in one query

@@ -10,16 +10,18 @@ The rebuild is one transaction, and writes only to an empty ledger.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.core.receipt import CheckpointRef
 from wherry.core.services import service
 from wherry.errors import TargetExistsError, WherryError
-from wherry.formats.discover import discover
+from wherry.formats.discover import SkippedPath, discover
 from wherry.formats.registry import formats
 from wherry.ledger import schema as tables
-from wherry.ledger.database import open_ledger
+from wherry.ledger.database import LedgerConnection, open_ledger
 from wherry.ledger.record import add_conversion, add_registration, add_sighting
 from wherry.ledger.resolve import DELETED_TAG, DIGEST_TAG, URI_TAG, WEIGHTS_TAG, stores_of
 from wherry.ledger.statements import append, last_statement
@@ -29,13 +31,6 @@ from wherry.storage.sidecar import Sidecar, is_marked, read_sidecar
 from wherry.storage.stores import locate
 from wherry.text.numbers import decimal_number
 from wherry.version import __version__
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Mapping, Sequence
-
-    from wherry.formats.discover import SkippedPath
-    from wherry.ledger.database import LedgerConnection
 
 SCHEMA = 1
 _TAG = "wherry."

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from wherry.core import interrupts
+from wherry.core.receipt import CheckpointRef, Receipt
 from wherry.core.request import SourceRequest
 from wherry.errors import (
     MissingExtraError,
@@ -32,7 +34,7 @@ from wherry.errors import (
     wherry_error,
 )
 from wherry.ledger.check import Anchor, Chain, check_chain
-from wherry.ledger.database import Ledger, open_ledger
+from wherry.ledger.database import Ledger, LedgerConnection, open_ledger
 from wherry.ledger.deliver import after_record
 from wherry.ledger.schema import GENESIS
 from wherry.ledger.statements import (
@@ -48,12 +50,6 @@ from wherry.ledger.statements import (
     statements,
     statements_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
-
-    from wherry.core.receipt import CheckpointRef, Receipt
-    from wherry.ledger.database import LedgerConnection
 
 __all__ = [
     "EVENTS",

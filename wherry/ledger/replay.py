@@ -8,19 +8,15 @@ about single checkpoints and the present conversions, `nodes` reads the same rec
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from sys import intern
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from wherry.ledger.database import Ledger
 from wherry.ledger.schema import GENESIS
-from wherry.ledger.statements import damage_of, rows_of, statements, stored_number, stored_word
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from wherry.ledger.database import Ledger
-    from wherry.ledger.statements import Statement
+from wherry.ledger.statements import Statement, damage_of, rows_of, statements, stored_number, stored_word
 
 WRITTEN, READ, SEEN = "written", "read", "seen"
 # Subjects of notes: a target that a route made, a conversion that failed permanently, a run of a flow.

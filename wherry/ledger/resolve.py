@@ -13,35 +13,29 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
 from wherry.config.roots import locate_stated, root_of
 from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
 from wherry.core.algorithms import ALGORITHMS, digest_in
+from wherry.core.detection import Detection
 from wherry.core.digest import checkpoint_digest
 from wherry.core.progress import logger
 from wherry.core.request import SourceRequest
 from wherry.core.services import service
 from wherry.core.units import plural, short
 from wherry.errors import AmbiguousError, MismatchError, NotFoundError, UsageError, WherryError
-from wherry.formats.checkpoint import open_source, present_fingerprint
+from wherry.formats.checkpoint import Checkpoint, open_source, present_fingerprint
 from wherry.formats.detect import detect_source
-from wherry.ledger.database import open_ledger
+from wherry.ledger.database import Ledger, open_ledger
 from wherry.ledger.nodes import digests_starting, nodes
+from wherry.ledger.replay import PlaceRecord
 from wherry.storage.home import without_secrets
-from wherry.storage.sidecar import read_sidecar
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from wherry.core.detection import Detection
-    from wherry.formats.checkpoint import Checkpoint
-    from wherry.ledger.database import Ledger
-    from wherry.ledger.replay import PlaceRecord
-    from wherry.storage.location import Location
-    from wherry.storage.sidecar import Sidecar
+from wherry.storage.location import Location
+from wherry.storage.sidecar import Sidecar, read_sidecar
 
 _log = logger(__name__)
 _MODEL = re.compile(r"models:/+(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+)|/latest)?")

@@ -14,14 +14,11 @@ collation would be slower and could not serve prefixes).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from wherry.errors import CorruptError
 from wherry.storage.home import LEDGER_SCHEMA
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 SCHEMA = LEDGER_SCHEMA
 SCHEMA_NAME = "wherry"  # of PostgreSQL, in which the tables are

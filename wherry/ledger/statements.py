@@ -17,25 +17,21 @@ from __future__ import annotations
 import os
 import tempfile
 from bisect import bisect_right
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from wherry.core.digest import canonical_json, sha256_of, sha256_text
 from wherry.core.receipt import utc_now
 from wherry.errors import StorageError, UsageError, WherryError, describe_exception, storage_error
 from wherry.ledger import schema as tables
-from wherry.ledger.database import SQLITE
+from wherry.ledger.database import SQLITE, Ledger, LedgerConnection
+from wherry.ledger.schema import LedgerTable
 from wherry.text.json_values import json_value
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
-
-    from wherry.ledger.database import Ledger, LedgerConnection
-    from wherry.ledger.schema import LedgerTable
 
 EVENTS = ("promotion", "rollback", "deletion", "audit", "note")
 KINDS = ("conversion", "verification", "registration", "claim", "release", "sighting", "rebuild", *EVENTS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,6 @@ from wherry.runtime.threads import without_collection
 from wherry.text.html import html_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from wherry.ledger.nodes import LineageNode
     from wherry.ledger.record import Edge
     from wherry.ledger.replay import PlaceRecord, RegistrationRecord

@@ -8,6 +8,7 @@ from the sidecar, so that the lineage survives the loss of every database.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +18,12 @@ from wherry.core.request import SourceRequest
 from wherry.errors import MismatchError, NotFoundError, WherryError
 from wherry.lineage.nearest import nearest
 from wherry.runtime.threads import without_collection
-from wherry.storage.sidecar import read_sidecar
+from wherry.storage.sidecar import Sidecar, read_sidecar
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from wherry.ledger.nodes import LineageNode
     from wherry.ledger.record import Edge, Ledger
-    from wherry.storage.sidecar import Sidecar
 
 _log = logger(__name__)
 

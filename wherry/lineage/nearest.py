@@ -8,15 +8,15 @@ most `MOST` conversions on each side of the requested checkpoint, the nearest on
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
     from wherry.ledger.record import Edge
 
-    _Notable = Callable[[set[str]], set[str]]
+
+_Notable = Callable[[set[str]], set[str]]
 
 NEIGHBOURS = 50  # sources and results of one checkpoint
 MOST = 1000  # conversions above, and below, the requested checkpoint

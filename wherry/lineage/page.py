@@ -21,6 +21,7 @@ import re
 import unicodedata
 from base64 import b64encode
 from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from importlib.metadata import version
@@ -35,8 +36,6 @@ from wherry.ledger.replay import SOUND
 from wherry.lineage.text import render
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from wherry.ledger.nodes import LineageNode
     from wherry.ledger.record import Edge
     from wherry.lineage.lineage import LineageTree

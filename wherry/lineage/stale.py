@@ -18,11 +18,13 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.config.roots import root_of
+from wherry.config.schema import Route, TargetRule
 from wherry.converter.command import (
     UNPLANNED,
     command_line,
@@ -44,9 +46,6 @@ from wherry.runtime import threads
 from wherry.storage.stores import is_live, locate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from wherry.config.schema import Route, TargetRule
     from wherry.core.detection import Detection
     from wherry.ledger.nodes import LineageNode
     from wherry.ledger.replay import ConversionRecord, PlaceRecord

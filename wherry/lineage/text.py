@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.core.units import plural, short
@@ -10,8 +11,6 @@ from wherry.lineage.nearest import by_end, count_by_end
 from wherry.storage.stores import is_live
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from wherry.ledger.nodes import LineageNode
     from wherry.ledger.record import Edge
     from wherry.lineage.lineage import LineageTree

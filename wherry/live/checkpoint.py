@@ -12,31 +12,29 @@ import mmap
 import os
 import socket
 import threading
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from wherry.core import dtypes
 from wherry.core.detection import Detection, Evidence
-from wherry.core.tensorspec import c_strides, region_shape, region_within, shared_region
+from wherry.core.keypath import KeyPath
+from wherry.core.manifest import Manifest
+from wherry.core.tensorspec import Region, TensorSpec, c_strides, region_shape, region_within, shared_region
 from wherry.core.units import plural
 from wherry.errors import IncompleteError, NotFoundError
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.contents import Absent, Access, Computed, Contents, Extent, Stored
 from wherry.formats.format import Opened
 from wherry.mover.output import as_array
+from wherry.storage.location import Location
 from wherry.storage.stores import locate
 from wherry.store.store import Entry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     import numpy as np
 
-    from wherry.core.keypath import KeyPath
-    from wherry.core.manifest import Manifest
-    from wherry.core.tensorspec import Region, TensorSpec
     from wherry.live.snapshot import PlacedBox
-    from wherry.storage.location import Location
 
 FORMAT = "live"
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Unpack
 
 from wherry.converter.keywords import OF_FILES, ExportKeywords, spelled_out
 from wherry.core.option import options_of
@@ -30,10 +31,6 @@ from wherry.errors import (
 from wherry.live.handle import Export
 from wherry.live.request import export_request
 from wherry.live.run import Begun, begin
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Unpack
 
 log = logger("wherry.export")
 # Errors that the same call would have at every step of the training.

@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from wherry.core.background import BackgroundWork, begin, end
 from wherry.core.progress import logger
+from wherry.core.receipt import Receipt
 from wherry.errors import NotRecordedError, UsageError, WherryError, wherry_error
 from wherry.remote.waits import waiting
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wherry.core.receipt import Receipt
 
 log = logger("wherry.export")
 _NICE = 10  # training's own threads have priority

@@ -9,6 +9,7 @@ Shape, element type and axis names are compared before any byte is read, and all
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,8 +21,6 @@ from wherry.tree.axes import BOX_TAG
 from wherry.tree.forms import BOX, OLD_VARIABLE, wrapped_leaves
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from wherry.core.manifest import Manifest, Value
 
 LABEL = "label"  # in a spec's tags: the label of a Penzai array

@@ -16,8 +16,10 @@ for them.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import defaultdict
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -25,16 +27,18 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
 from wherry.core.keypath import KeyPath, render
-from wherry.core.progress import Meter
+from wherry.core.manifest import Manifest
+from wherry.core.progress import Meter, OnProgress
 from wherry.core.request import LayoutRequest
 from wherry.core.services import service
+from wherry.core.tensorspec import Region
 from wherry.core.units import DEFAULT_MEMORY, parse_budget
 from wherry.errors import IncompleteError, MismatchError, UnrepresentableError, UsageError
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.detect import describe_absent
 from wherry.formats.registry import find_format
 from wherry.ledger.resolve import open_checkpoint
-from wherry.live.match import TemplateMatch, match
+from wherry.live.match import Leaf, Pair, TemplateMatch, match
 from wherry.runtime import threads
 from wherry.target.in_use import in_use
 from wherry.tree.forms import rule_texts
@@ -43,16 +47,7 @@ from wherry.tree.renames import parse_rules, rename_paths
 from wherry.view.choose import plan_view
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Generator, Iterable, Mapping, Sequence
-
     import numpy as np
-
-    from wherry.core.manifest import Manifest
-    from wherry.core.progress import OnProgress
-    from wherry.core.tensorspec import Region
-    from wherry.formats.checkpoint import Checkpoint
-    from wherry.live.match import Leaf, Pair
 
 
 _SHOWN = 100  # names that an error lists

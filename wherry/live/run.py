@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import math
 import uuid
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from wherry.converter.convert import convert_opened, existing, plan_jobs
-from wherry.core.keypath import render
+from wherry.core.keypath import KeyPath, render
 from wherry.core.manifest import Manifest
 from wherry.core.progress import RunContext, logger
-from wherry.core.receipt import from_json
+from wherry.core.receipt import Receipt, from_json
 from wherry.core.services import service
 from wherry.errors import NotRecordedError, UsageError, WherryError, storage_error
+from wherry.formats.checkpoint import Checkpoint
 from wherry.ledger.record import record, require_recorded
 from wherry.live.checkpoint import live_checkpoint
-from wherry.live.request import spool_of
+from wherry.live.request import ExportRequest, spool_of
 from wherry.live.shares import (
     LEASE,
     Ticket,
@@ -35,22 +37,13 @@ from wherry.live.shares import (
     require_folder,
     ticket_from,
 )
-from wherry.live.snapshot import Snapshot
+from wherry.live.snapshot import PlacedBox, Snapshot
 from wherry.storage.folders import remove_leftover
 from wherry.storage.stores import locate
 from wherry.target.janitor import forget, note
 from wherry.target.janitor import tidy as tidy_left_behind
 from wherry.target.lease import Lease, LeaseFile
 from wherry.tree.tree_reading import read_leaves
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from wherry.core.keypath import KeyPath
-    from wherry.core.receipt import Receipt
-    from wherry.formats.checkpoint import Checkpoint
-    from wherry.live.request import ExportRequest
-    from wherry.live.snapshot import PlacedBox
 
 log = logger("wherry.export")
 _THERE = "already there"

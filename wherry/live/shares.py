@@ -14,10 +14,12 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wherry.core.keypath import parse, render
+from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.progress import logger
 from wherry.errors import IncompleteError, MismatchError, StorageError, WherryError, storage_error
 from wherry.live.snapshot import PlacedBox
@@ -26,10 +28,6 @@ from wherry.target.lease_watch import MOST_BYTES, Verdict, Watch, owner_in, this
 from wherry.text.json_values import json_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
-
-    from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import TensorSpec
 
 log = logger("wherry.export")

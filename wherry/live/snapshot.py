@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.core import dtypes
@@ -18,9 +20,6 @@ from wherry.runtime import threads
 from wherry.runtime.interpreter import available_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from pathlib import Path
-
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import TensorSpec
 

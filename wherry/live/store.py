@@ -13,7 +13,9 @@ that at most one snapshot is held.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Unpack
 
 from wherry.converter.keywords import OF_FILES, ExportKeywords, RestoreKeywords, spelled_out
 from wherry.core.calls import usage_checked
@@ -23,18 +25,14 @@ from wherry.core.steps import step_number
 from wherry.errors import CorruptError, NotFoundError, UsageError
 from wherry.formats.registry import find_format
 from wherry.live.export import export
+from wherry.live.handle import Export
+from wherry.storage.location import Location
 from wherry.storage.sidecar import is_marked, read_sidecar, sidecar_location
 from wherry.storage.stores import locate
 from wherry.text.html import html_table
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Mapping
-    from typing import Unpack
-
-    from wherry.live.handle import Export
     from wherry.live.restore import Restored
-    from wherry.storage.location import Location
 
 _METRIC = "metric."
 _MODES = {"min": min, "max": max}

@@ -26,13 +26,15 @@ is tied to an embedding that the adapter changes, `wherry.merger.ties` decides w
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from wherry.core.keypath import KeyPath
 from wherry.core.units import plural
+from wherry.formats.checkpoint import Checkpoint
 from wherry.merger.base import BaseWeights
 from wherry.merger.join import JoinedCheckpoint, at
-from wherry.merger.orientation import orientations
-from wherry.merger.parts import BIAS, EMBEDDING, MAGNITUDE, Adapter, plain, sorted_adapter
+from wherry.merger.orientation import Orientations, orientations
+from wherry.merger.parts import BIAS, EMBEDDING, MAGNITUDE, AdaptedModule, Adapter, plain, sorted_adapter
 from wherry.merger.recipes import (
     ExpertLowRank,
     LowRank,
@@ -43,17 +45,10 @@ from wherry.merger.recipes import (
     WeightedSum,
     is_summable,
 )
-from wherry.merger.ties import settle_ends
+from wherry.merger.ties import Ends, settle_ends
 from wherry.merger.view import MergedView
 from wherry.view.model import ADAPTER, config_of, json_companion
 from wherry.view.peft import DORA, PARAMETERS, PATTERNS, SCALE, TOKENS, TRAINED, refusal
-
-if TYPE_CHECKING:
-    from wherry.core.keypath import KeyPath
-    from wherry.formats.checkpoint import Checkpoint
-    from wherry.merger.orientation import Orientations
-    from wherry.merger.parts import AdaptedModule
-    from wherry.merger.ties import Ends
 
 BASE, ADAPTED = 0, 1  # places in the joined checkpoint
 _MATRIX = 2  # dimensions; the matrices of experts have one more

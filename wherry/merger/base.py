@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from wherry.core.keypath import KeyPath
 from wherry.tree.memory_names import memory_name, memory_names
 from wherry.tree.tree_reading import read_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.checkpoint import Checkpoint
 

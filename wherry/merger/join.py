@@ -5,20 +5,15 @@ The tensor `a/b` of the checkpoint at place 1 is `1/a/b`. Its companions and its
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from wherry.core.keypath import KeyPath
 from wherry.core.manifest import Manifest
+from wherry.core.tensorspec import TensorSpec
 from wherry.formats.checkpoint import Checkpoint, JoinedPart
-from wherry.formats.contents import Absent, ContentsOver
+from wherry.formats.contents import Absent, Contents, ContentsOver
 from wherry.formats.format import Opened
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from wherry.core.keypath import KeyPath
-    from wherry.core.tensorspec import TensorSpec
-    from wherry.formats.contents import Contents
 
 
 def at(place: int, path: KeyPath) -> KeyPath:

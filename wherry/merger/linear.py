@@ -6,21 +6,16 @@ The weights are taken as they are stated, and not made to sum to 1.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
-from wherry.core.keypath import render
+from wherry.core.keypath import KeyPath, render
 from wherry.core.units import plural
 from wherry.errors import UnrepresentableError, UsageError
+from wherry.formats.checkpoint import Checkpoint
 from wherry.merger.join import JoinedCheckpoint, at
 from wherry.merger.recipes import WeightedSum, is_summable
 from wherry.merger.view import MergedView
 from wherry.tree.tree_reading import read_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from wherry.core.keypath import KeyPath
-    from wherry.formats.checkpoint import Checkpoint
 
 _SHOWN = 3
 _CURE = "merge checkpoints of one model and one training, in one form; `wherry diff A B` compares two"

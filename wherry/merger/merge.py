@@ -7,31 +7,26 @@ result is the base with the adapter in its weights.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Unpack
 
 from wherry.converter.convert import convert_all, settled_source
+from wherry.converter.job import Job
 from wherry.converter.keywords import spelled_out
 from wherry.core.option import options_of
+from wherry.core.progress import OnProgress
+from wherry.core.receipt import Receipt
 from wherry.core.request import ConvertRequest, MergeKeywords, SourceRequest, TargetRequest, convert_request
 from wherry.errors import UnrepresentableError, UsageError
-from wherry.formats.checkpoint import present_fingerprint
+from wherry.formats.checkpoint import Checkpoint, present_fingerprint
+from wherry.formats.format import Options
 from wherry.merger.adapter import adapter_config, with_adapter
 from wherry.merger.linear import weighted_sum
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Generator, Sequence
-    from typing import Unpack
-
-    from wherry.converter.job import Job
-    from wherry.core.progress import OnProgress
-    from wherry.core.receipt import Receipt
-    from wherry.formats.checkpoint import Checkpoint
-    from wherry.formats.format import Options
-    from wherry.merger.view import MergedView
+from wherry.merger.view import MergedView
 
 _FEWEST = 2
 _CURE = "write `wherry merge 'A*0.5' 'B*0.5' DST --to FORMAT`, or `wherry merge BASE ADAPTER DST --to FORMAT`"

@@ -7,16 +7,13 @@ wrapped last, so that it says nothing of the others.
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from wherry.families import family_of_config
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
 
 _TABLE = Path(__file__).parent / "orientations.toml"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,6 @@ from wherry.view.peft import DORA, PATTERNS, START, scale_of
 from wherry.view.peft_patterns import ModulePatterns
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.checkpoint import Checkpoint

@@ -6,22 +6,20 @@ Arithmetic is in float32, in float64 where an element type is wider; the result 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from wherry.core import dtypes
 from wherry.core.dtypes import canonical_size
-from wherry.core.tensorspec import region_shape
+from wherry.core.keypath import KeyPath
+from wherry.core.tensorspec import Region, TensorSpec, region_shape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     import numpy as np
 
-    from wherry.core.keypath import KeyPath
-    from wherry.core.tensorspec import Region, TensorSpec
 
-    Read: TypeAlias = Callable[[KeyPath, Region], np.ndarray]
+Read: TypeAlias = "Callable[[KeyPath, Region], np.ndarray]"
 
 _SINGLE, _DOUBLE = "float32", "float64"
 

@@ -15,22 +15,20 @@ with the adapter does not compute; PEFT warns of it.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.keypath import KeyPath
+from wherry.core.tensorspec import TensorSpec
 from wherry.families import family_of_config, load_family
 from wherry.families.facts import with_defaults
-from wherry.merger.parts import EMBEDDING, MAGNITUDE, MATRICES, AdaptedModule, plain
+from wherry.merger.parts import EMBEDDING, MAGNITUDE, MATRICES, AdaptedModule, Adapter, plain
 from wherry.view.model import CONFIG
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from wherry.core.keypath import KeyPath
-    from wherry.core.tensorspec import TensorSpec
     from wherry.formats.checkpoint import Checkpoint
     from wherry.merger.base import BaseWeights
-    from wherry.merger.parts import Adapter
 
 _TIED = "tie_word_embeddings"
 _EMBEDDINGS = frozenset({

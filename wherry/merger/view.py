@@ -7,13 +7,15 @@ any source; a layout of another system may lie over it.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
+from wherry.core.keypath import KeyPath
 from wherry.core.manifest import Companion
-from wherry.core.tensorspec import region_shape
+from wherry.core.tensorspec import Region, TensorSpec, region_shape
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.companions import CompanionsReader
 from wherry.formats.contents import Absent, Access, Computed, Contents, ContentsOver
@@ -24,12 +26,8 @@ from wherry.mover.output import as_array
 from wherry.mover.read import read_array
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
-
     import numpy as np
 
-    from wherry.core.keypath import KeyPath
-    from wherry.core.tensorspec import Region, TensorSpec
     from wherry.merger.join import JoinedCheckpoint
     from wherry.merger.recipes import Recipe
 

@@ -12,10 +12,12 @@ import os
 import shlex
 import time
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from wherry.core.detection import Detection
 from wherry.core.digest import sha256_of
 from wherry.core.interrupts import committing
+from wherry.core.progress import OnProgress
 from wherry.core.request import SourceRequest
 from wherry.core.units import DEFAULT_MEMORY, parse_budget
 from wherry.errors import (
@@ -29,25 +31,21 @@ from wherry.formats.registry import find_format
 from wherry.ledger.record import RECORDED, REFUSED, not_recorded
 from wherry.ledger.resolve import proved_digest, proved_sidecar, resolve_named
 from wherry.storage.folders import put_file
+from wherry.storage.location import Location
 from wherry.storage.sidecar import (
     MOST_SIDECAR,
+    Sidecar,
     read_sidecar,
     sidecar_location,
     signature_location,
 )
 from wherry.storage.stores import locate
+from wherry.store.store import Entry
 from wherry.target.clean import tidy
 from wherry.target.in_use import in_use
 from wherry.target.object_staging import is_unfinished
 from wherry.target.sinks import open_staging
 from wherry.verifier.evidence import ReadOptions, compare
-
-if TYPE_CHECKING:
-    from wherry.core.detection import Detection
-    from wherry.core.progress import OnProgress
-    from wherry.storage.location import Location
-    from wherry.storage.sidecar import Sidecar
-    from wherry.store.store import Entry
 
 
 @dataclass(frozen=True, slots=True)

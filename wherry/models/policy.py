@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -32,8 +33,6 @@ from wherry.errors import UsageError, WherryError
 from wherry.text.config_text import parse_table, read_config
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from wherry.core.manifest import Manifest
 
 Level = Literal["structure", "present", "digest", "roundtrip", "native", "logits"]

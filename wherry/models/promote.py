@@ -12,11 +12,13 @@ like tensors, and an added file fails too: an unrecorded tokenizer can change th
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from wherry.config.roots import locate_stated, root_of
+from wherry.core.progress import OnProgress
 from wherry.core.receipt import utc_now
 from wherry.core.request import SourceRequest
 from wherry.core.services import service
@@ -24,20 +26,15 @@ from wherry.core.units import DEFAULT_MEMORY
 from wherry.errors import MismatchError, NotFoundError, NotRecordedError, UsageError
 from wherry.formats.checkpoint import open_source
 from wherry.formats.recorded_files import file_differences
-from wherry.ledger.record import record_outcome
+from wherry.ledger.record import Ledger, record_outcome
 from wherry.ledger.replay import ADDED, READ_ONLY, has_passed
 from wherry.ledger.resolve import ResolvedModel, is_model_uri, proved_digest, resolve_model, stores_of
 from wherry.storage.home import user_name, without_secrets
-from wherry.storage.sidecar import read_sidecar
+from wherry.storage.sidecar import Sidecar, read_sidecar
 from wherry.verifier.verify import UNCOMPARED, failure_of, uncompared_error, unproved_error, verify
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from wherry.core.progress import OnProgress
-    from wherry.ledger.record import Ledger
     from wherry.models.policy import GateResult, Policy
-    from wherry.storage.sidecar import Sidecar
 
 
 CHAMPION = "champion"

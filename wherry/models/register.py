@@ -8,8 +8,8 @@ The page of a version also has what its sidecar does not tell: what the ledger k
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
 from wherry.core.receipt import Receipt
@@ -17,15 +17,10 @@ from wherry.core.request import SourceRequest
 from wherry.core.services import service
 from wherry.credentials import redact_values
 from wherry.errors import NotFoundError, UsageError, WherryError
+from wherry.ledger.database import Ledger
 from wherry.ledger.resolve import proved_sidecar, resolve_named
 from wherry.storage.home import without_secrets
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from wherry.ledger.database import Ledger
-    from wherry.storage.sidecar import Sidecar
-
+from wherry.storage.sidecar import Sidecar
 
 RESERVED = "wherry."
 

@@ -11,23 +11,21 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-from wherry.mover.move import SMALL
+from wherry.core.tensorspec import TensorSpec
+from wherry.formats.contents import Extent
+from wherry.mover.move import SMALL, Move, Way
 from wherry.mover.read import fill_range
+from wherry.storage.location import Location
 from wherry.storage.ranges import GAP, LARGEST, MOST_REQUESTS, RangeRequest, fill_together, requests_for
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-
-    from wherry.core.tensorspec import TensorSpec
-    from wherry.formats.contents import Extent
-    from wherry.mover.move import Move, Way
     from wherry.mover.source import Source
-    from wherry.storage.location import Location
 
 # On a local disk:
 _MOST_BYTES = 1 << 20  # of a batch; the bytes between its tensors are at most `_MOST_MOVES * _NEAR` more

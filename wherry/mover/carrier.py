@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,28 +23,23 @@ from typing import TYPE_CHECKING
 from wherry.core import dtypes
 from wherry.core.account import NO_LOSSES, Losses
 from wherry.core.blank_values import SeenValues
+from wherry.core.digest import LeafHasher
+from wherry.core.keypath import KeyPath
 from wherry.core.tally import Tally, counting
-from wherry.core.tensorspec import Span, forms_of
+from wherry.core.tensorspec import Span, TensorSpec, forms_of
 from wherry.formats.contents import Computed, Stored
 from wherry.mover.batch import Batch, RangeWindow, batch_parts, is_remote, is_small, range_parts, ranged_move
 from wherry.mover.batch import worker_count as ranged_workers
 from wherry.mover.checksums import LeafTable
-from wherry.mover.move import SMALL, Move, whole_span
+from wherry.mover.move import SMALL, Move, Way, whole_span
 from wherry.runtime import threads
-from wherry.runtime.threads import Crew
+from wherry.runtime.threads import Crew, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Mapping
-
-    from wherry.core.digest import LeafHasher
-    from wherry.core.keypath import KeyPath
     from wherry.core.progress import Meter
-    from wherry.core.tensorspec import TensorSpec
-    from wherry.mover.move import Way
     from wherry.mover.output import Output
     from wherry.mover.readback import StoredPart
     from wherry.mover.source import Source
-    from wherry.runtime.threads import Task
 
 
 _SAMPLES = 500  # tensors that stand for all

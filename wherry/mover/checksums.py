@@ -19,19 +19,17 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.core.algorithms import HASH_BYTES, hash_function
 from wherry.core.digest import LEAF, LeafHasher
+from wherry.core.keypath import KeyPath
+from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import CorruptError
 from wherry.store.content import KINDS, combine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
-
-    from wherry.core.keypath import KeyPath
-    from wherry.core.tensorspec import Span, TensorSpec
     from wherry.formats.contents import Extent, RangeChecksum
     from wherry.storage.location import Location
 

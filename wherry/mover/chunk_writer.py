@@ -13,36 +13,27 @@ import os
 import struct
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from wherry.core import dtypes
-from wherry.core.tensorspec import region_shape
+from wherry.core.keypath import KeyPath
+from wherry.core.tensorspec import Region, region_shape
 from wherry.errors import storage_error, storage_errors
-from wherry.formats.contents import EncodedChunk, Extent
+from wherry.formats.contents import Block, EncodedChunk, Extent
 from wherry.runtime.threads import carrier_count
 from wherry.storage.folders import make_folders, sync_folder
+from wherry.storage.location import Location
 from wherry.storage.open_file import open_regular
 from wherry.storage.stores import make_folder, sync_folders
 from wherry.target.area import LOG_SUFFIX
-from wherry.target.file_map import PackedChunks, PlacedChunks, SeparateChunks, content_of
-from wherry.target.files import FlatFiles, open_files, require_local, start_after
+from wherry.target.file_map import Chunks, File, PackedChunks, PlacedChunks, SeparateChunks, content_of
+from wherry.target.files import FlatFiles, Slice, open_files, require_local, start_after
 from wherry.target.grids import ChunkPlace, chunk_bytes
 from wherry.target.staged_objects import is_staged, run_of
-from wherry.target.uploaded_file import without_gaps
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from wherry.core.keypath import KeyPath
-    from wherry.core.tensorspec import Region
-    from wherry.formats.contents import Block
-    from wherry.storage.location import Location
-    from wherry.target.file_map import Chunks, File
-    from wherry.target.files import Slice
-    from wherry.target.uploaded_file import GrowingFile
-
+from wherry.target.uploaded_file import GrowingFile, without_gaps
 
 _LOG = f"chunks{LOG_SUFFIX}"
 _ROW = struct.Struct("<4q")  # of the log: number of a chunk, number of its file, offset, bytes

@@ -29,6 +29,7 @@ import shutil
 import tempfile
 import threading
 from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -40,6 +41,8 @@ from weakref import WeakSet
 from wherry import kernels
 from wherry.core import dtypes
 from wherry.core.digest import LeafHasher
+from wherry.core.keypath import KeyPath
+from wherry.core.leaf_values import LeafValues
 from wherry.core.tensorspec import (
     Region,
     Span,
@@ -50,7 +53,7 @@ from wherry.core.tensorspec import (
     shared_region,
 )
 from wherry.errors import storage_error
-from wherry.formats.contents import Computed, ContentsOver, Stored
+from wherry.formats.contents import Access, Block, Computed, Contents, ContentsOver, Stored
 from wherry.mover.move import Way, cells
 from wherry.mover.output import as_array
 from wherry.mover.pool import map_memory
@@ -62,20 +65,15 @@ from wherry.target.janitor import forget, note
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 
     import numpy as np
 
-    from wherry.core.keypath import KeyPath
-    from wherry.core.leaf_values import LeafValues
-    from wherry.formats.contents import Access, Block, Contents
 
-    Key: TypeAlias = tuple[KeyPath, int]
-    # Takes bytes and their offset.
-    Write: TypeAlias = Callable[[memoryview, int], None]
-
-    # Fills memory from an offset in the file.
-    Read = Callable[[int, memoryview], None]
+Key: TypeAlias = tuple[KeyPath, int]
+# Takes bytes and their offset.
+Write: TypeAlias = Callable[[memoryview, int], None]
+# Fills memory from an offset in the file.
+Read = Callable[[int, memoryview], None]
 
 
 _LOOK_SECONDS = 0.2
@@ -372,9 +370,8 @@ def _fill_part(
 
 SMALL = 1 << 20  # bytes; decoding a smaller tensor again is cheaper than keeping it
 _MOST = 16 << 30  # bytes of files that are not in use
-_MOST_OPEN = (
-    48 << 20
-)  # bytes for open leaves; beyond, those of tensors that are hashed by regions are put aside
+# Bytes for open leaves; beyond, those of tensors that are hashed by regions are put aside.
+_MOST_OPEN = 16 << 20
 _MOST_IN_MEMORY = 64 << 20  # bytes of tensors that are not read yet
 
 
@@ -413,7 +410,7 @@ class DecodedReader(ContentsOver):
         self._lock = threading.Lock()
         self.hashed: dict[KeyPath, LeafHasher] | None = {} if algorithms else None
         self._gathered: dict[KeyPath, LeafHasher] = {}
-        self._aside: dict[KeyPath, list[LeafValues]] = {}
+        self._aside: dict[KeyPath, LeafValues] = {}
         self._taking: Counter[KeyPath] = Counter()  # threads that hash a region of a tensor
         self._gathering: set[KeyPath] = set()
 
@@ -505,13 +502,18 @@ class DecodedReader(ContentsOver):
         self._aside.pop(path, None)
 
     def _put_aside(self, path: KeyPath) -> None:
-        """Keep what has come of a tensor as values, which take less memory; the caller has the lock."""
-        values = self._gathered[path].values()
+        """Keep what has come of a tensor as values, which take less memory; the caller has the lock.
+
+        They join those that were put aside before: of a subtree that is complete by now, one value stays.
+        """
+        hasher = self._gathered.pop(path)
+        if path in self._aside:
+            hasher.take(self._aside.pop(path))
+        values = hasher.values()
         if values is None:
             self._give_up(path)
         else:
-            self._aside.setdefault(path, []).append(values)
-            del self._gathered[path]
+            self._aside[path] = values
 
     def take_gathered(self, specs: Mapping[KeyPath, TensorSpec]) -> Iterator[tuple[KeyPath, LeafHasher]]:
         """What was hashed of tensors region by region, one tensor after the other; each is given once.
@@ -521,8 +523,8 @@ class DecodedReader(ContentsOver):
         """
         for path in sorted({*self._gathered, *self._aside}):
             hasher = self._gathered.pop(path, None) or LeafHasher(specs[path], self._algorithms)
-            for values in self._aside.pop(path, ()):
-                hasher.take(values)
+            if path in self._aside:
+                hasher.take(self._aside.pop(path))
             yield path, hasher
 
     def gathers(self, path: KeyPath) -> bool:

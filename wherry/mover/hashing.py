@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, ItemsView, Iterator, Mapping, ValuesView
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.blank_values import SeenValues, nans_notes, repeated_notes, zeros_notes
 from wherry.core.digest import LEAF, tensor_digest, weights_digest
 from wherry.core.keypath import KeyPath, render
 from wherry.core.progress import Meter, OnProgress
-from wherry.core.tensorspec import bytes_of
+from wherry.core.tensorspec import TensorSpec, bytes_of
 from wherry.core.units import short
 from wherry.mover.carrier import Carrier, digest_moves
+from wherry.mover.checksums import LeafTable
 from wherry.mover.pool import Pool
 from wherry.mover.source import Source
 from wherry.runtime import threads
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, ItemsView, Iterator, ValuesView
-    from pathlib import Path
-
-    from wherry.core.tensorspec import TensorSpec
     from wherry.formats.checkpoint import Checkpoint
-    from wherry.mover.checksums import LeafTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from array import array
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
@@ -20,31 +21,24 @@ from typing import TYPE_CHECKING
 
 from isal.isal_zlib import crc32
 
-from wherry.core.keypath import render
-from wherry.core.tensorspec import Span
+from wherry.core.keypath import KeyPath, render
+from wherry.core.tensorspec import Region, Span, TensorSpec
 from wherry.errors import UsageError, WherryError
-from wherry.formats.contents import Extent
+from wherry.formats.contents import EncodedChunk, Extent
 from wherry.mover.checksums import PieceCrc
 from wherry.mover.chunk_writer import open_chunks, put_in_order
+from wherry.storage.location import Location
 from wherry.storage.stores import make_folder
 from wherry.store.content import combine
-from wherry.target.file_map import Late, Literal, Scene, Segments, names_in
+from wherry.target.file_map import FileMap, Late, Literal, Scene, Segments, names_in
 from wherry.target.file_names import require_separate_names
 from wherry.target.file_ranges import lengths_of
-from wherry.target.files import SMALL, FlatFiles, SlicedFiles, open_files, write_runs
+from wherry.target.files import SMALL, FlatFiles, Slice, SlicedFiles, open_files, write_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Sequence
-
-    from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
-    from wherry.core.tensorspec import Region, TensorSpec
-    from wherry.formats.contents import EncodedChunk
     from wherry.formats.format import Format, Options
-    from wherry.storage.location import Location
     from wherry.target.durable_move import Checks
-    from wherry.target.file_map import FileMap
-    from wherry.target.files import Slice
 
 _Rows = list[tuple[str, int, "bytes | bytearray | memoryview"]]
 

@@ -8,25 +8,21 @@ chunk boundaries, so that every chunk is decoded and encoded once.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from wherry.core import dtypes
 from wherry.core.digest import LEAF
+from wherry.core.keypath import KeyPath
 from wherry.core.tensorspec import Region, Span, TensorSpec, row_bands
-from wherry.formats.contents import Computed, Stored
+from wherry.formats.contents import Access, Computed, Contents, Extent, Stored
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
-    from wherry.core.keypath import KeyPath
-    from wherry.formats.contents import Access, Contents, Extent
-
-    _Grid: TypeAlias = tuple[int, ...] | None
-    _Form: TypeAlias = tuple[tuple[int, ...], str, _Grid, tuple[_Grid, ...]]
-    _Cut: TypeAlias = tuple[Span, Region | None, bool]
+_Grid: TypeAlias = tuple[int, ...] | None
+_Form: TypeAlias = tuple[tuple[int, ...], str, _Grid, tuple[_Grid, ...]]
+_Cut: TypeAlias = tuple[Span, Region | None, bool]
 
 SMALL = 64 << 10  # bytes of a move; calls cost little compared with the bytes of a larger one
 RAW_BYTES = 2 * LEAF

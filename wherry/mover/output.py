@@ -8,27 +8,25 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from threading import Semaphore
 from typing import TYPE_CHECKING, cast
 
 from wherry.core import dtypes
 from wherry.core.account import NO_LOSSES, Losses
-from wherry.core.tensorspec import Span
+from wherry.core.digest import LeafHasher
+from wherry.core.keypath import KeyPath
+from wherry.core.tensorspec import Region, Span, TensorSpec
 from wherry.core.units import plural
 from wherry.errors import UnrepresentableError, WherryError
 from wherry.mover.move import Move, cells
 from wherry.target.durable_move import DurableMove, MoveLog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from threading import Semaphore
-
     import numpy as np
     from typing_extensions import Buffer
 
-    from wherry.core.digest import LeafHasher
-    from wherry.core.keypath import KeyPath
-    from wherry.core.tensorspec import Region, TensorSpec
     from wherry.mover.checksums import LeafTable
     from wherry.mover.map_writer import MapWriter
     from wherry.mover.readback import ReadBack, StoredPart

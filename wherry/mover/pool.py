@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import mmap
 import threading
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from wherry.runtime.threads import Turns
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 _HUGE = 2 << 20  # I/O from huge pages takes a third less time, as it needs fewer descriptors
 # Buffers are rounded up to this, or to huge pages, so that bands of nearly one size share them.

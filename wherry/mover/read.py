@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,23 +24,20 @@ from wherry import kernels
 from wherry.core import dtypes
 from wherry.core.tensorspec import Region, Span, TensorSpec, c_strides, region_shape, region_within
 from wherry.errors import CorruptError, storage_error
-from wherry.formats.contents import Block, Chunked, Computed
+from wherry.formats.contents import Access, Block, Chunked, Computed, Contents, Extent
 from wherry.mover.checksums import ContainerChecksums
 from wherry.mover.move import cells
 from wherry.storage.direct import readinto
+from wherry.storage.location import Location
 from wherry.storage.ranges import LARGEST, fill_together, requests_for
 from wherry.storage.stores import LocalStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator
-
     import numpy as np
 
-    from wherry.formats.contents import Access, Contents, Extent
-    from wherry.storage.location import Location
 
-    # Fills memory from an offset in a tensor's canonical bytes.
-    Read = Callable[[int, memoryview], None]
+# Fills memory from an offset in a tensor's canonical bytes.
+Read = Callable[[int, memoryview], None]
 
 
 _SHORT = 32 << 10  # bytes; a shorter run is read together with the gap before the next one

@@ -24,33 +24,27 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from wherry.core.algorithms import HASH_BYTES, new_hash
 from wherry.core.digest import LEAF, LeafHasher, hashes_boxes, leaf_count, leaves_touched
-from wherry.core.tensorspec import Span
+from wherry.core.keypath import KeyPath
+from wherry.core.leaf_values import LeafValues
+from wherry.core.tensorspec import Region, Span, TensorSpec
 from wherry.errors import DamagedError, MismatchError
-from wherry.formats.contents import Chunked, EncodedChunk, Extent, Stored
-from wherry.mover.checksums import PieceCrc
-from wherry.mover.move import SMALL, begins_at, cells, region_span
+from wherry.formats.contents import Access, Chunked, EncodedChunk, Extent, Stored
+from wherry.mover.checksums import LeafTable, PieceCrc
+from wherry.mover.move import SMALL, Move, begins_at, cells, region_span
 from wherry.mover.read import place, read_span, region_bytes
 from wherry.storage.direct import BLOCK, cut
-from wherry.target.durable_move import DurableMove
+from wherry.storage.location import Location
+from wherry.target.durable_move import Checks, DurableMove
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-
-    from wherry.core.keypath import KeyPath
-    from wherry.core.leaf_values import LeafValues
-    from wherry.core.tensorspec import Region, TensorSpec
     from wherry.formats.checkpoint import Checkpoint
-    from wherry.formats.contents import Access
-    from wherry.mover.checksums import LeafTable
-    from wherry.mover.move import Move
-    from wherry.storage.location import Location
-    from wherry.target.durable_move import Checks
 
 
 class WrittenBytes(Protocol):

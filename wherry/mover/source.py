@@ -12,33 +12,27 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from wherry.core import dtypes
+from wherry.core.keypath import KeyPath
+from wherry.core.tensorspec import Region, Span, TensorSpec
 from wherry.core.units import show_size
 from wherry.errors import UsageError
-from wherry.formats.contents import Block, Extent, Stored
+from wherry.formats.contents import Access, Block, Chunked, Computed, Contents, Extent, Stored
 from wherry.mover.checksums import ContainerChecksums
-from wherry.mover.decode import Spill, drop_free_parts
-from wherry.mover.move import DECODE_FACTOR, SMALL, Way, Ways, cells, common_grid, on_grid
+from wherry.mover.decode import Spill, SpillFile, drop_free_parts
+from wherry.mover.move import DECODE_FACTOR, SMALL, Move, Way, Ways, cells, common_grid, on_grid
+from wherry.mover.pool import Pool
 from wherry.mover.read import band_at, blocks_of_cell, file_offset, fill, memory_for, place, read_span
 from wherry.runtime.interpreter import return_freed_memory
 from wherry.storage.stores import locate
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
-    from pathlib import Path
-    from types import TracebackType
-
-    from wherry.core.keypath import KeyPath
-    from wherry.core.tensorspec import Region, Span, TensorSpec
-    from wherry.formats.contents import Access, Chunked, Computed, Contents
-    from wherry.mover.decode import SpillFile
-    from wherry.mover.move import Move
-    from wherry.mover.pool import Pool
 
 _SHARE = 4  # data decoded in memory is at most the budget divided by this,
 _LEAST = 8 << 20  # or this many bytes if the budget is very small; see AT_ONCE of the zarr container, too

@@ -7,12 +7,16 @@ are from the values is measured on the way; codes for scales that were kept must
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.core import dtypes
+from wherry.core.keypath import KeyPath
 from wherry.core.tensorspec import Region, TensorSpec, region_shape
 from wherry.errors import MismatchError
+from wherry.formats.checkpoint import Checkpoint
+from wherry.formats.contents import Contents
 from wherry.mover.decode import Parts
 from wherry.mover.read import memory_for, read_array
 from wherry.quantized.codes import code_table, scale_values
@@ -20,13 +24,8 @@ from wherry.quantized.encode import block_scales, encode, largest_error, pack_co
 from wherry.quantized.measured_view import MeasuringReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     import numpy as np
 
-    from wherry.core.keypath import KeyPath
-    from wherry.formats.checkpoint import Checkpoint
-    from wherry.formats.contents import Contents
     from wherry.quantized.tensors import QuantizedTensor
 
 _BAND = 1 << 18  # elements that are encoded at a time, or one block

@@ -9,15 +9,18 @@ come back bit by bit.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.core.account import Bound
+from wherry.core.keypath import KeyPath
 from wherry.core.manifest import Companion
 from wherry.core.request import QUANTIZE, SCALES, SourceRequest
 from wherry.core.units import plural
 from wherry.errors import UsageError
 from wherry.formats.checkpoint import Checkpoint, open_source
+from wherry.formats.contents import Contents
 from wherry.quantized.coded_reader import CodedReader, Role
 from wherry.quantized.encode import largest_error
 from wherry.quantized.measured_view import MeasuredView
@@ -29,15 +32,8 @@ from wherry.quantized.rules import (
     written_scheme,
 )
 from wherry.quantized.schemes import quantization_of, stated_scheme
-from wherry.quantized.tensors import QuantizedTensors, quantized_tensors
+from wherry.quantized.tensors import QuantizedTensor, QuantizedTensors, quantized_tensors
 from wherry.quantized.view import companion_config
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from wherry.core.keypath import KeyPath
-    from wherry.formats.contents import Contents
-    from wherry.quantized.tensors import QuantizedTensor
 
 RECORD = "quantized"  # in a manifest's origin
 _CONFIG = "config.json"

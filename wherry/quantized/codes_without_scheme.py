@@ -6,14 +6,13 @@ are stored, are refused by the name of their method, which a file next to the te
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wherry.errors import UnrepresentableError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from wherry.core.tensorspec import TensorSpec
     from wherry.formats.checkpoint import Checkpoint
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+from wherry.core.keypath import KeyPath
 from wherry.core.tensorspec import Region, TensorSpec, region_shape
 from wherry.formats.companions import CompanionsReader
-from wherry.formats.contents import Computed
+from wherry.formats.contents import Access, Computed, Contents
 from wherry.mover.output import as_array
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import numpy as np
-
-    from wherry.core.keypath import KeyPath
-    from wherry.formats.contents import Access, Contents
 
 
 class ComputedReader(CompanionsReader):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import tomllib
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,8 +20,6 @@ from wherry.core import dtypes
 from wherry.layout.words import significant
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy as np
 
 _CODEBOOKS = Path(__file__).with_name("ggml_codebooks.toml")

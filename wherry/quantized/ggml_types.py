@@ -7,16 +7,19 @@ from the source's is counted while they are made.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING
 
 from wherry.core import dtypes
 from wherry.core.account import Bound
+from wherry.core.keypath import KeyPath
 from wherry.core.manifest import Companion
 from wherry.core.tally import open_tally
 from wherry.core.tensorspec import Region, TensorSpec, region_shape, row_bands
-from wherry.formats.contents import Computed
+from wherry.formats.checkpoint import Checkpoint
+from wherry.formats.contents import Access, Computed, Contents
 from wherry.layout.losses import losses_of, note
 from wherry.layout.words import rounding, widens
 from wherry.mover.output import as_array
@@ -26,13 +29,8 @@ from wherry.quantized.ggml_encode import BLOCK, BOUNDS, encode_blocks
 from wherry.quantized.measured_view import MeasuredView, MeasuringReader
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
     import numpy as np
 
-    from wherry.core.keypath import KeyPath
-    from wherry.formats.checkpoint import Checkpoint
-    from wherry.formats.contents import Access, Contents
 
 RECORD = "values"  # in a manifest's origin
 _READ = 4 << 20  # bytes of values, as float32, that are read at a time, or one row

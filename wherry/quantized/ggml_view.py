@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from wherry.core.tensorspec import Region, Span, TensorSpec
 from wherry.core.units import plural
 from wherry.errors import UnrepresentableError
 from wherry.formats.checkpoint import Checkpoint
+from wherry.formats.contents import Contents
 from wherry.formats.format import Opened
 from wherry.layout.losses import note
 from wherry.layout.words import rounding
@@ -20,11 +22,8 @@ from wherry.quantized.computed_reader import ComputedReader
 from wherry.quantized.ggml import KINDS, exact, values_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import numpy as np
 
-    from wherry.formats.contents import Contents
 
 RECORD = "dequantized"  # in a manifest's origin
 _PREFIX = "ggml:"

@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
+from wherry.core.keypath import KeyPath
+from wherry.core.manifest import Manifest
+from wherry.core.tensorspec import TensorSpec
 from wherry.formats.checkpoint import Checkpoint
+from wherry.formats.contents import Contents
 from wherry.formats.format import Opened
 from wherry.mover.decode import Parts
 from wherry.quantized.computed_reader import ComputedReader
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from wherry.core.keypath import KeyPath
-    from wherry.core.manifest import Manifest
-    from wherry.core.tensorspec import TensorSpec
-    from wherry.formats.contents import Contents
 
 
 class QuantisationError:

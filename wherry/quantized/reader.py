@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry import kernels
+from wherry.core.keypath import KeyPath
 from wherry.core.tensorspec import Region, TensorSpec, region_shape
 from wherry.errors import CorruptError
+from wherry.formats.contents import Absent, Contents
 from wherry.layout.copies import permute
 from wherry.layout.losses import errors_of, note, note_error
 from wherry.mover.decode import Parts
@@ -29,12 +32,8 @@ from wherry.quantized.codes import (
 from wherry.quantized.computed_reader import ComputedReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     import numpy as np
 
-    from wherry.core.keypath import KeyPath
-    from wherry.formats.contents import Absent, Contents
     from wherry.quantized.tensors import QuantizedTensor
 
 _BAND = 1 << 18  # elements that are made at a time; with their scales they fit in the second-level cache

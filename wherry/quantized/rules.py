@@ -7,21 +7,16 @@ and config of the one that keeps them.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from wherry.core.keypath import KeyPath
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import MismatchError, UnrepresentableError, UsageError
 from wherry.quantized.codes import code_bits
-from wherry.quantized.schemes import schemes
-from wherry.quantized.tensors import QuantizedTensor
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from wherry.core.keypath import KeyPath
-    from wherry.quantized.schemes import Scheme, WriteRule
-    from wherry.quantized.tensors import QuantizedTensors
+from wherry.quantized.schemes import Scheme, WriteRule, schemes
+from wherry.quantized.tensors import QuantizedTensor, QuantizedTensors
 
 _FLOATS = ("bfloat16", "float16", "float32")
 _WORDS = {"int32": 32, "uint8": 8}

@@ -31,17 +31,15 @@ A checkpoint whose config states another way is refused by name; nothing is gues
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from wherry.errors import UnrepresentableError
 from wherry.layout.expr import evaluate
 from wherry.quantized.codes import is_code
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 CONFIG_KEYS = ("quantization_config", "compression_config")
 _MLX = "quantization"

@@ -8,18 +8,17 @@ the tensor. What has no scale and no type of codes is plain.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from wherry.core import dtypes
 from wherry.core.account import IgnoredEntry
+from wherry.core.keypath import KeyPath
 from wherry.errors import IncompleteError, MismatchError, UnrepresentableError
 from wherry.quantized.codes import SCALE_TYPES, code_bits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
     from wherry.core.tensorspec import TensorSpec
     from wherry.quantized.schemes import Scheme, StatedScheme

@@ -8,14 +8,17 @@ quantised and plain checkpoints.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.core import dtypes
-from wherry.core.manifest import Companion
+from wherry.core.keypath import KeyPath
+from wherry.core.manifest import Companion, Manifest
 from wherry.core.units import plural
 from wherry.errors import UsageError
 from wherry.formats.checkpoint import Checkpoint
+from wherry.formats.contents import Contents
 from wherry.formats.format import Opened
 from wherry.layout.words import rounding
 from wherry.mover.decode import DecodedReader
@@ -35,13 +38,6 @@ from wherry.quantized.tensors import QuantizedTensors, is_plain, quantized_tenso
 from wherry.storage.location import MOST_CONFIG
 from wherry.text.json_document import parse_json
 from wherry.text.limits import SMALL
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from wherry.core.keypath import KeyPath
-    from wherry.core.manifest import Manifest
-    from wherry.formats.contents import Contents
 
 HELP = "element type to which quantised weights are dequantised: bfloat16, float32 or float16"
 RECORD = "dequantized"  # in a manifest's origin

@@ -22,6 +22,7 @@ from __future__ import annotations
 import re
 import unicodedata
 import urllib.request
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, partial
@@ -34,10 +35,10 @@ from wherry.core.emit import opener
 from wherry.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Iterator
     from http.client import HTTPConnection
 
-    Check: TypeAlias = Callable[[str, str], None]  # of a host and its address; raises AddressError
+
+Check: TypeAlias = Callable[[str, str], None]  # of a host and its address; raises AddressError
 
 
 METADATA, LOCAL, ELSEWHERE = "metadata", "local", "elsewhere"

@@ -11,17 +11,14 @@ from __future__ import annotations
 import re
 import sys
 import time
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.credentials import redact
 from wherry.errors import NotFoundError, StorageError, UnsupportedError, UsageError, WherryError
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping
-
 
 ABSENT, NO_BUCKET, FORBIDDEN, UNREACHABLE = "absent", "no-bucket", "forbidden", "unreachable"
 TIMEOUT, NO_CREDENTIALS, EXPIRED, THROTTLED = "timeout", "no-credentials", "expired", "throttled"

@@ -11,17 +11,14 @@ import os
 import threading
 import time
 import urllib.request
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from wherry.errors import StorageError
 from wherry.remote.addresses import RefusedConnectionError, checked_pools, require_address
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
 
 # The cure of an answer that is no range.
 RANGE_CURE = "check the proxies between this machine and the store: they must pass on the header Range"

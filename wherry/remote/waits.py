@@ -20,19 +20,16 @@ import os
 import random
 import threading
 import time
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from wherry.core.progress import logger
 from wherry.core.services import service
 from wherry.core.units import duration
 from wherry.errors import StorageError, UsageError
 from wherry.remote.failures import UNREACHABLE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
 
 NOTICE_SECONDS = 2.0  # a longer wait is reported
 REPEAT_SECONDS = 30.0  # between two lines about one bucket

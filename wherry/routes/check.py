@@ -5,6 +5,7 @@ An error keeps a route from working. A warning is a likely mistake, for example 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,8 +20,6 @@ from wherry.tree.mapping import TREE_OPTIONS
 from wherry.view.system import layout_options_among
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from wherry.config.config import Config, ConfigFault, ConfigFaultsError
     from wherry.config.schema import Route, TargetRule
 

@@ -9,12 +9,15 @@ lease in the home keeps two nights from working on the same route; the second on
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from wherry.config.config import Config
+from wherry.config.schema import Route
 from wherry.core.progress import logger
 from wherry.core.units import parse_size
 from wherry.errors import (
@@ -33,6 +36,7 @@ from wherry.ledger.replay import FAILURE, PRODUCT
 from wherry.models.register import register
 from wherry.routes.reconcile import Todo, Work, estimate, hours, todo
 from wherry.routes.report import Came, NightPlan, NightReport, WorkOutcome
+from wherry.routes.routes import RouteTarget, Whereabouts
 from wherry.routes.survey import Omission, survey
 from wherry.runtime import threads
 from wherry.runtime.child import NoAnswerError
@@ -46,12 +50,6 @@ from wherry.version import __version__
 from wherry.workers import convert_on
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
-
-    from wherry.config.config import Config
-    from wherry.config.schema import Route
-    from wherry.routes.routes import RouteTarget, Whereabouts
 
     class Attempt(Protocol):
         """The conversion of one checkpoint to some targets, started."""

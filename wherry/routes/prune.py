@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -28,6 +29,8 @@ from wherry.core.request import SourceRequest
 from wherry.core.services import service
 from wherry.errors import TargetInUseError, UsageError, WherryError
 from wherry.formats.checkpoint import open_source, present_fingerprint
+from wherry.ledger.nodes import LineageNode
+from wherry.ledger.replay import ConversionRecord, ProductNote
 from wherry.ledger.resolve import DIGEST_TAG
 from wherry.ledger.statements import stored_time
 from wherry.routes.removal import removing, strangers
@@ -35,15 +38,11 @@ from wherry.storage.home import sqlite_file, user_name, without_secrets
 from wherry.storage.stores import locate
 from wherry.target.clean import clean
 from wherry.target.in_use import uris_in_use
+from wherry.target.leftovers import CleanReport
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping
-
     from wherry.config.schema import Retention, Route
-    from wherry.ledger.nodes import LineageNode
     from wherry.ledger.record import Ledger
-    from wherry.ledger.replay import ConversionRecord, ProductNote
-    from wherry.target.leftovers import CleanReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,12 @@ reported with the reason:
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wherry import errors
+from wherry.config.schema import Route
 from wherry.core.units import parse_size, plural
 from wherry.errors import WherryError
 from wherry.routes.routes import RouteTarget, wanted_targets
@@ -22,9 +24,6 @@ from wherry.routes.survey import Candidate, Omission
 from wherry.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from wherry.config.schema import Route
     from wherry.ledger.replay import LedgerState
 
 _RATE = 200_000_000  # bytes per second, where the ledger has no conversions to measure

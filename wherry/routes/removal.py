@@ -8,13 +8,20 @@ removal. On an object store the commit member is deleted first. Sidecar and sign
 from __future__ import annotations
 
 import secrets
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from wherry.core.request import SourceRequest
 from wherry.core.steps import step_number
-from wherry.errors import NotFoundError, TargetInUseError, UnsupportedError, storage_error, storage_errors
+from wherry.errors import (
+    NotFoundError,
+    StorageError,
+    TargetInUseError,
+    UnsupportedError,
+    storage_error,
+    storage_errors,
+)
 from wherry.formats.checkpoint import open_source
 from wherry.formats.registry import find_format
 from wherry.storage.folders import (
@@ -25,16 +32,11 @@ from wherry.storage.folders import (
     staging_stem,
     sync_folder,
 )
+from wherry.storage.location import Location
 from wherry.storage.sidecar import OWN_NAMES, sidecar_name, signature_name
 from wherry.storage.stores import locate
 from wherry.target.in_use import is_in_use
 from wherry.target.lease import lease_of
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
-
-    from wherry.errors import StorageError
-    from wherry.storage.location import Location
 
 
 @contextmanager

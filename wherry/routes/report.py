@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from wherry.config.schema import Route
 from wherry.core.units import plural, show_size
-from wherry.errors import printable
-from wherry.routes.survey import DAMAGED
+from wherry.errors import WherryError, printable
+from wherry.routes.survey import DAMAGED, Omission
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from wherry.config.schema import Route
-    from wherry.errors import WherryError
     from wherry.routes.reconcile import Todo, Work
-    from wherry.routes.survey import Omission
 
 MOST_ROWS = 40  # rows of one table; thousands of failures must not flood the page
 Came = Literal["converted", "not recorded", "failed", "vanished", "in use"]

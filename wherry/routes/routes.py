@@ -7,6 +7,7 @@ some systems; the name is the whole path from the root. They fill the templates 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import PurePosixPath
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from wherry.config.config import Config, load_config
-from wherry.config.schema import given_names
+from wherry.config.schema import Route, TargetRule, given_names
 from wherry.config.values import render
 from wherry.core.digest import sha256_of
 from wherry.core.request import ConvertRequest, SourceRequest
@@ -25,9 +26,6 @@ from wherry.storage.open_file import local_path
 from wherry.storage.stores import is_at_or_below, locate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from wherry.config.schema import Route, TargetRule
     from wherry.core.detection import Detection
 
 __all__ = [

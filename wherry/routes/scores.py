@@ -13,6 +13,7 @@ file of this list.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,6 @@ from wherry.core.steps import step_number
 from wherry.text.json_document import parse_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from wherry.storage.location import Location
 
 _FILES = (

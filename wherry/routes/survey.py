@@ -6,10 +6,13 @@ or unfinished checkpoints, and those that vanished between being found and being
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from wherry.config.schema import Route
+from wherry.core.detection import Detection
 from wherry.core.progress import logger
 from wherry.errors import MissingExtraError, NotFoundError, StorageError, WherryError
 from wherry.formats.checkpoint import open_source, present_fingerprint
@@ -17,16 +20,9 @@ from wherry.formats.detect import examine
 from wherry.formats.discover import NEWER_STEP, SkippedPath, walk
 from wherry.routes.routes import Whereabouts, foreign_reason, refusal, whereabouts
 from wherry.routes.scores import score
-from wherry.storage.location import modified_time
+from wherry.storage.location import Location, modified_time
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import is_live
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
-
-    from wherry.config.schema import Route
-    from wherry.core.detection import Detection
-    from wherry.storage.location import Location
 
 Why = Literal["not taken", "not settled", "ours", "damaged", "unreadable", "vanished", "no score"]
 # Errors that say nothing about the checkpoint: it is not known whether the route selects it.

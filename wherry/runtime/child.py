@@ -25,18 +25,16 @@ import sysconfig
 import tempfile
 import threading
 import time
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NoReturn
+from types import FrameType
+from typing import IO, NoReturn
 
 from wherry.core.services import service
 from wherry.core.units import duration, parse_size, show_seconds, show_size
 from wherry.errors import WherryError, storage_error
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
-    from types import FrameType
 
 _TIMEOUT, _MEMORY = "WHERRY_CHILD_TIMEOUT", "WHERRY_CHILD_MEMORY"
 _START = Path(__file__).absolute().with_name("child_start.py")

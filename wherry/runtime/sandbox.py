@@ -24,14 +24,11 @@ import platform
 import site
 import struct
 import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from wherry.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 SWITCH = "WHERRY_CHILD_SANDBOX"
 

@@ -16,17 +16,15 @@ import gc
 import os
 import threading
 from collections import deque
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Executor, Future, wait
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from wherry.core import dtypes
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
-
-    Task: TypeAlias = Callable[[], None]
+Task: TypeAlias = Callable[[], None]
 
 
 P = ParamSpec("P")

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from wherry.catalog.entries import entries, run_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from wherry.catalog.entries import CatalogEntry
-    from wherry.ledger.database import Ledger
-
+from wherry.catalog.entries import CatalogEntry, entries, run_of
+from wherry.ledger.database import Ledger
 
 _GRAVITY = ("error", "warning", "note")
 

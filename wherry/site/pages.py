@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from html import escape
@@ -21,8 +22,6 @@ from wherry.errors import NotFoundError, printable
 from wherry.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
     from wherry.catalog.entries import CatalogEntry
     from wherry.site.contents import OpenFinding, SiteContents
 

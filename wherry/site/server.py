@@ -15,19 +15,17 @@ import ipaddress
 import secrets
 import shlex
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from wherry.config.settings import pages_url
 from wherry.errors import AmbiguousError, NotFoundError, UsageError, WherryError, internal_error
 from wherry.site.contents import LedgerReader
 from wherry.site.pages import Page, page_at, shell, text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 HOST = "127.0.0.1"
 _HEADERS = {

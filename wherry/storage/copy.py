@@ -15,24 +15,19 @@ import errno
 import fcntl
 import os
 import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
-from wherry.core.progress import Meter
+from wherry.core.progress import Meter, OnProgress
 from wherry.errors import CorruptError, IncompleteError, MismatchError, storage_error
 from wherry.runtime import threads
 from wherry.storage.folders import NO_LINKS, make_folders
+from wherry.storage.location import Location
 from wherry.storage.open_file import open_regular, opened_regular
 from wherry.storage.stores import LocalStore, locate
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from wherry.core.progress import OnProgress
-    from wherry.storage.location import Location
-    from wherry.store.store import Entry
-
+from wherry.store.store import Entry
 
 REFLINK, COPY = "reflink", "copy"
 _FICLONE = 0x40049409  # linux/fs.h

@@ -12,18 +12,13 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 from wherry.errors import storage_errors
-from wherry.storage.open_file import opened_regular
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-    from pathlib import Path
-
-    from wherry.storage.open_file import Root
-
+from wherry.storage.open_file import Root, opened_regular
 
 BLOCK = 4096  # accepted by every supported file system; devices require 512 or 4096
 DIRECT = getattr(os, "O_DIRECT", 0)  # Linux

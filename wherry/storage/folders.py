@@ -20,6 +20,7 @@ import errno
 import os
 import secrets
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,8 +29,6 @@ from wherry.errors import storage_error
 from wherry.storage.open_file import write_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from wherry.storage.location import Location
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Collection, Generator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +19,6 @@ from wherry.errors import storage_error
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Collection, Generator
 
 LEDGER_SCHEMA = 4  # of a ledger's tables and statements
 _PRIVATE = 0o700

@@ -16,18 +16,12 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from wherry.storage.location import Location
 from wherry.storage.stores import crowd_refusal
-from wherry.store.store import NAMED_STATES, Entry, StoreOver
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from wherry.store.store import Store
-
+from wherry.store.store import NAMED_STATES, Entry, Store, StoreOver
 
 BLOCK = 64 << 10  # a smaller read reads so much, and keeps it
 _WHOLE = 4 * BLOCK  # a smaller object is read at once

@@ -32,18 +32,15 @@ import struct
 import sys
 import threading
 from collections import OrderedDict
+from collections.abc import Callable, Generator, Hashable, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from wherry.core.services import service
 from wherry.errors import HostileError, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Hashable, Iterable
-
 
 _OPENAT2 = 437  # number of the system call on every architecture that Python supports
 _RESOLVE_BENEATH = 0x08

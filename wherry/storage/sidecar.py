@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -22,20 +23,17 @@ from wherry.core import receipt as receipts
 from wherry.core.algorithms import HASH_BYTES
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.manifest import Manifest, from_json, tensor_row
+from wherry.core.receipt import CheckpointRef, Receipt
 from wherry.core.steps import step_number
 from wherry.errors import CorruptError, NotFoundError, describe_exception, schema_error, storage_errors
 from wherry.runtime.threads import without_collection
 from wherry.storage.folders import short_name
 from wherry.storage.open_file import write_regular
-from wherry.text.json_scan import scan_json
+from wherry.text.json_scan import Rows, scan_json
 from wherry.text.limits import JsonLimits, beyond, exceeds, scale_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from wherry.core.receipt import CheckpointRef, Receipt
     from wherry.storage.location import Location
-    from wherry.text.json_scan import Rows
 
 FOLDER_NAME = "wherry.json"
 SIGNATURE_NAME = "wherry.sig"

@@ -11,11 +11,11 @@ import os
 import re
 import shlex
 import stat
-from contextlib import contextmanager
+from collections.abc import Collection, Generator, Iterable
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from wherry.credentials import uri_has_credentials
@@ -31,6 +31,7 @@ from wherry.storage.folders import make_folders, sync_folder
 from wherry.storage.location import Location
 from wherry.storage.open_file import (
     Descriptors,
+    Root,
     local_path,
     loop_refusal,
     open_regular,
@@ -45,13 +46,6 @@ from wherry.storage.open_file import (
 )
 from wherry.store.store import LOCAL, READ_ONLY, Entry, Store
 from wherry.text.limits import MOST_ENTRIES, exceeds, scale_limit
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterable
-    from contextlib import AbstractContextManager
-
-    from wherry.storage.open_file import Root
-
 
 # The page of a model on the Hugging Face Hub, or of a folder or file in it, as a browser shows its address.
 _HUB_PAGE = re.compile(

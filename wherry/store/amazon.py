@@ -14,17 +14,25 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from wherry.errors import StorageError, UnsupportedError
 from wherry.installation import package_command
 from wherry.remote.addresses import checking_resolver
 from wherry.remote.failures import FORBIDDEN, altered_error, is_plain_failure, status_of
-from wherry.remote.transfers import CONNECT_SECONDS, CONNECTIONS, BodyRequest, is_plain
+from wherry.remote.transfers import (
+    CONNECT_SECONDS,
+    CONNECTIONS,
+    BodyRequest,
+    BufferFill,
+    HttpAnswer,
+    is_plain,
+)
 from wherry.store.content import Body, by_algorithm, checksum_of, from_base64, joined_checksum, to_base64
 from wherry.store.remote_store import (
     ObjectStore,
@@ -37,12 +45,6 @@ from wherry.store.remote_store import (
     stated_options,
 )
 from wherry.store.store import AnonymousUpload, Entry, Part, StoredObject, Upload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from wherry.remote.transfers import BufferFill, HttpAnswer
-
 
 _RUN = "wherry-run"  # key of the metadata
 _COPIED = 128 << 20  # bytes of a part that the store copies, at least

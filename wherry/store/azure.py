@@ -26,25 +26,20 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 from wherry.errors import StorageError, UsageError
 from wherry.remote.addresses import guard
 from wherry.remote.failures import AZURE, altered_error
-from wherry.remote.transfers import CONNECT_SECONDS
+from wherry.remote.transfers import CONNECT_SECONDS, BufferFill
 from wherry.remote.waits import waiting
 from wherry.store.content import MD5, Body, by_algorithm, checksum_of, is_same
 from wherry.store.remote_store import ObjectStore, RangedStore
 from wherry.store.store import Part, PartLimits, StoredObject, Upload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from wherry.remote.transfers import BufferFill
-
 
 _BEGIN = "begin"
 _PADDING = "."

@@ -16,6 +16,7 @@ import hashlib
 import io
 from base64 import b64decode, b64encode
 from bisect import bisect_right
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,8 +24,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from isal.isal_zlib import crc32
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-
     from typing_extensions import Buffer
 
     from wherry.store.store import Content, Part, StoredObject

@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 from urllib.parse import quote, urlencode
 from uuid import uuid4
 
@@ -37,7 +38,7 @@ from wherry.remote.failures import (
     kind_of,
     translate_error,
 )
-from wherry.remote.transfers import BodyRequest, is_plain
+from wherry.remote.transfers import BodyRequest, BufferFill, HttpAnswer, is_plain
 from wherry.store.content import (
     CRC32C,
     Body,
@@ -63,12 +64,6 @@ from wherry.store.remote_store import (
 )
 from wherry.store.store import Entry, Part, PartLimits, StoredObject, Upload
 from wherry.text.json_values import json_value
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-
-    from wherry.remote.transfers import BufferFill, HttpAnswer
-
 
 MOST_SOURCES = 32  # of one `compose`
 _LARGEST = 5 << 40  # bytes of an object

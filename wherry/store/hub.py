@@ -22,24 +22,20 @@ import re
 import secrets
 import shlex
 import time
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from pathlib import Path
+from typing import Any, Self, TypeVar
 from urllib.parse import quote, unquote
 
 from wherry.core.progress import logger
 from wherry.errors import NotFoundError, TargetExistsError, TargetInUseError, WherryError
 from wherry.remote.addresses import configured_hosts, guard_httpx, require_named_address
 from wherry.remote.failures import status_of
+from wherry.remote.waits import RetryPolicy
 from wherry.store.remote_store import FsspecStore, range_header
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Mapping
-    from pathlib import Path
-
-    from wherry.remote.waits import RetryPolicy
-
 
 PROTOCOL = "hf"
 MAIN = "main"

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import itertools
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from wherry.errors import StorageError
 from wherry.store.content import by_algorithm, checksum_of
 from wherry.store.remote_store import ObjectStore
 from wherry.store.store import Part, StoredObject, Upload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 _lock = threading.RLock()
 _numbers = itertools.count(1)

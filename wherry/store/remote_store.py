@@ -19,11 +19,13 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from datetime import datetime
 from functools import partial
 from importlib import import_module
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from wherry.errors import (
     MismatchError,
@@ -41,19 +43,22 @@ from wherry.remote.failures import (
     one_line,
     translate_error,
 )
-from wherry.remote.transfers import CONNECT_SECONDS, RANGE_CURE, BufferFill, exchange
+from wherry.remote.transfers import CONNECT_SECONDS, RANGE_CURE, BodyRequest, BufferFill, HttpAnswer, exchange
 from wherry.remote.waits import RetryPolicy, call_with_retries, storage_timeout
 from wherry.runtime import threads
 from wherry.store.content import CRC32C, checksum_of, is_same, joined_checksum, views_of
-from wherry.store.store import OF_OTHER_STORES, OF_SERVERS, OTHER, Entry, Store, protocol_of
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-    from datetime import datetime
-
-    from wherry.remote.transfers import BodyRequest, HttpAnswer
-    from wherry.store.store import Content, Part, StoredObject, Upload
-
+from wherry.store.store import (
+    OF_OTHER_STORES,
+    OF_SERVERS,
+    OTHER,
+    Content,
+    Entry,
+    Part,
+    Store,
+    StoredObject,
+    Upload,
+    protocol_of,
+)
 
 _T = TypeVar("_T")
 

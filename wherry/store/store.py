@@ -13,17 +13,14 @@ another run.
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from datetime import datetime
+from typing import TypeAlias
 
 from wherry.remote.failures import AZURE as AZURE_NAMES
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from datetime import datetime
-    from typing import TypeAlias
-
-    Content: TypeAlias = bytes | Sequence[memoryview]  # of an object, whole or in pieces
+Content: TypeAlias = bytes | Sequence[memoryview]  # of an object, whole or in pieces
 
 
 NAMED_STATES = ("generation", "etag")  # versions that the store gives, and that a read can name

@@ -6,11 +6,11 @@ that becomes gigabytes. Here an answer is checked before it is read, and read no
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.errors import StorageError
 from wherry.remote.addresses import guard, redirect_guard
-from wherry.remote.transfers import RANGE_CURE
+from wherry.remote.transfers import RANGE_CURE, BufferFill
 from wherry.store.remote_store import (
     RangedStore,
     aiohttp_timeout,
@@ -18,9 +18,6 @@ from wherry.store.remote_store import (
     require_range,
     stated_options,
 )
-
-if TYPE_CHECKING:
-    from wherry.remote.transfers import BufferFill
 
 _BLOCK = 256 << 10  # bytes that are read at a time
 _WHOLE, _BEYOND = 200, 416  # statuses of HTTP

@@ -21,10 +21,10 @@ import os
 import re
 import secrets
 import stat
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from wherry.storage.copy import copy_written
 from wherry.storage.folders import (
@@ -39,13 +39,8 @@ from wherry.storage.folders import (
     sync_tree,
 )
 from wherry.target.key import journal_key
-from wherry.target.lease import LeaseFile
+from wherry.target.lease import Lease, LeaseFile
 from wherry.target.signed_log import read_log
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from wherry.target.lease import Lease
 
 JOURNAL, SPILL, SIDECAR, REPLACED = (
     f"{PREFIX}{name}" for name in ("journal", "spill", "sidecar", "replaced")

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import mmap
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from wherry.storage.direct import BLOCK
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    # Name of a file, offset of a block, memory of one block or several; raises OSError.
-    Transfer = Callable[[str, int, memoryview], None]
+# Name of a file, offset of a block, memory of one block or several; raises OSError.
+Transfer = Callable[[str, int, memoryview], None]
 
 _MOST = 256  # blocks that are held in memory
 

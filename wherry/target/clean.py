@@ -16,27 +16,28 @@ import os
 import re
 import stat
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial, reduce
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from wherry.errors import NotFoundError, TargetInUseError, UnsupportedError, UsageError, storage_errors
 from wherry.storage.folders import PREFIX, is_staging, remove, short_name, staging_stem
-from wherry.storage.location import modified_time
+from wherry.storage.location import Location, modified_time
 from wherry.storage.object_view import objects_below
 from wherry.storage.sidecar import sidecar_name
 from wherry.storage.stores import local_location, locate
-from wherry.store.store import AnonymousUpload
+from wherry.store.store import AnonymousUpload, Entry, Store, StoredObject, Upload
 from wherry.target.area import set_aside
 from wherry.target.file_staging import FileStaging
 from wherry.target.hub_repository import clean_repository
 from wherry.target.janitor import end_runs, left_behind, left_runs
 from wherry.target.janitor import tidy as tidy_left_behind
-from wherry.target.lease import LeaseFile, register_of
+from wherry.target.lease import Lease, LeaseFile, register_of
 from wherry.target.lease_watch import Verdict, Watch
 from wherry.target.leftovers import (
     JOB,
@@ -54,13 +55,6 @@ from wherry.target.leftovers import (
 from wherry.target.object_staging import areas_of, is_committed, uploads_of
 from wherry.target.signed_log import MOST_BYTES, NAME
 from wherry.target.upload_run import is_inner
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from wherry.storage.location import Location
-    from wherry.store.store import Entry, Store, StoredObject, Upload
-    from wherry.target.lease import Lease
 
 _QUIET_SECONDS = 3600  # what names no owner, and was touched within the hour, may be in use
 _SPOOL = ".spool"  # suffix of the folder of an export

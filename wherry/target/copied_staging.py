@@ -13,9 +13,9 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from wherry.errors import MismatchError, TargetExistsError
 from wherry.storage.folders import remove_leftover
@@ -29,11 +29,7 @@ from wherry.store.remote_store import FsspecStore
 from wherry.target.file_staging import FileStaging
 from wherry.target.hub_repository import CARD, card, inside, require_path
 from wherry.target.janitor import forget, note
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from wherry.target.journal import Header
+from wherry.target.journal import Header
 
 
 class CopiedStaging(FileStaging):

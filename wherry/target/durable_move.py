@@ -6,20 +6,17 @@ Moves of small tensors, of which a large model has a hundred thousand, are recor
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from wherry.core.account import NO_LOSSES, Losses
 from wherry.core.digest import LEAF
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.tensorspec import Span
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from typing import TypeAlias
-
-    # Start, stop and checksum of pieces of a tensor.
-    Checks: TypeAlias = Sequence[tuple[int, int, int]]
+# Start, stop and checksum of pieces of a tensor.
+Checks: TypeAlias = Sequence[tuple[int, int, int]]
 
 
 class DurableMove(NamedTuple):

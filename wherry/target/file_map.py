@@ -13,20 +13,17 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from wherry.core.tensorspec import Span
-from wherry.target.grids import ChunkPlace, chunk_bytes
+from wherry.core.keypath import KeyPath
+from wherry.core.tensorspec import Span, TensorSpec
+from wherry.target.grids import ChunkCodec, ChunkPlace, Grids, chunk_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from wherry.core.keypath import KeyPath
-    from wherry.core.tensorspec import TensorSpec
     from wherry.storage.location import Location
-    from wherry.target.grids import ChunkCodec, Grids
 
 
 def _no_companion(_name: str) -> Location | None:

@@ -9,14 +9,13 @@ that folds case also takes composed and decomposed characters for the same (APFS
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry.errors import UnsupportedError, storage_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from wherry.storage.location import Location
 
 

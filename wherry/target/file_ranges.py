@@ -6,16 +6,12 @@ So the work on a target is divided among processes, and found again where they h
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from wherry.core import dtypes
-from wherry.core.tensorspec import Span, region_shape
-from wherry.target.file_map import PlacedChunks, Segments
-
-if TYPE_CHECKING:
-    from wherry.core.keypath import KeyPath
-    from wherry.core.tensorspec import Region, TensorSpec
-    from wherry.target.file_map import FileMap
+from wherry.core.keypath import KeyPath
+from wherry.core.tensorspec import Region, Span, TensorSpec, region_shape
+from wherry.target.file_map import FileMap, PlacedChunks, Segments
 
 
 class FileRange(NamedTuple):

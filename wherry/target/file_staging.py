@@ -15,10 +15,11 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from wherry.core.progress import OnProgress
 from wherry.errors import (
     StorageError,
     TargetExistsError,
@@ -45,16 +46,9 @@ from wherry.storage.sidecar import sidecar_name
 from wherry.storage.stores import LocalStore
 from wherry.target.area import JOURNAL, REPLACED, SIDECAR, SPILL, complete, hide, open_area
 from wherry.target.file_names import require_separate_names
-from wherry.target.journal import open_journal
+from wherry.target.journal import Header, Journal, open_journal
 from wherry.target.lease import lease_of
-from wherry.target.staging import Staging
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
-
-    from wherry.core.progress import OnProgress
-    from wherry.target.journal import Header, Journal
-    from wherry.target.staging import CopiedFile
+from wherry.target.staging import CopiedFile, Staging
 
 
 class FileStaging(Staging):

@@ -20,11 +20,13 @@ import errno
 import os
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from wherry.core.tensorspec import Span
 from wherry.errors import StorageError, UnsupportedError, storage_error
 from wherry.storage.direct import BLOCK, DIRECT, NO_DIRECT, cut, is_aligned
 from wherry.storage.folders import sync_folder
@@ -33,9 +35,6 @@ from wherry.target.blocks import Blocks
 from wherry.target.staged_objects import is_staged, run_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from wherry.core.tensorspec import Span
     from wherry.storage.location import Location
 
 # Concurrent large writes. Two keep a device busy; with more, all would end, and then hash, at the same time.

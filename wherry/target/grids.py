@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_right
+from collections.abc import Hashable, Iterable, Iterator
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -15,8 +16,6 @@ from wherry.core import dtypes
 from wherry.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator
-
     from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import Region, TensorSpec
 

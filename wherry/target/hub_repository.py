@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from wherry.errors import UsageError
+from wherry.storage.location import Location
 from wherry.store.hub import (
     BLANK,
     PROTOCOL,
@@ -18,9 +20,6 @@ from wherry.store.remote_store import FsspecStore
 from wherry.target.leftovers import YOUNG, CleanReport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from wherry.storage.location import Location
     from wherry.storage.sidecar import Sidecar
 
 CARD = "README.md"

@@ -12,26 +12,22 @@ cannot be written either, the conversion continues without a mark.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from glob import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from wherry.core.digest import sha256_of
 from wherry.core.progress import logger
 from wherry.errors import WherryError
 from wherry.storage.folders import staging_stem
 from wherry.storage.home import ensure_home, home
+from wherry.storage.location import Location
 from wherry.storage.sidecar import sidecar_location
 from wherry.storage.stores import locate
 from wherry.target.janitor import owning
 from wherry.target.lease import Lease, LeaseFile
 from wherry.target.lease_watch import Verdict, judge
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
-
-    from wherry.storage.location import Location
 
 _FOLDER = "in-use"
 _SUFFIX = ".reading"

@@ -16,10 +16,11 @@ import json
 import os
 import secrets
 import tempfile
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.core.digest import sha256_of
 from wherry.core.progress import logger
@@ -37,9 +38,6 @@ from wherry.target.lease_watch import (
     verdict_of_process,
 )
 from wherry.text.json_values import json_value
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
 
 _FOLDER = "made"
 _PATH, _STORE = "path", "tracking_store"  # what an owner's file names

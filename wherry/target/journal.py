@@ -17,27 +17,21 @@ carries the id of a run that is in the journal was made by this conversion.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from wherry.core.keypath import KeyPath
+from wherry.core.tensorspec import Span
 from wherry.errors import StorageError, storage_error
+from wherry.storage.location import Location
 from wherry.store.store import Part, Upload
-from wherry.target.durable_move import decode_all, encode_all
+from wherry.target.durable_move import DurableMove, decode_all, encode_all
 from wherry.target.key import journal_key
-from wherry.target.signed_log import FileSink, ObjectSink, SignedLog
+from wherry.target.signed_log import FileSink, Line, LogSink, ObjectSink, SignedLog
 from wherry.text.json_values import json_value
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
-
-    from wherry.core.keypath import KeyPath
-    from wherry.core.tensorspec import Span
-    from wherry.storage.location import Location
-    from wherry.target.durable_move import DurableMove
-    from wherry.target.signed_log import Line, LogSink
 
 Header = Mapping[str, str]
 GROUPS = 50  # of a large checkpoint

@@ -14,15 +14,12 @@ import shlex
 import stat
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from wherry.core.progress import logger
 from wherry.errors import StorageError, UsageError
 from wherry.storage.folders import rename_without_replacing
 from wherry.storage.home import ensure_home, home
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 KEY_ENV = "WHERRY_KEY"
 _NAME = "journal.key"

@@ -26,8 +26,10 @@ import secrets
 import shlex
 import threading
 import time
-from contextlib import contextmanager, suppress
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 from wherry.core.progress import logger
@@ -36,6 +38,8 @@ from wherry.storage.folders import DRAFT, NO_LINKS, PREFIX, staging_stem
 from wherry.target import lease_watch
 from wherry.target.lease_watch import (
     MOST_BYTES,
+    Judgement,
+    Owner,
     Sighting,
     Verdict,
     Watch,
@@ -46,13 +50,8 @@ from wherry.target.lease_watch import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-    from contextlib import AbstractContextManager
-    from types import TracebackType
-
     from wherry.storage.location import Location
     from wherry.store.store import Store
-    from wherry.target.lease_watch import Judgement, Owner
 
 _NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF)
 _LOCK_SECONDS = 5.0  # a takeover holds the lock for a few system calls

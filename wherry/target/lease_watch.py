@@ -14,17 +14,15 @@ import shlex
 import socket
 import stat
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from wherry.core.progress import logger
 from wherry.errors import StorageError
 from wherry.text.json_values import json_value
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 EXPIRY_SECONDS = 30.0
 LOOK_SECONDS = 1.0  # between two looks at a lease

@@ -16,23 +16,17 @@ from __future__ import annotations
 
 import errno
 import re
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from wherry.errors import NotFoundError, StorageError, TargetInUseError
-from wherry.storage.location import MOST_CONFIG
-from wherry.target.lease import Lease
-from wherry.target.lease_watch import Sighting, Verdict, Watch, judge_all
+from wherry.storage.location import MOST_CONFIG, Location
+from wherry.target.lease import Lease, Register
+from wherry.target.lease_watch import Judgement, Sighting, Verdict, Watch, judge_all
 from wherry.text.json_values import json_value
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
-
-    from wherry.storage.location import Location
-    from wherry.target.lease import Register
-    from wherry.target.lease_watch import Judgement
 
 YOUNG = "changed within the hour; may be in use"
 _HELD = "a running job holds its lease"

@@ -15,12 +15,12 @@ import re
 import secrets
 import shutil
 import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from wherry.core.progress import Meter
+from wherry.core.progress import Meter, OnProgress
 from wherry.errors import TargetExistsError, WherryError
 from wherry.runtime import threads
 from wherry.storage.folders import PREFIX
@@ -29,23 +29,16 @@ from wherry.storage.object_view import objects_below
 from wherry.storage.ranges import read_ranges
 from wherry.storage.sidecar import sidecar_name
 from wherry.store.remote_store import heads
-from wherry.target.journal import JournalPast, begin_journal, read_past
+from wherry.store.store import Part, Store, StoredObject, Upload
+from wherry.target.journal import Header, Journal, JournalPast, begin_journal, read_past
 from wherry.target.lease import lease_of
 from wherry.target.parts import OVERFLOW, Sender, parts_share, reading_share
 from wherry.target.signed_log import NAME as JOURNAL
 from wherry.target.signed_log import ObjectSink
 from wherry.target.staged_objects import StagedObjects
-from wherry.target.staging import Staging
+from wherry.target.staging import CopiedFile, Staging
 from wherry.target.upload_run import UploadRun, is_inner
 from wherry.target.uploaded_file import PART_BYTES, SentBefore, UploadContext, part_size
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from wherry.core.progress import OnProgress
-    from wherry.store.store import Part, Store, StoredObject, Upload
-    from wherry.target.journal import Header, Journal
-    from wherry.target.staging import CopiedFile
 
 _COPIES = 4  # files that are copied at the same time
 _PROVED_BYTES = 1 << 20  # a smaller file is read back by itself: a sidecar, a config, an index

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,8 +28,6 @@ from wherry.runtime.threads import Turns
 from wherry.store.content import Body, PartBytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
     from wherry.store.store import Store, StoredObject
 
 OVERFLOW = "overflow-"

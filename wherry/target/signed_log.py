@@ -12,16 +12,12 @@ import io
 import json
 import os
 import stat
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from wherry.errors import storage_error, storage_errors
-from wherry.storage.location import MOST_CONFIG
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from wherry.storage.location import Location
+from wherry.storage.location import MOST_CONFIG, Location
 
 LONGEST_LINE = 64 << 20
 NAME = "journal-"

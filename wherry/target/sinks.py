@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from wherry.storage.location import Location
 from wherry.target.copied_staging import CopiedStaging, HubStaging
 from wherry.target.file_staging import FileStaging
+from wherry.target.journal import Header
 from wherry.target.object_staging import ObjectStaging
-
-if TYPE_CHECKING:
-    from wherry.storage.location import Location
-    from wherry.target.journal import Header
-    from wherry.target.staging import Staging
+from wherry.target.staging import Staging
 
 
 def open_staging(

@@ -11,11 +11,10 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wherry.store.store import Entry, StoreOver
+from wherry.store.store import Entry, Store, StoreOver
 
 if TYPE_CHECKING:
     from wherry.storage.location import Location
-    from wherry.store.store import Store
     from wherry.target.upload_run import UploadRun
 
 

@@ -18,17 +18,15 @@ there, and what fails then is only a warning.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeAlias
 
-from wherry.core.progress import logger
+from wherry.core.progress import OnProgress, logger
 from wherry.errors import StorageError, TargetExistsError, TargetInUseError, WherryError, storage_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-    from types import TracebackType
-
-    from wherry.core.progress import OnProgress
     from wherry.storage.location import Location
     from wherry.store.store import Entry
     from wherry.target.journal import Journal

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.errors import MismatchError, StorageError
 from wherry.storage.folders import is_staging
@@ -21,22 +22,18 @@ from wherry.storage.object_view import objects_below
 from wherry.storage.ranges import read_ranges
 from wherry.storage.sidecar import FOLDER_NAME
 from wherry.store.content import CRC32C
+from wherry.store.store import StoredObject
 from wherry.target.parts import OVERFLOW, StoredBytes
 from wherry.target.uploaded_file import (
     PART_BYTES,
     GrowingFile,
     SentBefore,
+    UploadContext,
     UploadedFile,
     agreeing,
     part_size,
     without_gaps,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from wherry.store.store import StoredObject
-    from wherry.target.uploaded_file import UploadContext
 
 
 @dataclass(slots=True)

@@ -18,21 +18,16 @@ from __future__ import annotations
 
 import mmap
 import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from wherry.errors import CorruptError, StorageError, TargetExistsError
 from wherry.store.content import CRC32C, PartBytes, agrees, checksum_of, is_same, joined_checksum
-from wherry.store.store import Part
-from wherry.target.parts import PartPieces
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from wherry.store.store import PartLimits, Store, StoredObject, Upload
-    from wherry.target.parts import Sender, StoredBytes
+from wherry.store.store import Part, PartLimits, Store, StoredObject, Upload
+from wherry.target.parts import PartPieces, Sender, StoredBytes
 
 PART_BYTES = 8 << 20
 _MIB = 1 << 20

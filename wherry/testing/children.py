@@ -17,18 +17,16 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from types import TracebackType
+from typing import Any, Self
 
 from wherry.errors import WherryError
 from wherry.runtime.child import command
 from wherry.testing.faults import ACTS, PLACES, Fault, Faults, failing, replace_value, small_steps
 from wherry.text.json_values import json_value
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import TracebackType
 
 
 @dataclass(frozen=True, slots=True)

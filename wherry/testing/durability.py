@@ -21,19 +21,17 @@ import os
 import shutil
 import stat
 import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeAlias
 
 from wherry.storage.folders import is_staging
 from wherry.storage.sidecar import sidecar_name
 from wherry.testing.faults import replace_value
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from types import TracebackType
 
 _SYNCS = ("fsync", "fdatasync")
 _REMOVALS = ("unlink", "remove", "rmdir")

@@ -12,15 +12,13 @@ import os
 import signal
 import threading
 from collections import Counter
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from types import TracebackType
+from typing import Any, Self
 
 from wherry.core.digest import LEAF
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
-    from types import TracebackType
 
 # `module:function` of everything that changes the file system.
 PLACES: tuple[str, ...] = (

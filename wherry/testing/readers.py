@@ -7,25 +7,22 @@ exactly these bytes; invalid requests raise a WherryError; all of this from seve
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry.core import dtypes
-from wherry.core.tensorspec import region_shape
+from wherry.core.keypath import KeyPath
+from wherry.core.tensorspec import Region, TensorSpec, region_shape
 from wherry.errors import NotFoundError, UsageError, WherryError
 from wherry.formats.checkpoint import Checkpoint
-from wherry.formats.contents import Stored
+from wherry.formats.contents import ChunkDecoder, Stored
 from wherry.mover.move import cells
 from wherry.mover.read import fill
 from wherry.storage.stores import locate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from wherry.core.keypath import KeyPath
-    from wherry.core.tensorspec import Region, TensorSpec
-    from wherry.formats.contents import ChunkDecoder
     from wherry.formats.format import Opened
 
 THREADS = 8

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count, cycle, islice, pairwise
 from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
+from wherry.core.keypath import KeyPath
 from wherry.core.manifest import Companion, Manifest, Value
 from wherry.core.tensorspec import Region, Span, TensorSpec, region_shape
 from wherry.formats.registry import checked_options
 from wherry.mover.move import cells, region_span
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
-
-    from wherry.core.keypath import KeyPath
     from wherry.formats.format import Format, Holds
 
 SHAPES: tuple[tuple[int, ...], ...] = ((), (1,), (7,), (2, 3), (3, 1, 5), (2, 3, 4, 5), (1, 2, 1, 3, 2))

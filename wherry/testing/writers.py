@@ -7,10 +7,10 @@ another writer: the result must hold exactly the sample, and nothing may be dete
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from wherry.core.algorithms import BLAKE3
 from wherry.core.digest import checkpoint_digest
@@ -18,20 +18,13 @@ from wherry.core.request import SourceRequest
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.companions import MemoryFiles
 from wherry.formats.detect import detect_source, examine
-from wherry.formats.format import Glimpse
+from wherry.formats.format import Glimpse, Opened
 from wherry.mover.hashing import hash_checkpoint
-from wherry.mover.map_writer import writer_of
+from wherry.mover.map_writer import MapWriter, writer_of
 from wherry.storage.location import Location
 from wherry.storage.stores import locate, make_folder
 from wherry.testing.readers import check_reader
-from wherry.testing.samples import pieces
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from wherry.formats.format import Opened
-    from wherry.mover.map_writer import MapWriter
-    from wherry.testing.samples import Piece, Sample
+from wherry.testing.samples import Piece, Sample, pieces
 
 THREADS = 4
 _MEMORY = 64 << 20

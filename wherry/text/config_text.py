@@ -11,15 +11,13 @@ import os
 import re
 import stat
 import tomllib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from os import PathLike
+from typing import Any
 
 from wherry.errors import NotFoundError, storage_error
 from wherry.text.json_document import parse_json, require_size
 from wherry.text.limits import SMALL, JsonLimits, beyond, exceeds, scale_limit
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from os import PathLike
 
 TOML = JsonLimits(nbytes=8 << 20, nodes=1 << 17)
 YAML = JsonLimits(nbytes=2 << 20, nodes=1 << 15)

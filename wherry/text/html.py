@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
 from wherry.credentials import redact
 from wherry.errors import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 MOST_ROWS = 50
 

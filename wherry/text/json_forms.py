@@ -5,11 +5,9 @@ A form is a tuple of types, of which a value has exactly one (so that a bool is 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Any, TypeAlias, cast
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, count
 from json import decoder as json_decoder
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -30,7 +31,6 @@ from wherry.text.json_document import (
 from wherry.text.limits import DOCUMENT, MOST_NAME_TEXT, JsonLimits, beyond, exceeds, scale_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
     from json.decoder import JSONDecoder
 
 # Functions of the standard library that its type hints do not declare: a string after its first quote, and its end.

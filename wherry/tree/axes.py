@@ -12,6 +12,7 @@ and the number of names must equal the tensor's rank. Rules are applied as Flax 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -22,8 +23,6 @@ from wherry.text.config_text import parse_table, read_config
 from wherry.tree.forms import BOX
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from wherry.core.manifest import Manifest
 
 Rules: TypeAlias = "tuple[tuple[str, AxisName], ...]"

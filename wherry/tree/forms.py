@@ -14,16 +14,14 @@ and its opposite undo each other. Only names change, never a byte of a tensor.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.core.keypath import KeyPath, render
 from wherry.errors import UnrepresentableError, UsageError
 from wherry.tree.renames import parse_rules, rename_paths
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
 
 BOX = "value"
 OLD_VARIABLE = "raw_value"

@@ -23,18 +23,16 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from sys import intern
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from wherry.core.keypath import render
+from wherry.core.keypath import KeyPath, render
 from wherry.tree.forms import BOX, OLD_VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from wherry.core.keypath import KeyPath
     from wherry.core.tensorspec import TensorSpec
 
 Tokens: TypeAlias = tuple[str, ...]

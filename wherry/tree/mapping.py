@@ -10,6 +10,7 @@ recorded in the manifest's origin, so that `verify --against` finds every tensor
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -35,14 +36,11 @@ from wherry.tree.spelling import (
     stated_names,
     with_renames,
 )
-from wherry.tree.tree_reading import read_tree
+from wherry.tree.tree_reading import TreeReading, read_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
     from wherry.core.manifest import Manifest
     from wherry.formats.format import Format
-    from wherry.tree.tree_reading import TreeReading
 
 
 __all__ = ["RENAMED", "RULES", "TREE_OPTIONS", "MappedTree", "map_tree", "recut"]

@@ -11,14 +11,12 @@ be applied at least once. A key path that a rule matches in two ways is an error
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 ARROW = "->"
 _SEPARATOR = "//"  # between the symbols of two parts; a symbol of a part is one character

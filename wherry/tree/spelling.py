@@ -5,23 +5,20 @@ It also finds out which nodes of a renamed tree are still sequences.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.keypath import KeyPath, parse, render
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import UsageError
 from wherry.tree.axes import BOX_TAG, BOXES
 from wherry.tree.forms import BOX, FORM_OPTIONS, Leaves, respell, rule_texts
 from wherry.tree.renames import inverse_rules, parse_rules
-from wherry.tree.tree_reading import read_tree
+from wherry.tree.tree_reading import TreeReading, read_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
-    from wherry.core.tensorspec import TensorSpec
-    from wherry.tree.tree_reading import TreeReading
 
 
 CUT_OPTIONS = {

@@ -19,19 +19,18 @@ of its own, and a layout decides by its names which of them it is. What is not p
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.keypath import KeyPath
 from wherry.core.units import plural
 from wherry.tree.forms import BOX, OLD_VARIABLE, wrapped_leaves
 from wherry.tree.kinds import AROUND, ROOTS, LeafKind, TreeLeaf, has_name, is_sure, kinds_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
-
     from wherry.core.detection import Kind
-    from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Manifest
     from wherry.core.tensorspec import TensorSpec
 

@@ -7,28 +7,23 @@ container are compared on the way, and its digests are computed, so that they ca
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from wherry.core.keypath import render
+from wherry.core.keypath import KeyPath, render
+from wherry.core.manifest import Manifest
+from wherry.core.progress import OnProgress
+from wherry.core.request import SourceRequest
 from wherry.errors import NotFoundError
+from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.companions import digest_companion
 from wherry.mover.hashing import Failure, Hashes, hash_checkpoint
 from wherry.mover.hashing import compare as compare_digests
+from wherry.storage.sidecar import Sidecar
 from wherry.verifier.records import contradictions
 from wherry.workers import THREADS
 from wherry.workers.hash_on import ReadOrder, hash_on, source_of
 from wherry.workers.unit import UNIT_BYTES
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
-
-    from wherry.core.keypath import KeyPath
-    from wherry.core.manifest import Manifest
-    from wherry.core.progress import OnProgress
-    from wherry.core.request import SourceRequest
-    from wherry.formats.checkpoint import Checkpoint
-    from wherry.storage.sidecar import Sidecar
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,36 +7,30 @@ the checkpoint that it was made of.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.config.digests import digest_choice
 from wherry.converter.references import reference
 from wherry.core.digest import checkpoint_digest, weights_digest
-from wherry.formats.checkpoint import open_source, present_fingerprint
+from wherry.core.keypath import KeyPath
+from wherry.core.manifest import Manifest
+from wherry.core.receipt import CheckpointRef
+from wherry.core.request import SourceRequest
+from wherry.formats.checkpoint import Checkpoint, open_source, present_fingerprint
 from wherry.formats.pin import object_pin, state_read
 from wherry.formats.registry import checked_options, find_format, system_of
 from wherry.ledger.resolve import resolve_named
-from wherry.mover.hashing import MeasuredError, hash_checkpoint
+from wherry.mover.hashing import Failure, Hashes, MeasuredError, hash_checkpoint
 from wherry.quantized.coded_view import RECORD as QUANTIZED
 from wherry.quantized.ggml_types import RECORD as VALUES
 from wherry.quantized.view import as_recorded
+from wherry.storage.sidecar import Sidecar
 from wherry.tree.mapping import parameters_of
 from wherry.tree.spelling import renaming_of
-from wherry.verifier.evidence import compare, hash_tensors, tensor_differences
+from wherry.verifier.evidence import BytesEvidence, ReadOptions, compare, hash_tensors, tensor_differences
 from wherry.verifier.records import LedgerEntry, entry_at, receipt_difference, replacement
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from wherry.core.keypath import KeyPath
-    from wherry.core.manifest import Manifest
-    from wherry.core.receipt import CheckpointRef
-    from wherry.core.request import SourceRequest
-    from wherry.formats.checkpoint import Checkpoint
-    from wherry.mover.hashing import Failure, Hashes
-    from wherry.storage.sidecar import Sidecar
-    from wherry.verifier.evidence import BytesEvidence, ReadOptions
 
 EQUAL, UNKNOWN, DIFFERENT = "equal", "unknown place", "different"
 NOT_COMPARED = "not compared: "  # prefix of the reason

@@ -9,38 +9,32 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from wherry.compare.statistics import constants_notes, is_match, matching, statistics
+from wherry.compare.statistics import TensorStatistics, constants_notes, is_match, matching, statistics
 from wherry.config.digests import digest_choice
 from wherry.converter.references import reference
 from wherry.core.algorithms import BLAKE3
+from wherry.core.detection import Detection
 from wherry.core.keypath import KeyPath, parse, render
+from wherry.core.manifest import Manifest
+from wherry.core.progress import OnProgress
 from wherry.core.request import SourceRequest
 from wherry.core.units import DEFAULT_MEMORY, parse_budget
 from wherry.errors import IncompleteError, TargetExistsError, UsageError, storage_error
 from wherry.formats.checkpoint import Checkpoint, open_source, present_fingerprint
 from wherry.formats.companions import digest_companion
-from wherry.formats.pin import settled_checkpoint, take_pin
+from wherry.formats.pin import Pin, settled_checkpoint, take_pin
 from wherry.formats.recorded_files import recorded_files
 from wherry.ledger.resolve import proved_digest, resolve_named
 from wherry.mover.hashing import Hashes, flat_hashes, hash_checkpoint
 from wherry.storage.folders import rename_without_replacing, staging_stem, sync_folder
+from wherry.storage.location import Location
 from wherry.storage.sidecar import Sidecar, encode, read_sidecar, sidecar_location
 from wherry.storage.stores import LocalStore, locate
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from wherry.compare.statistics import TensorStatistics
-    from wherry.core.detection import Detection
-    from wherry.core.manifest import Manifest
-    from wherry.core.progress import OnProgress
-    from wherry.formats.checkpoint import Checkpoint
-    from wherry.formats.pin import Pin
-    from wherry.storage.location import Location
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,14 @@ import os
 import shlex
 import shutil
 import tempfile
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.config.digests import digest_choice
 from wherry.config.roots import locate_stated, root_of
@@ -32,23 +33,18 @@ from wherry.core.request import ConvertRequest, LayoutRequest, SourceRequest, Ta
 from wherry.core.services import service
 from wherry.core.units import parse_size, show_size
 from wherry.errors import MissingExtraError, StorageError, UnsupportedError, UsageError, missing_extra
-from wherry.formats.checkpoint import open_source
+from wherry.formats.checkpoint import Checkpoint, open_source
 from wherry.formats.pin import take_pin
 from wherry.mover.hashing import Failure, hash_checkpoint
 from wherry.runtime import child, sandbox
 from wherry.runtime.child import NoAnswerError
 from wherry.runtime.interpreter import available_memory
 from wherry.storage.copy import copy_files
+from wherry.storage.location import Location
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import local_location, locate
 from wherry.target.janitor import temporary_folder
 from wherry.text.json_values import json_value
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
-
-    from wherry.formats.checkpoint import Checkpoint
-    from wherry.storage.location import Location
 
 _SCHEMA = 1
 NO_VARIABLES: Mapping[str, str] = {}

@@ -8,30 +8,27 @@ A ledger that cannot be read does not stop a verification, but its outcome is th
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.core.digest import origin_digest, weights_digest
 from wherry.core.keypath import render
-from wherry.core.receipt import CheckpointRef, reference_from_json
+from wherry.core.receipt import CheckpointRef, Receipt, reference_from_json
 from wherry.core.receipt import from_json as receipt_from_json
 from wherry.core.units import short
 from wherry.errors import CorruptError, WherryError
+from wherry.formats.checkpoint import Checkpoint
 from wherry.ledger.nodes import look_up
 from wherry.ledger.replay import ADDED
 from wherry.ledger.resolve import proved_digest
 from wherry.mover.hashing import Failure
-from wherry.storage.sidecar import readable_sidecar
+from wherry.storage.sidecar import Sidecar, readable_sidecar
 from wherry.storage.stores import locate
 from wherry.text.json_document import parse_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from wherry.core.receipt import Receipt
-    from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.recorded_files import FileDifferences
-    from wherry.storage.sidecar import Sidecar
 
 _NODE = (
     "checkpoint_digest", "weights_digest", "format", "format_version", "kind", "step", "tensors", "parameters",

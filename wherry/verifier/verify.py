@@ -36,11 +36,14 @@ from __future__ import annotations
 import os
 import shlex
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.converter.command import command, in_place_of
 from wherry.core.keypath import render
+from wherry.core.progress import OnProgress
+from wherry.core.receipt import CheckpointRef
 from wherry.core.request import SourceRequest
 from wherry.core.units import DEFAULT_MEMORY, DEFAULT_UNIT, parse_budget, parse_size, plural
 from wherry.errors import (
@@ -54,7 +57,7 @@ from wherry.errors import (
     UsageError,
     WherryError,
 )
-from wherry.formats.checkpoint import open_source
+from wherry.formats.checkpoint import Checkpoint, open_source
 from wherry.formats.detect import describe_absent, resolve_source
 from wherry.formats.pin import settled_checkpoint, take_pin
 from wherry.formats.recorded_files import FileDifferences, file_differences
@@ -63,23 +66,23 @@ from wherry.ledger.record import RECORDED, REFUSED, record_outcome
 from wherry.ledger.replay import ADDED, READ_ONLY
 from wherry.ledger.resolve import resolve_named
 from wherry.mover.hashing import Failure, MeasuredError
-from wherry.storage.sidecar import read_sidecar, readable_sidecar
+from wherry.storage.sidecar import Sidecar, read_sidecar, readable_sidecar
 from wherry.storage.stores import locate
 from wherry.text.html import html_table
 from wherry.verifier.evidence import ReadOptions, altered_companions
 from wherry.verifier.full_read import NOT_COMPARED, FullRead, Other, read_all
-from wherry.verifier.records import INCOMPLETE, added_rows, file_rows, known_node, record_differences
+from wherry.verifier.records import (
+    INCOMPLETE,
+    RecordDifference,
+    added_rows,
+    file_rows,
+    known_node,
+    record_differences,
+)
 from wherry.workers import THREADS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from wherry.core.progress import OnProgress
-    from wherry.core.receipt import CheckpointRef
-    from wherry.formats.checkpoint import Checkpoint
-    from wherry.storage.sidecar import Sidecar
     from wherry.verifier.native import NativeReport
-    from wherry.verifier.records import RecordDifference
 
 
 LEVELS = ("structure", "present", "digest", "roundtrip", "native", "logits")

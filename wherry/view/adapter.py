@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,17 +18,15 @@ from wherry.errors import MismatchError, UnrepresentableError
 from wherry.families import load_family, source_tree, system_of_format
 from wherry.families.adapters import ALPHA, MAXTEXT, PEFT, RANK, adapter_family, is_of_adapters
 from wherry.families.bind import unknown_tensors
+from wherry.families.companions import CompanionFiles
+from wherry.families.project import Projection
 from wherry.families.roots import named_manifest
+from wherry.families.schema import Family
 from wherry.tree.tree_reading import read_tree
 from wherry.view.model import ADAPTER, json_companion
 from wherry.view.peft import LORA, SCALE, START, is_number, refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from wherry.families.companions import CompanionFiles
-    from wherry.families.project import Projection
-    from wherry.families.schema import Family
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.format import Format
 

@@ -14,11 +14,13 @@ quantize=fp8` quantises what a Hugging Face folder gets.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
 from wherry.core.keypath import render
-from wherry.core.request import CONTAINERS, DEQUANTIZE, NONE, QUANTIZE, SCALES, SCAN
+from wherry.core.manifest import Manifest
+from wherry.core.request import CONTAINERS, DEQUANTIZE, NONE, QUANTIZE, SCALES, SCAN, LayoutRequest
 from wherry.errors import UnrepresentableError, UsageError, choose
 from wherry.formats.registry import system_of
 from wherry.tree.forms import rule_texts
@@ -28,10 +30,6 @@ from wherry.tree.tree_reading import WRAPPERS, framework_words, share_first_word
 from wherry.view.foreign import RENAME, in_form, is_copy_of, no_layout
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from wherry.core.manifest import Manifest
-    from wherry.core.request import LayoutRequest
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.format import Format
 

@@ -7,22 +7,18 @@ A tree without a family keeps its names in a Hugging Face folder. What the user 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from wherry.core.manifest import Companion
+from wherry.core.request import LayoutRequest
 from wherry.families.companions import asset_files, model_folder
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.companions import CompanionsReader
+from wherry.formats.contents import Contents
 from wherry.formats.format import Opened
 from wherry.view.model import CONFIG, config_of
 from wherry.view.stated_config import replaced_attributes, require_model
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from wherry.core.request import LayoutRequest
-    from wherry.formats.contents import Contents
 
 _NO_CONFIG = "no config.json: transformers cannot load the folder; pass the model's with --config"
 _NOT_PROVED = "no family: the names of the tensors are kept, and were not compared with those of the model"

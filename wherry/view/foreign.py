@@ -10,15 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wherry.core.keypath import render
-from wherry.core.request import NONE
+from wherry.core.manifest import Manifest
+from wherry.core.request import NONE, LayoutRequest
 from wherry.errors import UnrepresentableError
 from wherry.formats.registry import system_of
 from wherry.storage.sidecar import read_sidecar
 from wherry.tree.spelling import NAMES
 
 if TYPE_CHECKING:
-    from wherry.core.manifest import Manifest
-    from wherry.core.request import LayoutRequest
     from wherry.formats.checkpoint import Checkpoint
     from wherry.formats.format import Format
 

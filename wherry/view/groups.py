@@ -12,33 +12,28 @@ group is done: reused memory pages cost a tenth of fresh ones.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple, Self
+from types import TracebackType
+from typing import NamedTuple, Self
 
-from wherry.core.progress import Meter
+from wherry.core.keypath import KeyPath
+from wherry.core.leaf_values import LeafValues
+from wherry.core.progress import Meter, OnProgress
+from wherry.core.tensorspec import TensorSpec
+from wherry.formats.checkpoint import Checkpoint
+from wherry.formats.contents import Contents
 from wherry.mover.carrier import Carrier, digest_moves
 from wherry.mover.checksums import LeafTable
 from wherry.mover.decode import DecodedReader
 from wherry.mover.hashing import Hashes
+from wherry.mover.move import JointMoves
 from wherry.mover.source import Source
 from wherry.runtime import threads
-from wherry.runtime.threads import StoppedError
+from wherry.runtime.threads import StoppedError, Task
 from wherry.view.view import View
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
-    from types import TracebackType
-
-    from wherry.core.keypath import KeyPath
-    from wherry.core.leaf_values import LeafValues
-    from wherry.core.progress import OnProgress
-    from wherry.core.tensorspec import TensorSpec
-    from wherry.formats.checkpoint import Checkpoint
-    from wherry.formats.contents import Contents
-    from wherry.mover.move import JointMoves
-    from wherry.runtime.threads import Task
 
 GROUP_BYTES = 256 << 20  # bytes of source tensors; a larger tensor forms its own group
 KEPT_BYTES = 8 << 20  # limit of bytes decoded into memory, for each thread

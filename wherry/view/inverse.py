@@ -7,13 +7,16 @@ are measured, and must stay within the bound that the plan stated.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import reduce, singledispatch
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
 from wherry.core.account import Bound
-from wherry.core.keypath import render
+from wherry.core.keypath import KeyPath, render
+from wherry.core.progress import OnProgress
+from wherry.core.tensorspec import Region
 from wherry.errors import AmbiguousError, UsageError
 from wherry.families import (
     Projection,
@@ -25,22 +28,16 @@ from wherry.families import (
 )
 from wherry.families.adapters import adapter_family
 from wherry.families.companions import companion_config, companion_facts
+from wherry.families.schema import Family
+from wherry.formats.checkpoint import Checkpoint
 from wherry.layout.cuts import bands
 from wherry.mover.hashing import Failure, Hashes, MeasuredError, compare, hash_checkpoint
 from wherry.tree.spelling import read_renamed
 from wherry.view.view import LayoutView
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
-    from typing import Any
-
     import numpy as np
 
-    from wherry.core.keypath import KeyPath
-    from wherry.core.progress import OnProgress
-    from wherry.core.tensorspec import Region
-    from wherry.families.schema import Family
-    from wherry.formats.checkpoint import Checkpoint
 
 _BAND = 8 << 20
 

@@ -6,6 +6,7 @@ decide the family: a model that no family declares may resemble one in every nam
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import CorruptError, UsageError
@@ -15,8 +16,6 @@ from wherry.text.json_document import parse_json
 from wherry.text.limits import SMALL
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from wherry.formats.checkpoint import Checkpoint
 
 CONFIG = "config.json"

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry import families
 from wherry.families import side_by_side
+from wherry.families.schema import Family, System
 from wherry.families.templates import form_choices, templates
 from wherry.layout.expr import names_in
 from wherry.quantized.schemes import schemes
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from wherry.families.schema import Family, System
 
 _TABLES = Path(families.__file__).parent / "tables"
 _JUDGED = _TABLES / "judged.toml"

@@ -6,12 +6,10 @@ Facts: PEFT 0.21 (tuners/lora/config.py). The scale of B · A is alpha / rank, w
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from wherry.view.peft_patterns import pattern_refusal
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
 
 LORA = "LORA"
 START = "base_model.model."  # of the names of an adapter's tensors

@@ -8,12 +8,10 @@ one group and one repetition at most, which need at most the square of a name's 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from wherry.errors import UnrepresentableError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _ATOM = r"[\w\-/ ]|\.|\\[.dw\-]|\[\^?[\w\-]+\]"
 _SIMPLE = re.compile(rf"\^?(?:(?:{_ATOM})(?:[*+?]|\{{\d{{1,4}}\}})?|\||\((?:\?:)?|\))+\$?")

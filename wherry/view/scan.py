@@ -11,24 +11,19 @@ family, so that the same plan, moves and checks apply; the reversed text is its 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from wherry.core.keypath import KeyPath, parse, render
+from wherry.core.manifest import Manifest
+from wherry.core.tensorspec import AxisName, TensorSpec
 from wherry.errors import MismatchError, UnrepresentableError, UsageError
-from wherry.families import convert_layout, tree_family
+from wherry.families import Projection, convert_layout, tree_family
 from wherry.families.trees import SYSTEM
+from wherry.formats.checkpoint import Checkpoint
+from wherry.layout.copies import StoredTensor
 from wherry.layout.layout import parse_layout
 from wherry.view.view import View, view_manifest
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from wherry.core.manifest import Manifest
-    from wherry.core.tensorspec import AxisName, TensorSpec
-    from wherry.families import Projection
-    from wherry.formats.checkpoint import Checkpoint
-    from wherry.layout.copies import StoredTensor
 
 ARROW = "->"
 HELP = "rule that stacks or unstacks layers: `layers_{layers} -> layers:0` or `layers:0 -> layers_{layers}`"

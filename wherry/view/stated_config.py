@@ -8,21 +8,19 @@ tensors are compared with it when the layout is bound.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from wherry.errors import MismatchError, UsageError
 from wherry.families import families, load_family
 from wherry.families.companions import companion_config, config_file, config_system, with_own_config
-from wherry.families.facts import tell, word
+from wherry.families.facts import ConfigFacts, tell, word
+from wherry.families.schema import Family, System
 from wherry.layout.expr import evaluate
 from wherry.quantized.schemes import without_quantization
 from wherry.view.model import CONFIG, json_companion, model_named
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
-
-    from wherry.families.facts import ConfigFacts
-    from wherry.families.schema import Family, System
     from wherry.formats.checkpoint import Checkpoint
 
 

@@ -7,13 +7,15 @@ every tensor. A config that names a model of no family ends the search: names th
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from wherry.core.request import CONTAINERS, DEQUANTIZE, NONE, QUANTIZE, SCALES, SCAN
+from wherry.core.request import CONTAINERS, DEQUANTIZE, NONE, QUANTIZE, SCALES, SCAN, LayoutRequest
 from wherry.errors import AmbiguousError, MismatchError, UnrepresentableError, UsageError, WherryError, choose
 from wherry.families import (
+    Projection,
     adapter_families,
     convert_layout,
     families,
@@ -33,7 +35,10 @@ from wherry.families.companions import (
     target_config,
 )
 from wherry.families.dependence import deciding_options, written_options
-from wherry.families.roots import removal_rule
+from wherry.families.roots import SourceTree, removal_rule
+from wherry.families.schema import Family, System
+from wherry.formats.checkpoint import Checkpoint
+from wherry.formats.format import Format
 from wherry.formats.registry import checked_options, system_of
 from wherry.storage.sidecar import read_sidecar
 from wherry.tree.spelling import read_renamed
@@ -49,16 +54,6 @@ from wherry.view.foreign import in_form, is_copy_of, no_layout
 from wherry.view.model import config_of, model_named
 from wherry.view.stated_config import compared_config
 from wherry.view.view import LayoutView
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-
-    from wherry.core.request import LayoutRequest
-    from wherry.families import Projection
-    from wherry.families.roots import SourceTree
-    from wherry.families.schema import Family, System
-    from wherry.formats.checkpoint import Checkpoint
-    from wherry.formats.format import Format
 
 
 def layout_options() -> frozenset[str]:

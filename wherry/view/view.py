@@ -9,19 +9,21 @@ and are never turned into an array in memory.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.account import Bound, IgnoredEntry
+from wherry.core.keypath import KeyPath
 from wherry.core.manifest import Companion, Manifest
 from wherry.core.tensorspec import GRID, Region, TensorSpec, region_shape
 from wherry.families import Projection, target_manifest
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.companions import MemoryFiles, ignored_companion
-from wherry.formats.contents import Absent, Access, Computed, ContentsOver, Extent, Stored
+from wherry.formats.contents import Absent, Access, Computed, Contents, ContentsOver, Extent, Stored
 from wherry.formats.format import Opened
-from wherry.layout.copies import copies, part_bytes, taken_by
+from wherry.layout.copies import Copy, copies, part_bytes, taken_by
 from wherry.layout.cuts import cut_copy, cut_multiples, dimension_to_cut, rows_of_long_runs, stacked_grid
 from wherry.layout.runs import cut, runs
 from wherry.mover.decode import DecodedReader, Parts
@@ -29,17 +31,12 @@ from wherry.mover.output import as_array
 from wherry.mover.read import memory_for, read_array
 from wherry.quantized.computed_reader import ComputedReader
 from wherry.storage.location import Location
+from wherry.tree.tree_reading import ModelTree
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-
     import numpy as np
 
-    from wherry.core.keypath import KeyPath
     from wherry.families.companions import CompanionFiles
-    from wherry.formats.contents import Contents
-    from wherry.layout.copies import Copy
-    from wherry.tree.tree_reading import ModelTree
 
 _OTHER_SYSTEM = "the file belongs to the source's system; the target's does not use it"
 _NO_PLACE = "a layout has places for tensors only"

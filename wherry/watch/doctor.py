@@ -12,10 +12,11 @@ import shlex
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from wherry.config.digests import digest_choice
 from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
@@ -29,9 +30,6 @@ from wherry.kernels.compile import FOLDER
 from wherry.remote.probe import reason_of
 from wherry.runtime import sandbox
 from wherry.storage.home import ensure_home, home, sqlite_file, without_secrets
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 State: TypeAlias = Literal["ok", "missing", "broken"]
 

@@ -11,17 +11,15 @@ killed sends nothing: it has not ended, and will be resumed.
 
 from __future__ import annotations
 
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.core.progress import logger
 from wherry.errors import WherryError
 from wherry.watch.metrics import after_run
 from wherry.watch.notify import Notice, send
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
 
 _log = logger(__name__)
 

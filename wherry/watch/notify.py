@@ -12,8 +12,9 @@ import json
 import os
 import time
 import urllib.error
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from wherry.config.settings import configured_value
@@ -23,9 +24,6 @@ from wherry.core.services import service
 from wherry.credentials import redact
 from wherry.errors import WherryError, printable
 from wherry.remote.waits import waiting
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 SCHEMA = 1
 _TIMEOUT = 10.0  # seconds for one attempt

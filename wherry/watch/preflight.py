@@ -12,17 +12,14 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from wherry.config import settings
 from wherry.errors import UsageError, choose
 from wherry.storage import home
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
 
 WORKER_ENV = "WHERRY_WORKER"
 SHARED_ENV = "WHERRY_SHARED_PATHS"

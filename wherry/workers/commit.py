@@ -21,16 +21,21 @@ from __future__ import annotations
 import secrets
 import shlex
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from wherry.converter.convert import convert_all
-from wherry.converter.job import targets_of
+from wherry.converter.job import Job, targets_of
 from wherry.core.algorithms import HASH_BYTES
 from wherry.core.digest import LEAF, LeafHasher, leaf_count, tensor_digest
 from wherry.core.keypath import KeyPath, render
+from wherry.core.leaf_values import LeafValues
+from wherry.core.progress import OnProgress
+from wherry.core.receipt import GroupReceipt
+from wherry.core.tensorspec import Span, TensorSpec
 from wherry.core.units import plural
 from wherry.errors import IncompleteError, MismatchError, TargetInUseError, storage_errors
 from wherry.mover.hashing import Hashes, hash_checkpoint
@@ -38,13 +43,16 @@ from wherry.mover.readback import ReadEvidence
 from wherry.runtime import threads
 from wherry.storage.copy import add_name
 from wherry.storage.folders import make_folders, sync_folder, sync_tree
+from wherry.storage.location import Location
 from wherry.store.remote_store import heads
+from wherry.store.store import Part
 from wherry.target.area import JOURNAL, left_for
-from wherry.target.file_ranges import file_sizes, ranges_of
+from wherry.target.durable_move import DurableMove
+from wherry.target.file_ranges import FileRange, file_sizes, ranges_of
 from wherry.target.journal import finished_journal, open_journal
 from wherry.target.object_staging import is_committed
 from wherry.target.uploaded_file import part_size
-from wherry.workers.job import opened_job
+from wherry.workers.job import SplitJob, opened_job
 from wherry.workers.make import (
     SharedUploads,
     is_as_made,
@@ -66,22 +74,7 @@ from wherry.workers.records import (
     claims_among,
     records_by_unit,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from wherry.converter.job import Job
-    from wherry.core.leaf_values import LeafValues
-    from wherry.core.progress import OnProgress
-    from wherry.core.receipt import GroupReceipt
-    from wherry.core.tensorspec import Span, TensorSpec
-    from wherry.storage.location import Location
-    from wherry.store.store import Part
-    from wherry.target.durable_move import DurableMove
-    from wherry.target.file_ranges import FileRange
-    from wherry.workers.job import SplitJob
-    from wherry.workers.unit import Unit
-
+from wherry.workers.unit import Unit
 
 _NAMED = 5  # units that an error names
 _AT_ONCE = 16  # requests

@@ -18,6 +18,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -31,7 +32,6 @@ from wherry.errors import StorageError
 from wherry.remote.waits import waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Future
 
 
@@ -90,9 +90,8 @@ class Workload(ABC):
         return None
 
 
-if TYPE_CHECKING:
-    # What runs on a worker: a function of `work` or `hash_on`, which takes and returns JSON values.
-    WorkerFunction = Callable[..., Mapping[str, Any]]
+# What runs on a worker: a function of `work` or `hash_on`, which takes and returns JSON values.
+WorkerFunction = Callable[..., Mapping[str, Any]]
 
 
 class Workplace(NamedTuple):

@@ -15,37 +15,33 @@ import os
 import re
 import threading
 import time
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Collection, Generator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wherry.config.file import CONFIG_ENV, config_file
 from wherry.converter.convert import convert_all
-from wherry.core.progress import Meter, UnitCounts
+from wherry.core.progress import Meter, OnProgress, UnitCounts
+from wherry.core.receipt import GroupReceipt
+from wherry.core.request import ConvertRequest
 from wherry.core.services import service
 from wherry.core.units import plural
 from wherry.errors import IncompleteError, StorageError, TargetExistsError, UsageError
 from wherry.runtime import child, threads
+from wherry.runtime.child import Child
+from wherry.runtime.threads import ThreadPool
 from wherry.target.key import key_for_workers
 from wherry.text.json_values import json_value
 from wherry.workers.commit import commit
-from wherry.workers.coordinator import Workplace
-from wherry.workers.job import split
+from wherry.workers.coordinator import WorkerFunction, WorkerPool, Workplace
+from wherry.workers.job import SplitJob, split
 from wherry.workers.records import TaskKind, claims_among, records_by_unit
 from wherry.workers.work import carry_with_pool
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Sequence
     from concurrent.futures import Future
-    from contextlib import AbstractContextManager
 
-    from wherry.core.progress import OnProgress
-    from wherry.core.receipt import GroupReceipt
-    from wherry.core.request import ConvertRequest
-    from wherry.runtime.child import Child
-    from wherry.runtime.threads import ThreadPool
-    from wherry.workers.coordinator import WorkerFunction, WorkerPool
-    from wherry.workers.job import SplitJob
 
 PROCESSES = "processes"
 ENGINES = (PROCESSES, "dask", "ray")

@@ -9,11 +9,13 @@ boxes that are not hashed when they are moved, and parts of uploads, which canno
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from wherry.converter.plan import (
     ONE_PROCESS,
+    Plan,
     SharedTraffic,
     hashes_on_the_way,
     joint_moves,
@@ -24,25 +26,17 @@ from wherry.converter.plan import (
 from wherry.converter.source_digests import read_for_digests
 from wherry.core.algorithms import BLAKE3
 from wherry.core.digest import hashes_boxes
+from wherry.core.request import ConvertRequest
+from wherry.core.tensorspec import TensorSpec
 from wherry.core.units import parse_size, plural, show_seconds, show_size
 from wherry.errors import UsageError
-from wherry.formats.checkpoint import open_source
+from wherry.formats.checkpoint import Checkpoint, open_source
 from wherry.formats.registry import find_target_format
 from wherry.ledger.resolve import resolve_named
 from wherry.mover.readback import is_run
+from wherry.storage.location import Location
 from wherry.storage.stores import locate
-from wherry.workers.unit import CLIENT_BYTES, UNIT_BYTES, units_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from wherry.converter.plan import Plan
-    from wherry.core.request import ConvertRequest
-    from wherry.core.tensorspec import TensorSpec
-    from wherry.formats.checkpoint import Checkpoint
-    from wherry.storage.location import Location
-    from wherry.workers.unit import Unit
-
+from wherry.workers.unit import CLIENT_BYTES, UNIT_BYTES, Unit, units_of
 
 DEFAULT_RATE = 400_000_000  # bytes a second that one worker reads, and writes meanwhile
 

@@ -15,16 +15,19 @@ import os
 import secrets
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.core import dtypes
 from wherry.core.algorithms import HASH_BYTES
 from wherry.core.digest import LEAF, leaf_count, sha256_of, tensor_digest
-from wherry.core.progress import Meter
+from wherry.core.keypath import KeyPath
+from wherry.core.progress import Meter, OnProgress
 from wherry.core.request import SourceRequest
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import DamagedError, HostileError, MismatchError, WherryError, wherry_error
-from wherry.formats.checkpoint import open_source, present_fingerprint
+from wherry.formats.checkpoint import Checkpoint, open_source, present_fingerprint
 from wherry.ledger.resolve import resolve_named
 from wherry.mover.hashing import Hashes, hash_leaves
 from wherry.text.json_values import json_value
@@ -32,16 +35,8 @@ from wherry.version import __version__
 from wherry.workers.coordinator import Call, Workload, run_workload
 from wherry.workers.engines import pool_of
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from wherry.core.keypath import KeyPath
-    from wherry.core.progress import OnProgress
-    from wherry.core.tensorspec import TensorSpec
-    from wherry.formats.checkpoint import Checkpoint
-
-    # Leaves of tensors that are read together: key path → their numbers.
-    ReadUnit = Mapping[KeyPath, range]
+# Leaves of tensors that are read together: key path → their numbers.
+ReadUnit = Mapping[KeyPath, range]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,15 +12,16 @@ sets the job aside if no worker is left at it.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from wherry.converter.convert import existing, plan_jobs
-from wherry.converter.job import algorithms_of, header_of, identity_of, inside
+from wherry.converter.job import Job, algorithms_of, header_of, identity_of, inside
 from wherry.core.progress import RunContext, logger
+from wherry.core.request import ConvertRequest
 from wherry.core.units import show_size
 from wherry.errors import (
     HostileError,
@@ -41,11 +42,12 @@ from wherry.ledger.resolve import resolve_named
 from wherry.mover.map_writer import map_of
 from wherry.runtime.interpreter import available_memory
 from wherry.storage.folders import remove_leftover
-from wherry.storage.location import MOST_CONFIG
+from wherry.storage.location import MOST_CONFIG, Location
 from wherry.storage.sidecar import read_sidecar
 from wherry.storage.stores import locate
 from wherry.target.area import set_aside
 from wherry.target.clean import leftover_objects
+from wherry.target.file_map import FileMap
 from wherry.target.file_staging import FileStaging, require_file_commit
 from wherry.target.in_use import in_use
 from wherry.target.janitor import owner_text, text_has_ended
@@ -62,16 +64,7 @@ from wherry.workers.records import (
     job_records,
     target_of,
 )
-from wherry.workers.unit import CLIENT_BYTES, units_of
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from wherry.converter.job import Job
-    from wherry.core.request import ConvertRequest
-    from wherry.storage.location import Location
-    from wherry.target.file_map import FileMap
-    from wherry.workers.unit import Unit
+from wherry.workers.unit import CLIENT_BYTES, Unit, units_of
 
 
 @dataclass(frozen=True, slots=True)

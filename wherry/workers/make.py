@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -26,6 +27,9 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.converter.job import Pass, finish, inside, move, targets_of
 from wherry.converter.plan import joint_moves
+from wherry.core.keypath import KeyPath
+from wherry.core.leaf_values import LeafValues
+from wherry.core.tensorspec import Span
 from wherry.errors import (
     InternalError,
     MismatchError,
@@ -34,11 +38,13 @@ from wherry.errors import (
     WherryError,
     storage_errors,
 )
-from wherry.mover.map_writer import writer_of
+from wherry.mover.map_writer import MapWriter, writer_of
 from wherry.mover.output import Output
 from wherry.storage.folders import PREFIX, SPILL_VARIABLE, make_folders, remove_leftover
 from wherry.storage.location import Location
 from wherry.storage.stores import make_folder
+from wherry.store.store import Part, Store, StoredObject, Upload
+from wherry.target.durable_move import DurableMove
 from wherry.target.files import Slice
 from wherry.target.janitor import temporary_folder
 from wherry.target.parts import Sender, parts_share
@@ -46,19 +52,10 @@ from wherry.target.staged_objects import StagedObjects, is_staged, run_of
 from wherry.target.upload_run import UploadRun
 from wherry.target.uploaded_file import SentBefore, UploadContext
 from wherry.version import __version__
-from wherry.workers.records import MadeFile, SharedFile, TaskKind, TaskRecord, records_by_unit
+from wherry.workers.records import Claim, MadeFile, SharedFile, TaskKind, TaskRecord, records_by_unit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-
-    from wherry.core.keypath import KeyPath
-    from wherry.core.leaf_values import LeafValues
-    from wherry.core.tensorspec import Span
-    from wherry.mover.map_writer import MapWriter
-    from wherry.store.store import Part, Store, StoredObject, Upload
-    from wherry.target.durable_move import DurableMove
     from wherry.workers.job import SplitJob
-    from wherry.workers.records import Claim
     from wherry.workers.unit import Unit
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,27 +27,23 @@ from wherry.converter.job import least_alone, targets_of
 from wherry.converter.plan import joint_moves
 from wherry.core.algorithms import HASH_BYTES
 from wherry.core.digest import LEAF
+from wherry.core.keypath import KeyPath
+from wherry.core.tensorspec import Region, Span, TensorSpec
 from wherry.errors import IncompleteError
 from wherry.formats.contents import Extent
 from wherry.mover.batch import worker_count as ranged_workers
 from wherry.mover.pool import Pool
-from wherry.mover.readback import FilesBeingWritten, ReadBack, ReadEvidence, SharedBlock
+from wherry.mover.readback import FilesBeingWritten, ReadBack, ReadEvidence, SharedBlock, StoredPart
 from wherry.runtime import threads
 from wherry.runtime.threads import Crew
-from wherry.target.file_ranges import lengths_of, ranges_of
+from wherry.storage.location import Location
+from wherry.target.durable_move import Checks, DurableMove
+from wherry.target.file_ranges import FileRange, lengths_of, ranges_of
 from wherry.version import __version__
 from wherry.workers.make import made_place, member, receipt_of, this_worker
 from wherry.workers.records import BlockHash, MadeFile, TaskKind, TaskRecord, records_by_unit
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-
-    from wherry.core.keypath import KeyPath
-    from wherry.core.tensorspec import Region, Span, TensorSpec
-    from wherry.mover.readback import StoredPart
-    from wherry.storage.location import Location
-    from wherry.target.durable_move import Checks, DurableMove
-    from wherry.target.file_ranges import FileRange
     from wherry.workers.job import SplitJob
     from wherry.workers.unit import Unit
 

@@ -26,7 +26,13 @@ import json
 import re
 import secrets
 import threading
-from collections.abc import Mapping  # noqa: TC003  pydantic reads it
+from collections.abc import (
+    Callable,
+    Generator,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -48,7 +54,7 @@ from pydantic_core import core_schema
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.leaf_values import LeafValues
 from wherry.core.progress import logger
-from wherry.core.request import ConvertRequest  # noqa: TC001  pydantic reads it
+from wherry.core.request import ConvertRequest
 from wherry.errors import (
     CorruptError,
     HostileError,
@@ -62,7 +68,7 @@ from wherry.runtime import threads
 from wherry.storage.folders import DRAFT, PREFIX, remove_leftover, rename_without_replacing, sync_folder
 from wherry.storage.location import MOST_CONFIG, Location
 from wherry.storage.stores import LocalStore
-from wherry.store.store import Part, Upload  # noqa: TC001  pydantic reads it
+from wherry.store.store import Part, Store, Upload
 from wherry.target.durable_move import DurableMove, decode_all, encode_all
 from wherry.target.key import KEY_ENV, journal_key
 from wherry.target.lease_watch import Sighting, Verdict, Watch, this_process
@@ -70,9 +76,6 @@ from wherry.target.leftovers import CLAIM_SECONDS, JOB, JOB_SUFFIX
 from wherry.target.signed_log import checked_lines, sign
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Sequence
-
-    from wherry.store.store import Store
     from wherry.workers.unit import Unit
 
 

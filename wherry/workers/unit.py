@@ -19,31 +19,24 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from wherry.converter.plan import joint_moves
+from wherry.converter.plan import Plan, joint_moves
 from wherry.core.digest import LEAF, sha256_of
 from wherry.core.keypath import KeyPath, render
-from wherry.core.tensorspec import Span
+from wherry.core.tensorspec import Span, TensorSpec
 from wherry.core.units import DEFAULT_UNIT, parse_size
+from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.registry import find_format
 from wherry.mover.map_writer import map_of
-from wherry.mover.move import cells
+from wherry.mover.move import JointMoves, Move, cells
+from wherry.storage.location import Location
+from wherry.target.file_map import FileMap
 from wherry.target.file_ranges import FileRange, file_of, file_sizes, ranges_of
 from wherry.target.uploaded_file import part_size
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from wherry.converter.plan import Plan
-    from wherry.core.tensorspec import TensorSpec
-    from wherry.formats.checkpoint import Checkpoint
-    from wherry.mover.move import JointMoves, Move
-    from wherry.storage.location import Location
-    from wherry.target.file_map import FileMap
-
 
 UNIT_BYTES = parse_size(DEFAULT_UNIT)
 LARGEST_UNIT = 4 << 30

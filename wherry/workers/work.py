@@ -19,12 +19,13 @@ import re
 import secrets
 import threading
 import time
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from wherry.core.progress import logger
+from wherry.core.progress import UnitCounts, logger
 from wherry.errors import (
     IncompleteError,
     MismatchError,
@@ -36,28 +37,21 @@ from wherry.errors import (
 from wherry.remote.waits import waiting
 from wherry.target.leftovers import CLAIM_SECONDS, JOB
 from wherry.version import __version__
-from wherry.workers.coordinator import Call, Workload, run_workload
-from wherry.workers.job import opened_job, require_able
+from wherry.workers.coordinator import Call, WorkerPool, Workload, run_workload
+from wherry.workers.job import SplitJob, opened_job, require_able
 from wherry.workers.make import make_unit, this_worker
 from wherry.workers.read_back import prove_unit
 from wherry.workers.records import (
     ChallengeRecord,
+    Claim,
     Claims,
+    Task,
     TaskKind,
     TaskRecord,
     claims_among,
     records_by_unit,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
-
-    from wherry.core.progress import UnitCounts
-    from wherry.workers.coordinator import WorkerPool
-    from wherry.workers.job import SplitJob
-    from wherry.workers.records import Claim, Task
-    from wherry.workers.unit import Unit
-
+from wherry.workers.unit import Unit
 
 LOOK_SECONDS = 1.0  # between two looks, while other workers have the rest
 LOOKED_AT = 2  # claims of others that a worker looks at before it takes a unit that nobody has claimed

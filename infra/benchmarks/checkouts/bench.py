@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,6 @@ from benchmarks.checkouts.inputs import family_of, make_input, options_of
 from benchmarks.checkouts.rows import SOURCE, Row, rows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from benchmarks.checkouts.rows import Container
 
 _HERE = Path(__file__).resolve()

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.checkouts.rows import SOURCE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     from benchmarks.checkouts.rows import Container
 
 _SIDE, _ITEM = 8, 4

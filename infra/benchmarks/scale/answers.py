@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
@@ -9,8 +10,6 @@ from benchmarks.scale.objects import PAGE
 from benchmarks.scale.parts import Kept
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from benchmarks.scale.objects import Served
     from benchmarks.scale.parts import Received
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks import machine
 from benchmarks.scale import report
@@ -19,9 +20,6 @@ from benchmarks.scale.carry import RowFailedError
 from benchmarks.scale.disk_row import run_on_disk
 from benchmarks.scale.place import Row
 from benchmarks.scale.rows import run
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 NOMINAL = 4_000_000_000
 RATE = 16_000_000

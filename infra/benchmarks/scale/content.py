@@ -10,17 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from wherry.core.tensorspec import TensorSpec
 from wherry.integrations.containers.safetensors import header
 from wherry.integrations.formats.huggingface.weights import spread_tensors
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 BLOCK = 1_048_583  # bytes; a prime number
 _PHASE = 7919  # bytes between the phases of two files

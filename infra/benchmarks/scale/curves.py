@@ -6,11 +6,9 @@ Written as SVG by hand, as in `benchmarks.plot`; both axes are logarithmic, so t
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 _WIDTH, _HEIGHT, _PANEL, _TOP, _SIDE, _GAP = 1200, 470, 480, 70, 320, 130
 _INK, _GREY, _GRID = "#222222", "#555555", "#e2e2e2"

@@ -7,16 +7,14 @@ import os
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from benchmarks.bucket_servers import BUCKET, amazon
 from benchmarks.inputs import make_huggingface
 from benchmarks.scale.carry import RowFailedError
 from benchmarks.scale.place import INFRA
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 _UNITS = 16
 

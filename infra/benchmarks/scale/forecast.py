@@ -8,6 +8,7 @@ memory of 128 MiB, and 21 MB with that of the rows.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,6 @@ from benchmarks.scale.model import Setting, Simulated, simulate
 from benchmarks.scale.place import EXPIRY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from benchmarks.scale.rows import RowResult
 
 WINDOW, ROW_WINDOW = 62_000_000, 21_000_000

@@ -14,18 +14,15 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import count
 from statistics import median
-from typing import TYPE_CHECKING
 
 from wherry.workers.work import LOOKED_AT, LOOKED_AT_LAST
 
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    Steps = Generator[float]
+Steps = Generator[float]
 
 _PAGE = 1000  # entries of a listing
 _LOOK = 1.0  # seconds between two looks of a worker that finds no unit

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from benchmarks.scale.parts import Kept, Received, kept_of_parts, kept_whole
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 PAGE = 1000  # entries of a listing
 

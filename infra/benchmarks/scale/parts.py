@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from google_crc32c import extend
 
 from wherry.store.content import combine
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 KEPT_WHOLE = 8 << 20  # bytes of an object that is put in one request
 KEPT_HEAD = 1 << 20  # bytes of an upload in parts

@@ -8,15 +8,13 @@ import secrets
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.scale.fleet import cpu_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 EXPIRY = 10  # seconds after which a claim that is not renewed expires
 INFRA = Path(__file__).resolve().parents[2]

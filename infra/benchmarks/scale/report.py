@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,6 @@ from benchmarks.scale.forecast import MOST_ERROR, comparison, curves, goal
 from benchmarks.scale.rows import row_from
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from benchmarks.scale.place import Row
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from benchmarks.scale.carry import CARRY, RowFailedError, RowRun, strikes_of
 from benchmarks.scale.fleet import Fleet
 from benchmarks.scale.place import EXPIRY, Place, Row, double_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)

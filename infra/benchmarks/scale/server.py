@@ -13,9 +13,9 @@ import contextlib
 import json
 import re
 import sys
+from collections.abc import Iterable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.etree import ElementTree as ET
 
@@ -27,9 +27,6 @@ from benchmarks.scale.objects import Objects, RefusedError, Served
 from benchmarks.scale.parts import KEPT_ASIDE, KEPT_HEAD, KEPT_WHOLE, Kept, Received
 from benchmarks.scale.tally import Tally
 from wherry.target import parts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
 
 SOURCE = "source/model"
 _PIECE = 128 << 10  # bytes that pass a cap at a time

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from benchmarks.scale.content import layer_bytes
 from benchmarks.scale.forecast import BEND, MOST_ERROR
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 LEAST_SPEEDUP = 0.85  # for each worker
 MOST_MB = 250

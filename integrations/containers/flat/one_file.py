@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+from wherry.core.detection import Detection
+from wherry.core.keypath import KeyPath
 from wherry.core.manifest import Manifest
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import IncompleteError
 from wherry.formats.format import Opened
 from wherry.integrations.containers.flat.reader import FlatReader, Places
 from wherry.runtime.threads import without_collection
+from wherry.storage.location import Location
 from wherry.store.store import Entry
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from typing import Any
-
-    from wherry.core.detection import Detection
-    from wherry.core.keypath import KeyPath
-    from wherry.core.tensorspec import TensorSpec
-    from wherry.storage.location import Location
 
 
 def open_one(

@@ -21,17 +21,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from wherry.core.keypath import KeyPath
 from wherry.core.tensorspec import Region, Span, TensorSpec
 from wherry.errors import NotFoundError, UnrepresentableError
 from wherry.formats.contents import Access, Computed, Contents, Extent, Stored
 from wherry.mover.read import fill_region, read_span, region_bytes
+from wherry.storage.location import Location
+from wherry.store.store import Entry
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from wherry.core.keypath import KeyPath
-    from wherry.storage.location import Location
-    from wherry.store.store import Entry
 
 
 PACKED = "float4_e2m1fn"

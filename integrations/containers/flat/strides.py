@@ -8,6 +8,7 @@ causes an error, not a signal.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,15 +20,13 @@ from wherry.core.tensorspec import Region, TensorSpec
 from wherry.errors import CorruptError, HostileError
 from wherry.formats.contents import Access, ChunkDecoder, Chunked, Extent, RangeChecksum, Stored
 from wherry.integrations.containers.flat.reader import FilesReader
+from wherry.storage.location import Location
 from wherry.storage.stores import LocalStore
+from wherry.store.store import Entry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     import numpy as np
 
-    from wherry.storage.location import Location
-    from wherry.store.store import Entry
 
 _PIECE = 1 << 20
 _SLAB = 16 << 20  # bytes of a file that are held in memory for one part of a tensor

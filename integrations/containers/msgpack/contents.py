@@ -12,6 +12,7 @@ values. See `layout.py`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -21,13 +22,11 @@ from wherry.formats.contents import Access, Computed, Extent, Stored
 from wherry.integrations.containers.flat.reader import FilesReader
 from wherry.integrations.containers.msgpack.heads import EMPTY_MARKS
 from wherry.integrations.containers.msgpack.index import SCALAR, Array, Blob, Node, Sequence, Table, canonical
+from wherry.storage.location import Location
+from wherry.store.store import Entry
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from wherry.core.manifest import Value
-    from wherry.storage.location import Location
-    from wherry.store.store import Entry
 
 Place: TypeAlias = "tuple[Extent, ...] | bytes"
 ROOT_MARKS = {5: "dict", 3: "list"}

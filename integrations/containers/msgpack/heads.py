@@ -15,13 +15,12 @@ defaults) bytes were written as the raw family, which is now the string family; 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from wherry.errors import CorruptError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from wherry.storage.location import Location
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
@@ -31,8 +32,6 @@ from wherry.integrations.containers.msgpack.heads import Head, MessageSource, by
 from wherry.text.limits import CURE, exceeds, scale_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from wherry.storage.location import Location
 
 

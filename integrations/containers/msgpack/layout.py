@@ -9,6 +9,7 @@ than necessary, which readers ignore; `contents.py` documents these marks.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +32,6 @@ from wherry.integrations.containers.msgpack.index import CHUNKED, DEEPEST, NDARR
 from wherry.target.file_map import File, FileMap, Literal, Segment, Segments, TensorSegments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
-
     from wherry.core.manifest import Manifest
 
 CHUNK_LIMIT = 1 << 30

@@ -17,13 +17,11 @@ import ast
 import math
 import re
 import struct
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 from zlib import crc32
 
 from wherry.errors import CorruptError, UnsupportedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MAGIC = b"\x93NUMPY"
 ALIGNMENT = 64

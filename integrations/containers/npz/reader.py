@@ -20,11 +20,13 @@ import math
 import re
 import struct
 import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
 from wherry.core import dtypes
+from wherry.core.keypath import KeyPath
 from wherry.core.tensorspec import Region, TensorSpec, region_shape, region_within, row_bands, shared_region
 from wherry.errors import CorruptError, HostileError, UnsupportedError
 from wherry.formats.contents import Access, Block, ChunkDecoder, Chunked
@@ -33,18 +35,15 @@ from wherry.integrations.containers.flat.strides import PlacedTensor, StridedRea
 from wherry.integrations.containers.npz.npy import ALIGNMENT, NpyHeader, build_header, read_header, text_of
 from wherry.integrations.containers.zip.read import DEFLATED, STORED, Member, data_offset, read_directory
 from wherry.mover.output import as_array, as_bytes
+from wherry.storage.location import Location
 from wherry.store.content import combine
+from wherry.store.store import Entry
 from wherry.target.file_map import Checksum, File, FileMap, Late, Literal, Segment, Segments, TensorSegments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     import numpy as np
 
-    from wherry.core.keypath import KeyPath
     from wherry.core.manifest import Value
-    from wherry.storage.location import Location
-    from wherry.store.store import Entry
 
 
 BAND = 1 << 20

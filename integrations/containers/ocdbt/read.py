@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import re
 import struct
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,6 @@ from wherry.integrations.containers.ocdbt.write import MANIFEST_MAGIC, NODE_MAGI
 from wherry.text.limits import MOST_CHUNKS, beyond, exceeds, scale_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from wherry.storage.location import Location
 
 MANIFEST = "manifest.ocdbt"

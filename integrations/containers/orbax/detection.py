@@ -18,13 +18,14 @@ has the files of one or a step's name; else only folders with the usual names of
 from __future__ import annotations
 
 import shlex
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from wherry.core.account import FILES, ITEMS, TRAINING_STATE, IgnoredEntry, ignored_file
 from wherry.core.detection import Detection, Evidence, Verdict, verdict_of_damage
+from wherry.core.keypath import KeyPath
 from wherry.core.steps import step_number
 from wherry.errors import AmbiguousError, WherryError
 from wherry.formats.format import Glimpse
@@ -44,16 +45,10 @@ from wherry.integrations.containers.orbax.layout import (
 from wherry.integrations.containers.orbax.tree import item_tree, own_notes
 from wherry.runtime.threads import without_collection
 from wherry.storage.folders import is_staging
+from wherry.storage.location import Location
 from wherry.storage.sidecar import OWN_NAMES
+from wherry.store.store import Entry
 from wherry.tree.tree_reading import read_leaves
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from wherry.core.keypath import KeyPath
-    from wherry.storage.location import Location
-    from wherry.store.store import Entry
-
 
 _MARKERS = frozenset({layout.CHECKPOINT, layout.COMMITTED, layout.V1_MARKER, *OWN_NAMES})
 _NOT_READ = "one item of a step is converted"

@@ -27,6 +27,7 @@ Everything else is left to the reader of the item.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -52,15 +53,13 @@ from wherry.mover.move import cells
 from wherry.mover.output import as_array
 from wherry.mover.read import read_array, read_region
 from wherry.runtime.threads import without_collection
+from wherry.storage.location import Location
+from wherry.store.store import Entry
 from wherry.tree.forms import BOX, OLD_VARIABLE, wrapped_leaves
 from wherry.tree.tree_reading import read_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from wherry.integrations.containers.msgpack.contents import PlacedReader
-    from wherry.storage.location import Location
-    from wherry.store.store import Entry
 
 
 def list_processes(folder: Location, databases: Iterable[str]) -> dict[str, Listing]:

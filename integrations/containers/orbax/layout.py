@@ -10,6 +10,7 @@ full `_CHECKPOINT_METADATA`. `commit` describes what shows that a save was commi
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -25,8 +26,6 @@ from wherry.text.json_scan import Rows, scan_json
 from wherry.text.limits import LARGE, scale_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
     from wherry.storage.location import Location
 
 JsonObject: TypeAlias = dict[str, Any]

@@ -14,6 +14,7 @@ the first form with whole key paths, and also `rules` and `spec` (the partition 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -25,8 +26,6 @@ from wherry.tree.axes import BOX_TAG, BOXES, axis_name, rules_of
 from wherry.tree.forms import BOX, COLLECTION, wrapped_leaves
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from wherry.core.manifest import Manifest
 
 FIELD = "flax_partitioning"

@@ -21,11 +21,13 @@ import base64
 import json
 import re
 from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.keypath import KeyPath, render
+from wherry.core.manifest import Manifest, Value
 from wherry.core.tensorspec import AxisName, Sharding, TensorSpec
 from wherry.errors import CorruptError, UnsupportedError, describe_exception
 from wherry.integrations.containers.orbax.layout import (
@@ -43,9 +45,6 @@ from wherry.text.json_scan import DROPPED
 from wherry.text.limits import JsonLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-
-    from wherry.core.manifest import Manifest, Value
     from wherry.integrations.containers.msgpack.contents import MsgpackContents, Place
     from wherry.storage.location import Location
 

@@ -30,13 +30,15 @@ import json
 import math
 import re
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from wherry.core import dtypes
 from wherry.core.keypath import KeyPath, joined_names, render
+from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import GRID, AxisName, TensorSpec
 from wherry.core.units import parse_size
 from wherry.errors import UnrepresentableError, UsageError
@@ -65,16 +67,10 @@ from wherry.integrations.containers.zarr.layout import (
 )
 from wherry.integrations.containers.zarr.layout import lay_out as lay_out_arrays
 from wherry.mover.chunk_writer import put_in_order
+from wherry.storage.location import Location
 from wherry.target.file_map import Chunks, File, FileMap, Scene, map_of_chunks
 from wherry.text.numbers import decimal_number
 from wherry.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from wherry.core.manifest import Manifest
-    from wherry.storage.location import Location
-
 
 Entry: TypeAlias = tuple[str, ...]  # the mesh axes that one axis is split over
 

@@ -24,8 +24,9 @@ from __future__ import annotations
 import codecs
 import re
 import struct
+from collections.abc import Callable, Mapping
 from sys import intern
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.errors import CorruptError, HostileError, UnsupportedError, WherryError
 from wherry.integrations.containers.pickle.values import (
@@ -41,10 +42,6 @@ from wherry.integrations.containers.pickle.values import (
     plain_number,
 )
 from wherry.text.limits import beyond, scale_limit
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
 
 MAX_OPCODES = 20_000_000
 U1, U8 = struct.Struct("<B"), struct.Struct("<Q")

@@ -8,11 +8,13 @@ calls nothing; for an invalid pickle, the globals before the error are listed to
 
 from __future__ import annotations
 
+import os
 import re
 import zlib
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.errors import NotFoundError, WherryError
 from wherry.formats.registry import formats
@@ -31,13 +33,8 @@ from wherry.integrations.containers.zip.read import (
     local_member,
     read_directory,
 )
+from wherry.storage.location import Location
 from wherry.storage.stores import locate
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterator
-
-    from wherry.storage.location import Location
 
 _NPY = b"\x93NUMPY"
 _PICKLE_ENDINGS = (".pkl", ".pickle", ".metadata", ".p", ".joblib")

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from wherry.core.keypath import KeyPath, render
 from wherry.core.manifest import Value
@@ -36,10 +37,6 @@ from wherry.integrations.containers.pickle.values import (
     dict_of,
     set_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
 
 _BUILTINS = ("builtins", "__builtin__")
 _PATHS = ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath", "Path", "PurePath")

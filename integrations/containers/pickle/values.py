@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast, overload, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast, overload, runtime_checkable
 
 from wherry.errors import (
     CorruptError,
@@ -27,11 +27,8 @@ from wherry.errors import (
     WherryError,
     storage_error,
 )
+from wherry.storage.location import Location
 from wherry.storage.stores import LocalStore
-
-if TYPE_CHECKING:
-    from wherry.storage.location import Location
-
 
 _SCALARS = frozenset({str, bool, bytes, type(None)})
 _LONGEST_KEY = 16

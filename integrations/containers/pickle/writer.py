@@ -9,13 +9,11 @@ Source of the opcodes: the documentation strings of CPython's `pickletools`.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from wherry.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 _U1, _U2, _I4, _U4 = 1 << 8, 1 << 16, 1 << 31, struct.Struct("<I")
 

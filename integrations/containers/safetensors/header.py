@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from operator import attrgetter
@@ -34,8 +35,6 @@ from wherry.text.json_scan import file_pieces, scan_json
 from wherry.text.limits import JsonLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from wherry.storage.location import Location
 
 

@@ -5,9 +5,10 @@ Four-bit floats come one byte per element and are packed, so their spans begin a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
+from wherry.core.keypath import KeyPath
 from wherry.core.tensorspec import Span, TensorSpec
 from wherry.formats.format import Option
 from wherry.integrations.containers.flat.reader import PACKED, pack_nibbles
@@ -23,11 +24,6 @@ from wherry.target.file_map import (
     Segments,
     TensorSegments,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from wherry.core.keypath import KeyPath
 
 METADATA_FORMAT = Option("pt", "value of `format` in `__metadata__`", ("pt", "np", "flax", "tf", "mlx"))
 

@@ -21,25 +21,21 @@ Source: torch/serialization.py (`_legacy_save`, `_legacy_load`) of 0.4 to 2.13, 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 from zlib import crc32
 
 from wherry.core import dtypes
 from wherry.core.keypath import KeyPath, render
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, HostileError, NotACheckpointError, UnsupportedError
 from wherry.integrations.containers.flat.strides import PlacedTensor, require_honest_size, specs_of
 from wherry.integrations.containers.pickle.machine import load
 from wherry.integrations.containers.pickle.values import PickleSource, Rules, open_for_walk
 from wherry.integrations.containers.torch.values import RULES, PickleTree, TorchTensor, flatten, storage_of
 from wherry.integrations.containers.zip.read import Directory, data_offset, read_directory, read_member
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from wherry.core.tensorspec import TensorSpec
-    from wherry.storage.location import Location
-
+from wherry.storage.location import Location
 
 PICKLE = "/data.pkl"
 CONSTANTS = "/constants.pkl"

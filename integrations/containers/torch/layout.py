@@ -20,23 +20,19 @@ from __future__ import annotations
 import datetime as dt
 from array import array
 from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from wherry.core.keypath import KeyPath, render
+from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import UnrepresentableError
 from wherry.integrations.containers.pickle.writer import PickleWriter
 from wherry.integrations.containers.torch.values import DTYPES
 from wherry.integrations.containers.zip.write import ALIGNMENT, ArchiveForm, MemberRecord, lay_out, small
 from wherry.target.file_map import Checksum, File, FileMap, Late, Segment, Segments, TensorSegments
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from wherry.core.manifest import Manifest
-
 
 ROOT = "archive"
 WRITABLE = frozenset(ours for _, ours, _ in DTYPES)

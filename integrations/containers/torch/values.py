@@ -23,16 +23,13 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from wherry.errors import CorruptError, UnsupportedError, WherryError
 from wherry.integrations.containers.pickle.tree import HARMLESS, NUMPY_SCALARS, PickleTree, plant
 from wherry.integrations.containers.pickle.values import CallRecord, Global, Opaque, Rules
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 __all__ = ["PickleTree", "flatten"]
 

@@ -13,6 +13,7 @@ import os
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError, WherryError, storage_error
+from wherry.storage.location import Location
 from wherry.storage.open_file import stable_path
 from wherry.storage.stores import LocalStore
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     import tensorstore as ts
 
     from wherry.integrations.containers.zarr.metadata import JsonObject
-    from wherry.storage.location import Location
 
 Store: TypeAlias = "ts.KvStore"
 Array: TypeAlias = "ts.TensorStore"

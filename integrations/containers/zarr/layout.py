@@ -23,13 +23,16 @@ import re
 import threading
 from array import array
 from bisect import bisect_right
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from wherry.core import dtypes
 from wherry.core.digest import LEAF, sha256_of
+from wherry.core.keypath import KeyPath
 from wherry.core.tensorspec import Region, TensorSpec, region_shape
+from wherry.formats.contents import Block
 from wherry.integrations.containers.ocdbt.read import MANIFEST
 from wherry.integrations.containers.ocdbt.write import Reference, Value, encode_database
 from wherry.integrations.containers.zarr import metadata as zarr
@@ -39,13 +42,6 @@ from wherry.mover.output import as_array, as_bytes
 from wherry.target.file_map import Chunks, File, PackedChunks, PlacedChunks, SeparateChunks
 from wherry.target.files import start_after
 from wherry.target.grids import ChunkPlace, Grids, chunk_bytes, counts_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-
-    from wherry.core.keypath import KeyPath
-    from wherry.formats.contents import Block
-
 
 Compression: TypeAlias = Literal["none", "zstd", "gzip"]
 IN_STORE = "store"  # the chunk size for stores, where each chunk is an object

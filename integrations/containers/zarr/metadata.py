@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
@@ -41,8 +42,6 @@ from wherry.text.limits import JsonLimits
 from wherry.text.numbers import decimal_number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from wherry.core.tensorspec import Region
 
 

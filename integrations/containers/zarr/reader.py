@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice, product
@@ -44,17 +45,15 @@ from wherry.integrations.containers.zarr.listing import ASSETS, Listing
 from wherry.integrations.containers.zarr.metadata import MAX_EXPANSION, JsonObject, ZarrArray
 from wherry.mover.move import cells
 from wherry.mover.output import as_array
+from wherry.storage.location import Location
 from wherry.storage.sidecar import FOLDER_NAME, SIGNATURE_NAME
+from wherry.store.store import Entry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     import numpy as np
     import tensorstore as ts
 
     from wherry.integrations.containers.msgpack.contents import PlacedReader
-    from wherry.storage.location import Location
-    from wherry.store.store import Entry
 
 
 _OPEN_ARRAYS = 64

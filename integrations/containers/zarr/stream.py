@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, NoReturn, cast
 
@@ -29,8 +30,6 @@ from wherry.formats.contents import Block, EncodedChunk, Extent
 from wherry.storage.ranges import STEP, ReadAhead
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from wherry.core.tensorspec import Region
     from wherry.integrations.containers.zarr.metadata import ZarrArray
     from wherry.storage.location import Location

@@ -13,14 +13,13 @@ local header that names another member, members that overlap. Source: PKWARE APP
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.errors import CorruptError, HostileError, UnsupportedError
 from wherry.text.limits import MOST_TENSORS, beyond, exceeds, scale_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from wherry.storage.location import Location
 
 LOCAL_MAGIC = b"PK\x03\x04"

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import struct
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from zlib import crc32
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ALIGNMENT = 64
 _LOCAL = struct.Struct("<4s5H3I2H")

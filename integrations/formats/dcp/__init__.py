@@ -9,8 +9,8 @@ kept in the manifest's `custom`. Nothing is unpickled: the inert machine interpr
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Companion, Manifest
@@ -35,13 +35,9 @@ from wherry.integrations.formats.dcp.folder import (
 from wherry.integrations.formats.dcp.layout import NESTED, VERSION, WIDEST, lay_out
 from wherry.integrations.formats.dcp.reader import DcpReader
 from wherry.integrations.formats.dcp.rewrite import REWRITES
+from wherry.storage.location import Location
+from wherry.target.file_map import FileMap, Scene
 from wherry.tree.tree_reading import read_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from wherry.storage.location import Location
-    from wherry.target.file_map import FileMap, Scene
 
 _WORDS = b"torch.distributed.checkpoint"
 _HEAD = 1 << 10

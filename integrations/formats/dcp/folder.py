@@ -20,16 +20,20 @@ import math
 import re
 import shlex
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from wherry.core import dtypes
 from wherry.core.account import FILES, ITEMS, TRAINING_STATE, IgnoredEntry, ignored_file
 from wherry.core.detection import Evidence
+from wherry.core.keypath import KeyPath
+from wherry.core.manifest import Value
 from wherry.core.steps import step_number
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import AmbiguousError, CorruptError, HostileError, IncompleteError
 from wherry.formats.file_names import fsdp_item, is_weights
+from wherry.formats.format import Glimpse
+from wherry.integrations.containers.flat.strides import PlacedTensor
 from wherry.integrations.containers.torch.values import PickleTree
 from wherry.integrations.formats.dcp.items import Items
 from wherry.integrations.formats.dcp.metadata import DcpIndex, grid_of, read_index, with_elements
@@ -41,18 +45,9 @@ from wherry.integrations.formats.huggingface.folder import (
 )
 from wherry.integrations.formats.huggingface.weights import find_weights
 from wherry.runtime.threads import without_collection
+from wherry.storage.location import Location
 from wherry.storage.sidecar import OWN_NAMES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from wherry.core.keypath import KeyPath
-    from wherry.core.manifest import Value
-    from wherry.formats.format import Glimpse
-    from wherry.integrations.containers.flat.strides import PlacedTensor
-    from wherry.storage.location import Location
-    from wherry.store.store import Entry
-
+from wherry.store.store import Entry
 
 METADATA = ".metadata"
 UNCOMMITTED = "file not found: .metadata; the save was never committed"

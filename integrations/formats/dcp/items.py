@@ -25,6 +25,7 @@ torch/distributed/checkpoint/_extension.py of torch 2.13.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -32,16 +33,14 @@ from wherry.errors import CorruptError, HostileError, IncompleteError, NotACheck
 from wherry.formats.contents import Extent
 from wherry.integrations.containers.flat.strides import PlacedTensor
 from wherry.integrations.containers.torch.archive import Archive, read_object
+from wherry.integrations.containers.torch.values import PickleTree
 from wherry.integrations.containers.zip.read import Directory, read_directory
 from wherry.integrations.containers.zip.write import ALIGNMENT
+from wherry.storage.location import Location
 from wherry.store.store import READ_ONLY, Entry, Store, StoreOver
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from wherry.integrations.containers.torch.values import PickleTree
     from wherry.integrations.formats.dcp.metadata import StoredItem
-    from wherry.storage.location import Location
 
 
 # A directory entry: size of its fixed part, and the offsets in it of the CRC and of the lengths of name, extra field

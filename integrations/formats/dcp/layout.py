@@ -11,15 +11,18 @@ load with the installed torch).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import chain, groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from isal import isal_zlib
 
 from wherry.core import dtypes
+from wherry.core.keypath import KeyPath
+from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import UnrepresentableError
 from wherry.integrations.containers.pickle.writer import PickleWriter, integer
@@ -35,13 +38,7 @@ from wherry.integrations.formats.dcp.metadata import (
 )
 from wherry.target.file_map import File, FileMap
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from wherry.core.keypath import KeyPath
-    from wherry.core.manifest import Manifest
-
-    _Row: TypeAlias = tuple[str, "ItemPlan", "ItemPlace"]  # its name, and where it lies
+_Row: TypeAlias = tuple[str, "ItemPlan", "ItemPlace"]  # its name, and where it lies
 
 VERSION = "torch.distributed.checkpoint"
 NESTED = "planner_data"  # key of the nested paths in a manifest's `custom`

@@ -26,10 +26,12 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+from wherry.core.tensorspec import Region
 from wherry.errors import CorruptError, UnsupportedError
 from wherry.integrations.containers.pickle.machine import load
 from wherry.integrations.containers.pickle.values import (
@@ -42,13 +44,7 @@ from wherry.integrations.containers.pickle.values import (
     open_for_walk,
 )
 from wherry.integrations.containers.torch.values import DTYPES, RULES
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping, Sequence
-
-    from wherry.core.tensorspec import Region
-    from wherry.storage.location import Location
-
+from wherry.storage.location import Location
 
 METADATA_MODULE = "torch.distributed.checkpoint.metadata"
 FILESYSTEM_MODULE = "torch.distributed.checkpoint.filesystem"

@@ -8,11 +8,13 @@ that is read whole is compared with the CRC-32 that torch stored with it; extent
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
 from wherry.core import dtypes
+from wherry.core.keypath import KeyPath
 from wherry.core.tensorspec import Region, TensorSpec, region_shape, region_within, shared_region
 from wherry.errors import CorruptError, IncompleteError
 from wherry.formats.contents import Absent, Access, Block, ChunkDecoder, Chunked, Extent, Stored
@@ -29,16 +31,13 @@ from wherry.integrations.formats.dcp.metadata import (
 )
 from wherry.mover.output import as_bytes
 from wherry.mover.read import read_region
+from wherry.storage.location import Location
+from wherry.store.store import Entry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     import numpy as np
 
-    from wherry.core.keypath import KeyPath
     from wherry.integrations.formats.dcp.shards import SavedShards
-    from wherry.storage.location import Location
-    from wherry.store.store import Entry
 
 
 class ChunkPiece(NamedTuple):

@@ -11,9 +11,11 @@ metadata (nested paths, chunks in their order, requires_grad, memory format) is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from wherry.core.detection import Detection
 from wherry.errors import CorruptError, UnsupportedError, UsageError, describe_exception
 from wherry.formats.format import Change, Rewrite
 from wherry.formats.registry import find_format
@@ -29,13 +31,8 @@ from wherry.integrations.formats.dcp.metadata import (
     state_of,
 )
 from wherry.storage.copy import list_files
+from wherry.storage.location import Location
 from wherry.storage.sidecar import OWN_NAMES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wherry.core.detection import Detection
-    from wherry.storage.location import Location
 
 PROFILES = (WIDEST, "default")
 _INFO = "_StorageInfo"

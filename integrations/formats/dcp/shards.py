@@ -10,8 +10,9 @@ absent, and the evidence states that shapes are inferred. Source: torch/distribu
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.core.keypath import render
 from wherry.core.tensorspec import c_strides
@@ -21,14 +22,10 @@ from wherry.integrations.containers.flat.strides import PlacedTensor
 from wherry.integrations.containers.safetensors import header as safetensors
 from wherry.integrations.containers.safetensors.header import TO_OURS, HeaderEntry
 from wherry.integrations.formats.dcp.metadata import Chunk, DcpIndex, DescribedTensor, StoredItem
+from wherry.storage.location import Location
+from wherry.store.store import Entry
 from wherry.text.json_document import parse_json
 from wherry.text.limits import MOST_CHUNKS, beyond, exceeds, scale_limit
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from wherry.storage.location import Location
-    from wherry.store.store import Entry
 
 _SHARD = re.compile(r"shard-(\d{5})-model-\d{5}-of-\d{5}\.safetensors")
 _INFO, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"

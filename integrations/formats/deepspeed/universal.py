@@ -30,14 +30,17 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.core.account import FILES, TRAINING_STATE, IgnoredEntry, ignored_file
 from wherry.core.detection import Detection, Evidence
+from wherry.core.keypath import KeyPath
 from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
+from wherry.formats.contents import Extent
 from wherry.formats.format import Glimpse, Opened
 from wherry.integrations.containers.flat.reader import FlatReader
 from wherry.integrations.containers.flat.strides import StridedReader
@@ -56,16 +59,9 @@ from wherry.integrations.formats.deepspeed.zero import (
     shapes_of,
     with_shared,
 )
+from wherry.storage.location import Location
 from wherry.storage.sidecar import OWN_NAMES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from wherry.core.keypath import KeyPath
-    from wherry.formats.contents import Extent
-    from wherry.storage.location import Location
-    from wherry.store.store import Entry
-
+from wherry.store.store import Entry
 
 WEIGHT, COUNT = "fp32.pt", "step.pt"
 STATES = (WEIGHT, "exp_avg.pt", "exp_avg_sq.pt", COUNT)

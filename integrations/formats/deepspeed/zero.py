@@ -36,8 +36,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.core.account import TRAINING_STATE, ignored_file
 from wherry.core.detection import Detection, Evidence
@@ -45,6 +46,7 @@ from wherry.core.keypath import KeyPath, render
 from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import CorruptError, IncompleteError, NotFoundError, UnsupportedError
+from wherry.formats.contents import Extent
 from wherry.formats.file_names import is_deepspeed_shard
 from wherry.formats.format import Glimpse, Opened
 from wherry.integrations.containers.flat.reader import FlatReader
@@ -54,14 +56,8 @@ from wherry.integrations.containers.torch.archive import Archive, read_object
 from wherry.integrations.containers.torch.values import RULES
 from wherry.integrations.containers.zip.read import read_directory
 from wherry.layout.runs import cut
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
-
-    from wherry.formats.contents import Extent
-    from wherry.storage.location import Location
-    from wherry.store.store import Entry
-
+from wherry.storage.location import Location
+from wherry.store.store import Entry
 
 _OPAQUE = frozenset(
     {

@@ -9,7 +9,6 @@ the names, `containers/msgpack/index.py` the encoding.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from wherry.core.detection import Detection, Evidence
 from wherry.core.keypath import render
@@ -29,9 +28,7 @@ from wherry.integrations.formats.flax.files import (
     step_of,
     temporary,
 )
-
-if TYPE_CHECKING:
-    from wherry.target.file_map import FileMap, Scene
+from wherry.target.file_map import FileMap, Scene
 
 VERSION = "one msgpack file"
 VERSION_WITH_ARRAYS = "msgpack with GDA placeholders and zarr2 folders"

@@ -15,6 +15,7 @@ linen boxes (`Partitioned`, `LogicallyPartitioned`) are one more key `value` aro
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -31,14 +32,12 @@ from wherry.integrations.containers.msgpack.contents import MsgpackContents, Pla
 from wherry.integrations.containers.msgpack.index import index_file
 from wherry.integrations.containers.orbax.layout import RENAMELESS
 from wherry.mover.read import read_array
+from wherry.storage.location import Location
 from wherry.store.store import Entry
 from wherry.tree.tree_reading import read_leaves
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from wherry.integrations.containers.zarr.reader import ArrayReader
-    from wherry.storage.location import Location
 
 
 PREFIX = "checkpoint_"

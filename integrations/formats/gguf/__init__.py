@@ -18,16 +18,20 @@ from __future__ import annotations
 import json
 import re
 import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from wherry.core.account import IgnoredEntry
 from wherry.core.detection import Detection, Evidence
+from wherry.core.keypath import KeyPath
 from wherry.core.manifest import Companion, Manifest, without_chunks
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
 from wherry.formats.companions import CompanionsReader
+from wherry.formats.contents import Contents, Extent
 from wherry.formats.format import Format, Glimpse, Holds, Opened, Option, Options
 from wherry.formats.glimpse import Signs
+from wherry.formats.model_files import ModelFiles
 from wherry.formats.systems import TreeForm
 from wherry.integrations.containers.flat.reader import FlatReader
 from wherry.integrations.formats.gguf.header import MAGIC, TYPES, VERSIONS, GgufHeader, read_header, type_name
@@ -45,17 +49,9 @@ from wherry.integrations.formats.gguf.write import (
     require_files,
 )
 from wherry.integrations.formats.gguf.write import FILE as CONFIG
+from wherry.storage.location import Location
 from wherry.store.store import Entry
 from wherry.target.file_map import FileMap, Scene, map_of_one
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from wherry.core.keypath import KeyPath
-    from wherry.core.tensorspec import TensorSpec
-    from wherry.formats.contents import Contents, Extent
-    from wherry.formats.model_files import ModelFiles
-    from wherry.storage.location import Location
 
 _TOO_LONG = "manifests hold numbers and short texts"
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")

@@ -14,17 +14,15 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from wherry.core import dtypes
+from wherry.core.keypath import KeyPath
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, HostileError, UnsupportedError
 from wherry.formats.contents import Extent
+from wherry.storage.location import Location
 from wherry.text.limits import MOST_TENSORS, beyond, exceeds, scale_limit
-
-if TYPE_CHECKING:
-    from wherry.core.keypath import KeyPath
-    from wherry.storage.location import Location
 
 MAGIC = b"GGUF"
 VERSIONS = (1, 2, 3)

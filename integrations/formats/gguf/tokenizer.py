@@ -21,10 +21,11 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.core.units import plural
 from wherry.errors import CorruptError, UnrepresentableError, UsageError, describe_exception
@@ -40,10 +41,6 @@ from wherry.integrations.formats.gguf.header import (
 from wherry.storage.location import MOST_CONFIG, Location
 from wherry.text.json_document import parse_json
 from wherry.text.limits import LARGE, beyond, exceeds, scale_limit
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
 
 START, TEMPLATE = "tokenizer.ggml.", "tokenizer.chat_template"
 _RULES = Path(__file__).with_name("tokenizers.toml")

@@ -22,27 +22,26 @@ import re
 import struct
 import tomllib
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
+from wherry.core.keypath import KeyPath
+from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, UnrepresentableError, UsageError
+from wherry.formats.format import Options
 from wherry.integrations.formats.gguf.header import MAGIC, TYPES, VERSIONS, type_name
 from wherry.integrations.formats.gguf.tokenizer import TOKENIZER, read_json, token_ids, tokenizer_metadata
 from wherry.layout.expr import evaluate
+from wherry.storage.location import Location
 from wherry.text.json_document import parse_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from wherry.core.keypath import KeyPath
-    from wherry.core.manifest import Manifest
     from wherry.families.facts import ConfigFacts
     from wherry.formats.checkpoint import Checkpoint
-    from wherry.formats.format import Options
-    from wherry.storage.location import Location
 
 
 FILE = "config.json"

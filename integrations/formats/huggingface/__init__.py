@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import shlex
 import sys
-from typing import TYPE_CHECKING
 
+from wherry.core.detection import Detection
+from wherry.core.manifest import Manifest
 from wherry.core.units import parse_size
 from wherry.errors import AmbiguousError, CorruptError, UnrepresentableError
 from wherry.formats.format import Format, Glimpse, Holds, Opened, Option, Options
@@ -30,14 +31,10 @@ from wherry.integrations.formats.huggingface.weights import (
     find_weights,
     spread_tensors,
 )
+from wherry.storage.location import Location
+from wherry.target.file_map import FileMap, Scene
 
 _OF_PEFT = "base_model.model."  # the start of the names of an adapter's tensors
-
-if TYPE_CHECKING:
-    from wherry.core.detection import Detection
-    from wherry.core.manifest import Manifest
-    from wherry.storage.location import Location
-    from wherry.target.file_map import FileMap, Scene
 
 
 def _detect(glimpse: Glimpse) -> Detection | None:

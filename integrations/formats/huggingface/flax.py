@@ -9,8 +9,8 @@ paths joined by `/`; `save_pretrained` shards above 10 GB. Key paths are those o
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from wherry.core.detection import Detection
 from wherry.core.manifest import Manifest, without_chunks
 from wherry.core.units import parse_size
 from wherry.formats.format import Format, Glimpse, Holds, Opened, Option, Options
@@ -19,11 +19,8 @@ from wherry.formats.systems import TreeForm
 from wherry.integrations.containers.msgpack.layout import WRITABLE, lay_out
 from wherry.integrations.formats.huggingface.shards import detect_weights, open_weights
 from wherry.integrations.formats.huggingface.weights import ShardPlan, flax_weights, spread_tensors
-
-if TYPE_CHECKING:
-    from wherry.core.detection import Detection
-    from wherry.storage.location import Location
-    from wherry.target.file_map import FileMap, Scene
+from wherry.storage.location import Location
+from wherry.target.file_map import FileMap, Scene
 
 NAME, STEM = "huggingface-flax", "flax_model"
 _WHY = "the weights that the Flax classes load"

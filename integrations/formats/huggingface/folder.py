@@ -14,9 +14,10 @@ Source: sentence_transformers/SentenceTransformer.py of 5.1 (`_load_sbert_model`
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.core.account import FILES, OTHERS, TRAINING_STATE, IgnoredEntry, ignored_file
 from wherry.core.detection import Evidence
@@ -30,17 +31,12 @@ from wherry.integrations.formats.huggingface.weights import (
     find_weights,
     variant_of,
 )
+from wherry.storage.location import Location
 from wherry.storage.sidecar import OWN_NAMES
 from wherry.store.store import Entry
 from wherry.text.json_document import parse_json
 from wherry.text.json_scan import DROPPED, Rows, scan_json
 from wherry.text.limits import SMALL, JsonLimits, scale_limit
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-
-    from wherry.storage.location import Location
-
 
 _TRAINER = "trainer_state.json"
 _HISTORY = JsonLimits(nbytes=256 << 20, rows=1 << 22)  # of a trainer, which grows with every step

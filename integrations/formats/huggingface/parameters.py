@@ -14,10 +14,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-if TYPE_CHECKING:
-    from wherry.core.tensorspec import TensorSpec
+from wherry.core.tensorspec import TensorSpec
 
 Config: TypeAlias = Mapping[str, Any]
 Count: TypeAlias = Callable[[Config, int], int]

@@ -13,13 +13,15 @@ Opens a Hugging Face folder whose weights are chosen, and says what was seen of 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.core.detection import Detection, Evidence
 from wherry.core.keypath import KeyPath, render
 from wherry.core.manifest import Companion, Manifest, Value
+from wherry.core.tensorspec import TensorSpec
 from wherry.core.units import plural
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
 from wherry.formats.format import Glimpse, Opened
@@ -34,16 +36,10 @@ from wherry.integrations.formats.huggingface.folder import FolderFacts, read_fac
 from wherry.integrations.formats.huggingface.parameters import expected_elements, least_elements
 from wherry.integrations.formats.huggingface.weights import ADAPTER, Container, Weights
 from wherry.runtime.threads import without_collection
+from wherry.storage.location import Location
 from wherry.store.store import Entry
 from wherry.text.json_document import parse_json
 from wherry.text.limits import LARGE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from wherry.core.tensorspec import TensorSpec
-    from wherry.storage.location import Location
-
 
 _SHARDING = "DCP_SHARDING_INFO"
 _SHARD = re.compile(r"(?P<stem>.+)-\d{5}(?P<rest>-of-\d{5}\..+)")

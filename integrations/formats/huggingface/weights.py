@@ -22,17 +22,13 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import Literal, TypeAlias, cast
 
+from wherry.core.tensorspec import TensorSpec
 from wherry.integrations.containers.flat.reader import stored_size
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from wherry.core.tensorspec import TensorSpec
-
 
 Container: TypeAlias = Literal["safetensors", "bin", "msgpack"]
 CONFIG = "config.json"

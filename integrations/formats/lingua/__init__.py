@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.core.account import FILES, ignored_file
 from wherry.core.detection import Detection, Evidence
@@ -40,15 +41,11 @@ from wherry.integrations.formats.lingua.folder import (
 )
 from wherry.integrations.formats.meta import single_form
 from wherry.mover.read import read_array
+from wherry.storage.location import Location
 from wherry.store.store import Entry
+from wherry.target.file_map import FileMap, Scene
 from wherry.text.numbers import decimal_number
 from wherry.tree.tree_reading import read_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from wherry.storage.location import Location
-    from wherry.target.file_map import FileMap, Scene
 
 _HEAD = 1 << 16
 _WRITER = "lingua"

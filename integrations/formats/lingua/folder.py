@@ -21,22 +21,18 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.core.keypath import KeyPath, parse, render
+from wherry.core.manifest import Manifest
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, IncompleteError, UnrepresentableError, UsageError
 from wherry.formats.format import Adapted
 from wherry.integrations.formats.huggingface.folder import read_json
+from wherry.storage.location import Location
 from wherry.text.numbers import decimal_number
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
-
-    from wherry.core.manifest import Manifest
-    from wherry.core.tensorspec import TensorSpec
-    from wherry.storage.location import Location
-
 
 NESTED, _PICKLE = "planner_data", "pickle"
 MODEL, OPTIM = "model", "optim"

@@ -39,17 +39,21 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.core.account import TRAINING_STATE, IgnoredEntry, ignored_file
 from wherry.core.detection import Detection, Evidence
+from wherry.core.keypath import KeyPath
 from wherry.core.manifest import Companion, Manifest
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
 from wherry.formats.companions import MemoryFiles
 from wherry.formats.format import Glimpse, Opened
+from wherry.integrations.containers.flat.strides import PlacedTensor
+from wherry.integrations.containers.pickle.tree import PickleTree
 from wherry.integrations.containers.torch.archive import Archive, read_object
 from wherry.integrations.containers.torch.layout import TypedObject, pickle_object
 from wherry.integrations.containers.zip.read import read_directory
@@ -57,17 +61,9 @@ from wherry.integrations.formats.dcp.metadata import Chunk, DcpIndex, DescribedT
 from wherry.integrations.formats.dcp.reader import DcpReader
 from wherry.storage.location import Location
 from wherry.storage.sidecar import OWN_NAMES
+from wherry.store.store import Entry
 from wherry.text.json_document import parse_json
 from wherry.text.limits import SMALL
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from wherry.core.keypath import KeyPath
-    from wherry.integrations.containers.flat.strides import PlacedTensor
-    from wherry.integrations.containers.pickle.tree import PickleTree
-    from wherry.store.store import Entry
-
 
 COMMON, BACKEND, LATEST = "common.pt", "metadata.json", "latest_checkpointed_iteration.txt"
 ARGUMENTS = "megatron_args.json"  # the arguments of `common.pt` as wherry shows them, and as it takes them

@@ -8,8 +8,8 @@ format does not. `containers/orbax` describes the files, and how a folder is det
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from wherry.core.detection import Detection
 from wherry.formats.format import Format, Holds, Opened
 from wherry.integrations.containers.orbax import item, layout
 from wherry.integrations.containers.orbax.detection import SIGNS, detect, other_items
@@ -24,10 +24,7 @@ from wherry.integrations.containers.orbax.write import (
 )
 from wherry.integrations.containers.zarr.metadata import STORABLE
 from wherry.integrations.formats.orbax.rewrite import REWRITES
-
-if TYPE_CHECKING:
-    from wherry.core.detection import Detection
-    from wherry.storage.location import Location
+from wherry.storage.location import Location
 
 
 def open_orbax(location: Location, detection: Detection) -> Opened:

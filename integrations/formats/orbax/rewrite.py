@@ -28,12 +28,14 @@ import base64
 import json
 import os
 import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.detection import Detection
 from wherry.core.keypath import KeyPath, joined_names, render
 from wherry.errors import (
     CorruptError,
@@ -54,16 +56,12 @@ from wherry.integrations.containers.orbax.tree import MAPPING, item_tree, read_t
 from wherry.integrations.containers.zarr import kvstore
 from wherry.storage.copy import list_files
 from wherry.storage.folders import sync_folder
+from wherry.storage.location import Location
 from wherry.storage.sidecar import FOLDER_NAME, SIGNATURE_NAME
 from wherry.tree.forms import BOX, OLD_VARIABLE, wrapped_leaves
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
     import tensorstore as ts
-
-    from wherry.core.detection import Detection
-    from wherry.storage.location import Location
 
 
 _NO_KEY = "no such key"

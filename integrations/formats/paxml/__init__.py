@@ -7,8 +7,8 @@ tree; `paxml-flax` has one msgpack file whose structure is a text. Padded arrays
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from wherry.core.detection import Detection
+from wherry.core.manifest import Manifest
 from wherry.errors import IncompleteError
 from wherry.formats.format import Format, Glimpse, Holds, Opened, Option, Options
 from wherry.integrations.containers.orbax import layout as orbax
@@ -17,11 +17,7 @@ from wherry.integrations.containers.orbax.write import in_store as in_store_of_i
 from wherry.integrations.containers.zarr.metadata import STORABLE
 from wherry.integrations.formats.paxml import flax, layout, state
 from wherry.integrations.formats.paxml.write import lay_out, prepare_grids
-
-if TYPE_CHECKING:
-    from wherry.core.detection import Detection
-    from wherry.core.manifest import Manifest
-    from wherry.storage.location import Location
+from wherry.storage.location import Location
 
 
 def detect(glimpse: Glimpse) -> Detection | None:

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from wherry.core.detection import Detection, Evidence
 from wherry.core.keypath import KeyPath, render
@@ -31,10 +32,6 @@ from wherry.integrations.formats.paxml.layout import COMMITTED, METADATA_FILE, P
 from wherry.integrations.formats.paxml.state import evidence
 from wherry.store.store import Entry
 from wherry.tree.tree_reading import read_leaves
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 _FIELDS = {"TrainState": ("step", "mdl_vars", "opt_states", "extra_state")}
 _CLOSING = {"[": "]", "(": ")"}

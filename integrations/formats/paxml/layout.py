@@ -26,14 +26,17 @@ PaxML ignores further keys, so wherry's notes are stored there too.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 from wherry.core.detection import Verdict, verdict_of_damage
 from wherry.core.keypath import KeyPath, render
+from wherry.core.manifest import Manifest
 from wherry.core.steps import step_number
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, IncompleteError, UnrepresentableError, WherryError
 from wherry.formats.format import Glimpse
 from wherry.formats.glimpse import Signs
@@ -42,14 +45,7 @@ from wherry.integrations.containers.orbax import layout as orbax
 from wherry.integrations.containers.orbax.commit import missing_commit
 from wherry.integrations.containers.orbax.detection import look
 from wherry.integrations.containers.orbax.layout import read_json
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
-
-    from wherry.core.manifest import Manifest
-    from wherry.core.tensorspec import TensorSpec
-    from wherry.storage.location import Location
-
+from wherry.storage.location import Location
 
 SEPARATOR = "."
 VARIABLES = "mdl_vars"

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.core.detection import Detection, Evidence, Kind
 from wherry.core.keypath import KeyPath, parse, render
@@ -25,6 +26,7 @@ from wherry.integrations.containers.orbax.detection import look, other_items
 from wherry.integrations.containers.orbax.item import WithinReader, asset_companions, open_item
 from wherry.integrations.containers.zarr import kvstore, listing
 from wherry.integrations.containers.zarr import metadata as zarr
+from wherry.integrations.containers.zarr.listing import Listing
 from wherry.integrations.containers.zarr.reader import ArrayReader, StoredArray
 from wherry.integrations.formats.paxml.layout import (
     COMMITTED,
@@ -41,14 +43,8 @@ from wherry.integrations.formats.paxml.layout import (
     unpad,
 )
 from wherry.mover.read import read_array
+from wherry.storage.location import Location
 from wherry.tree.tree_reading import read_leaves, read_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from wherry.integrations.containers.zarr.listing import Listing
-    from wherry.storage.location import Location
-
 
 _CURE = "copy the missing folders from the training hosts, or use another step"
 _NAMED = 3

@@ -16,10 +16,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.core.keypath import KeyPath, joined_names, render
+from wherry.core.manifest import Manifest
 from wherry.errors import UnrepresentableError
+from wherry.formats.format import Options
 from wherry.integrations.containers.msgpack.heads import array_head, map_head, pack_value, text
 from wherry.integrations.containers.orbax import layout as orbax
 from wherry.integrations.containers.orbax.tree import stored_name
@@ -41,11 +43,6 @@ from wherry.integrations.formats.paxml.layout import (
 )
 from wherry.target.file_map import File, FileMap, Scene, map_of_chunks, within
 from wherry.version import __version__
-
-if TYPE_CHECKING:
-    from wherry.core.manifest import Manifest
-    from wherry.formats.format import Options
-
 
 _EMPTY: dict[str, Any] = {"none": None, "dict": {}, "list": [], "tuple": []}
 _SHORT_TEXT = 31  # bytes; longer ones have no head of two bytes here

@@ -9,9 +9,9 @@ resolve to the same checkpoint. `layout.py`, `legacy.py` and `item.py` have the 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from wherry.core.detection import Detection, Evidence
+from wherry.core.manifest import Manifest
 from wherry.formats.format import Format, Glimpse, Holds, Option, Options
 from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.orbax import layout as orbax_layout
@@ -23,11 +23,8 @@ from wherry.integrations.formats.t5x import item, layout
 from wherry.integrations.formats.t5x.item import open_train_state
 from wherry.integrations.formats.t5x.legacy import format_version, open_legacy
 from wherry.integrations.formats.t5x.write import lay_out_legacy, lay_out_train_state, prepare_grids
+from wherry.storage.location import Location
 from wherry.storage.stores import locate
-
-if TYPE_CHECKING:
-    from wherry.core.manifest import Manifest
-    from wherry.storage.location import Location
 
 SYSTEM, LEGACY, ORBAX = "t5x", "t5x-legacy", "t5x-orbax"
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Companion
@@ -20,12 +19,10 @@ from wherry.errors import WherryError
 from wherry.formats.format import HEAD_BYTES, Glimpse, Opened
 from wherry.integrations.containers.orbax import layout as orbax
 from wherry.integrations.containers.orbax.item import open_item
+from wherry.integrations.containers.zarr.reader import ArrayReader
 from wherry.integrations.formats.t5x import layout
 from wherry.integrations.formats.t5x.reader import ExtraFiles, T5xReader, checked_step, extra_files
-
-if TYPE_CHECKING:
-    from wherry.integrations.containers.zarr.reader import ArrayReader
-    from wherry.storage.location import Location
+from wherry.storage.location import Location
 
 ITEM = "state"
 HANDLER = "t5x.checkpoints.DatasetCheckpointHandler"

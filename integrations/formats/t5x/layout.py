@@ -11,20 +11,16 @@ with `model_checkpoint_path` and is not a msgpack map.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from wherry.core.manifest import Manifest
 from wherry.core.steps import step_number
 from wherry.formats.format import HEAD_BYTES
 from wherry.formats.systems import TreeForm
 from wherry.integrations.containers.msgpack.index import Glance, glance
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from wherry.core.manifest import Manifest
-    from wherry.storage.location import Location
-    from wherry.store.store import Entry
+from wherry.storage.location import Location
+from wherry.store.store import Entry
 
 MSGPACK = "checkpoint"
 VERSION, OPTIMIZER, TRAIN_STATE = "version", "optimizer", "_optimizer"

@@ -27,8 +27,9 @@ this file, or in an array that a spec or a placeholder names.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from wherry.core.detection import Detection, Evidence
 from wherry.core.keypath import KeyPath, render
@@ -40,18 +41,13 @@ from wherry.integrations.containers.msgpack.contents import MsgpackContents, Pla
 from wherry.integrations.containers.msgpack.index import Array, Node, Scalar, Sequence, Table, index_file
 from wherry.integrations.containers.orbax.layout import MANIFEST
 from wherry.integrations.containers.zarr import metadata as zarr
+from wherry.integrations.containers.zarr.metadata import JsonObject
 from wherry.integrations.containers.zarr.reader import ArrayReader, Arrays, StoredArray, open_arrays
 from wherry.integrations.formats.t5x import layout
 from wherry.integrations.formats.t5x.layout import PLACEHOLDERS
 from wherry.integrations.formats.t5x.reader import ExtraFiles, T5xReader, checked_step, extra_files
+from wherry.storage.location import Location
 from wherry.tree.tree_reading import read_leaves
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from wherry.integrations.containers.zarr.metadata import JsonObject
-    from wherry.storage.location import Location
-
 
 _SPEC_KEYS = frozenset({"driver", "kvstore", "metadata"})
 _KNOWN_SPEC_KEYS = _SPEC_KEYS | {

@@ -13,10 +13,13 @@ checkpoint in `dataset/`. Both are opaque and are copied unchanged.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from wherry.core.account import OTHERS, IgnoredEntry, ignored_file
+from wherry.core.keypath import KeyPath
+from wherry.core.manifest import Value
+from wherry.core.tensorspec import Sharding, TensorSpec
 from wherry.errors import CorruptError
 from wherry.formats.contents import ContentsOver
 from wherry.integrations.containers.flat.reader import companion_location
@@ -31,16 +34,9 @@ from wherry.integrations.formats.t5x.layout import (
     stated_step,
 )
 from wherry.mover.read import read_array
+from wherry.storage.location import Location
 from wherry.storage.sidecar import FOLDER_NAME, SIGNATURE_NAME
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
-
-    from wherry.core.keypath import KeyPath
-    from wherry.core.manifest import Value
-    from wherry.core.tensorspec import Sharding, TensorSpec
-    from wherry.storage.location import Location
-    from wherry.store.store import Entry
+from wherry.store.store import Entry
 
 
 class T5xReader(ContentsOver):

@@ -13,11 +13,13 @@ The spec of an array has the form that T5X writes with tensorstore from 0.1.14 o
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.core.keypath import KeyPath, joined_names, render
 from wherry.core.manifest import Manifest
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import UnrepresentableError, UsageError
+from wherry.formats.format import Options
 from wherry.integrations.containers.msgpack.heads import pack_value
 from wherry.integrations.containers.msgpack.layout import lay_out
 from wherry.integrations.containers.orbax import layout as orbax
@@ -37,11 +39,6 @@ from wherry.integrations.containers.zarr.layout import build_metadata
 from wherry.integrations.formats.t5x import layout
 from wherry.integrations.formats.t5x.item import HANDLER, ITEM
 from wherry.target.file_map import File, FileMap, Scene, within
-
-if TYPE_CHECKING:
-    from wherry.core.tensorspec import TensorSpec
-    from wherry.formats.format import Options
-
 
 _MOST_INLINE = 64 << 10
 _UNFINISHED = ".__lock"  # tensorstore's name of a file that it has not renamed yet

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -18,9 +18,6 @@ import wherry
 from tests.support.command import typed
 from tests.support.corpus import CORPUS, expected, needs_corpus
 from wherry.errors import IncompleteError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 TREE = {"params": {"w": np.arange(6, dtype=np.float32).reshape(2, 3)}}
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgpack
 import numpy as np
 import pytest
 
 import wherry
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 K = np.arange(6, dtype=np.float32).reshape(2, 3)
 # Name → the tree as Orbax's msgpack file has it; a tuple is a list there, an empty NamedTuple is nil.

@@ -10,8 +10,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,10 +24,6 @@ from orbax.checkpoint.experimental import v1
 
 import wherry
 from tests.support.corpus import CORPUS, expected, needs_corpus
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 OPTIONS = [{}, {"zarr": "3"}, {"ocdbt": False}, {"compression": "zstd"}]
 

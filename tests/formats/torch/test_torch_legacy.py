@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import tarfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -29,9 +29,6 @@ from wherry.storage.location import Location
 from wherry.storage.stores import locate
 from wherry.store.remote_store import FsspecStore, remote_store
 from wherry.testing import readers
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def save(tmp_path, value, name="model.pt", **options) -> Path:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,9 +36,6 @@ from wherry.integrations.containers.flat import strides as flat_strides
 from wherry.mover.read import read_array
 from wherry.storage.location import Location
 from wherry.storage.stores import locate
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def save(tmp_path, value, name="model.pt") -> Path:

@@ -16,11 +16,12 @@ import re
 import select
 import subprocess
 from ast import literal_eval
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
-from typing import IO, TYPE_CHECKING, Any, Protocol, Self
+from typing import IO, Any, Protocol, Self
 
 import numpy as np
 import yaml
@@ -34,10 +35,7 @@ from tests.support.oracles.maxtext_itself import round_embedding, round_factor, 
 from tests.support.walk.models import logits as huggingface_logits
 from tests.support.walk.models import meta_params
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    Array = np.ndarray[Any, np.dtype[Any]]
+Array = np.ndarray[Any, np.dtype[Any]]
 
 SECONDS = 600  # for one model
 _PLACE = Path(__file__).parent

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RANK, ALPHA = 4, 6
 PROJECTIONS = frozenset({

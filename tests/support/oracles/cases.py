@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -10,10 +11,7 @@ from tests.support.oracles import files
 from tests.support.oracles.huggingface import MODELS
 from tests.support.oracles.leaves import Leaves
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    Array = np.ndarray[Any, np.dtype[Any]]
+Array = np.ndarray[Any, np.dtype[Any]]
 
 _NOT_IN_MAXTEXT = ("t5", "smollm3", "qwen2-moe", "glm4-moe", "stablelm", "gpt-neox", "gpt2")
 _FOR_MEGATRON = ("deepseek-v3-pairs", "deepseek-v3-pairs-yarn")

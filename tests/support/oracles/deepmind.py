@@ -7,6 +7,8 @@ tree NESTED; `save` writes each of the trees that the library's releases have.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +17,10 @@ import numpy as np
 from tests.support.oracles.parts import ACTIVATIONS, attend, causal, frequencies, soft_cap, turn_halves
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     from tests.support.oracles.leaves import Leaves
 
-    Array = np.ndarray[Any, np.dtype[Any]]
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 LOCAL, GLOBAL = "local", "global"
 # Of TransformerConfig.

@@ -7,15 +7,13 @@ most models `hidden_size` equals `heads * head_dim`: shapes alone do not show a 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    Array = np.ndarray[Any, np.dtype[Any]]
+Array = np.ndarray[Any, np.dtype[Any]]
 
 TOKENS = np.array([[3, 14, 15, 9, 26, 5, 35, 8, 59, 7], [1, 2, 40, 41, 9, 9, 13, 33, 58, 20]])
 _COMMON = {

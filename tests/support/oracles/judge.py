@@ -14,7 +14,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tests.support.oracles import huggingface
 from tests.support.oracles.huggingface import TOKENS, apart
@@ -22,7 +22,8 @@ from tests.support.oracles.huggingface import TOKENS, apart
 if TYPE_CHECKING:
     import numpy as np
 
-    Array = np.ndarray[Any, np.dtype[Any]]
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 ALLOWED, ALLOWED_DELTA, WRONG = 3e-5, 1e-4, 1e-3
 

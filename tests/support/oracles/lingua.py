@@ -7,7 +7,8 @@ that `use_scaled_rope` scales. Rotary positions turn neighbouring elements of a 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tests.support.oracles.parts import (
     ACTIVATIONS,
@@ -20,13 +21,12 @@ from tests.support.oracles.parts import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import numpy as np
 
     from tests.support.oracles.leaves import Leaves
 
-    Array = np.ndarray[Any, np.dtype[Any]]
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 # Built into Meta's `apply_scaling`.
 _LLAMA3 = {"factor": 8, "low": 1, "high": 4, "old_context": 8192}

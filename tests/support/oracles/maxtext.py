@@ -10,9 +10,10 @@ the parameter of one layer: [embed, heads, dim] becomes [embed, layers, heads, d
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tests.support.oracles import (
     maxtext_gemma4,
@@ -29,11 +30,10 @@ from tests.support.oracles.maxtext_latent import latent_attention
 from tests.support.oracles.parts import ACTIVATIONS, causal, rms_norm, soft_cap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     import numpy as np
 
-    Array = np.ndarray[Any, np.dtype[Any]]
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 # Of base.yml what a forward pass reads.
 DEFAULTS: Mapping[str, Any] = {

@@ -23,7 +23,8 @@ from tests.support.oracles.parts import (
 if TYPE_CHECKING:
     from tests.support.oracles.leaves import Part
 
-    Array = np.ndarray[Any, np.dtype[Any]]
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 # Built into LLaMARotaryEmbedding.
 _LLAMA3 = {"factor": 8, "low": 1, "high": 4, "old_context": 8192}

@@ -7,6 +7,7 @@ if the model's name begins with deepseek3.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,11 +15,10 @@ import numpy as np
 from tests.support.oracles.parts import ACTIVATIONS, sigmoid, softmax
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.support.oracles.leaves import Part
 
-    Array = np.ndarray[Any, np.dtype[Any]]
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 _SCORES = {"": lambda x: x, "sigmoid": sigmoid, "softmax": softmax}
 

@@ -6,11 +6,12 @@ layers/embeddings.py (`Gemma4PartialRotaryEmbedding`), layers/moe.py (the softma
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from tests.support.oracles.leaves import DisagreementError, Part
+from tests.support.oracles.leaves import DisagreementError, Leaves, Part
 from tests.support.oracles.parts import (
     ACTIVATIONS,
     attend,
@@ -21,13 +22,8 @@ from tests.support.oracles.parts import (
     turn_halves,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.support.oracles.leaves import Leaves
-
-    Array = np.ndarray[Any, np.dtype[Any]]
-    Mlp = Callable[[Part, Any, Array, int], Array]
+Array = np.ndarray[Any, np.dtype[Any]]
+Mlp = Callable[[Part, Any, Array, int], Array]
 
 CYCLE = 6
 _EPSILON = 1e-6  # what RMSNorm has if a block passes it none

@@ -5,21 +5,19 @@ Source of truth: MaxText 0.2.5, models/gemma4_small.py, layers/nnx_decoders.py (
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from tests.support.oracles.leaves import DisagreementError, Part
+from tests.support.oracles.leaves import DisagreementError, Leaves, Part
 from tests.support.oracles.maxtext_gemma4 import attention, keys_and_values
 from tests.support.oracles.parts import ACTIVATIONS, rms_norm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy as np
 
-    from tests.support.oracles.leaves import Leaves
 
-    Array = np.ndarray[Any, np.dtype[Any]]
-    Mlp = Callable[[Part, Any, Array, int], Array]
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+Mlp: TypeAlias = "Callable[[Part, Any, Array, int], Array]"
 
 _CYCLES = {"gemma4-e2b": 5}
 _CYCLE = 6  # of any other name

@@ -15,7 +15,8 @@ from tests.support.oracles.parts import ACTIVATIONS, attend, causal, layer_norm
 if TYPE_CHECKING:
     from tests.support.oracles.leaves import Part
 
-    Array = np.ndarray[Any, np.dtype[Any]]
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def block(take: Part, c: Any, x: Array) -> Array:

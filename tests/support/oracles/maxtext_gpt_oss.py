@@ -17,7 +17,8 @@ from tests.support.oracles.parts import attend, causal, rms_norm, sigmoid
 if TYPE_CHECKING:
     from tests.support.oracles.leaves import Part
 
-    Array = np.ndarray[Any, np.dtype[Any]]
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 CYCLE = 2  # a layer with a window, and one without
 _SLOPE = 1.702

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.support.generations import old_python
 from tests.support.oracles.cases import MODEL_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     import pytest
 
 SINGLE = 2e-5  # MaxText computes in float32

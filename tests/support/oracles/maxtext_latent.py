@@ -24,7 +24,8 @@ from tests.support.oracles.parts import (
 if TYPE_CHECKING:
     from tests.support.oracles.leaves import Part
 
-    Array = np.ndarray[Any, np.dtype[Any]]
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def latent_attention(take: Part, c: Any, x: Array) -> Array:

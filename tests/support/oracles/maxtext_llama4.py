@@ -7,20 +7,20 @@ sigmoid of the score multiplies what the expert sees, not what it says).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from tests.support.oracles.parts import ACTIVATIONS, attend, causal, rms_norm, sigmoid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.support.oracles.leaves import Part
 
-    Array = np.ndarray[Any, np.dtype[Any]]
-    Turn = Callable[..., Array]
-    Mlp = Callable[[Part, Any, Array, int], Array]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Turn = Callable[..., Array]
+Mlp: TypeAlias = "Callable[[Part, Any, Array, int], Array]"
 
 _FLOOR, _GROWTH = 8192, 0.1  # written in the block's code
 

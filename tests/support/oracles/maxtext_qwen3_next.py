@@ -8,8 +8,9 @@ after the other, as its definition says (Yang et al., 2024), where MaxText compu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,10 +26,7 @@ from tests.support.oracles.parts import (
     turn_halves,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Array = np.ndarray[Any, np.dtype[Any]]
+Array = np.ndarray[Any, np.dtype[Any]]
 
 _L2_EPSILON = 1e-6
 _SILU = ACTIVATIONS["silu"]

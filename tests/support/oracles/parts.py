@@ -5,14 +5,12 @@ Arrays of activations are [batch, position, …]; a head is the last axis but on
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Array = np.ndarray[Any, np.dtype[Any]]
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def rms_norm(x: Array, scale: Array, epsilon: float) -> Array:

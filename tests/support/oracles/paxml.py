@@ -8,15 +8,14 @@ scale of the embedding, gelu by tanh, no cap of the logits, the query times dim_
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tests.support.oracles.leaves import Leaves, Part, stacked
 from tests.support.oracles.parts import ACTIVATIONS, attend, causal, layer_norm
 
-if TYPE_CHECKING:
-    Array = np.ndarray[Any, np.dtype[Any]]
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Sizes(NamedTuple):

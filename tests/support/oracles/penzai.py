@@ -5,14 +5,12 @@ Source of truth: the installed penzai, `models.transformer.variants`. It compute
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    Array = np.ndarray[Any, np.dtype[Any]]
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 _ACTIVATIONS = {"gelu": "gelu_exact", "gelu_new": "gelu_approx", "gelu_pytorch_tanh": "gelu_approx", "silu": "silu",

@@ -8,17 +8,15 @@ T5X takes for padding. The minimal network joins heads, [embed, heads * dim], th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tests.support.oracles.leaves import Leaves, Part, stacked
 from tests.support.oracles.parts import ACTIVATIONS, attend, causal, rms_norm
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    Array = np.ndarray[Any, np.dtype[Any]]
+Array = np.ndarray[Any, np.dtype[Any]]
 
 _EPSILON, _BUCKETS, _MAX_DISTANCE = 1e-6, 32, 128
 DEFAULTS: Mapping[str, Any] = {

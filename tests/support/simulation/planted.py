@@ -7,11 +7,11 @@ might. `PLANTED` has them by name, with the store in whose worlds they show.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from tests.support.simulation.targets import NAME, FilesTarget
@@ -35,9 +35,6 @@ from wherry.target.lease_watch import Verdict, Watch
 from wherry.target.object_staging import ObjectStaging
 from wherry.target.upload_run import UploadRun
 from wherry.target.uploaded_file import SentBefore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 PLANTED: dict[str, tuple[str, Callable[[ExitStack], None]]] = {}
 

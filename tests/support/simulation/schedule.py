@@ -18,13 +18,11 @@ import errno
 import functools
 import itertools
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from greenlet import getcurrent, greenlet
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 RIGHT = "final"  # the machine whose wall clock is right
 FOREVER = float("inf")

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from tests.support.simulation import threads
 from wherry.core.tensorspec import Span
@@ -27,9 +28,6 @@ from wherry.target.object_staging import is_unfinished
 from wherry.target.sinks import open_staging
 from wherry.target.staged_objects import run_of
 from wherry.target.upload_run import UploadRun
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 NAME = "out"
 MARKER, SIDECAR = "COMMIT", "wherry.json"

@@ -19,15 +19,17 @@ import re
 import sys
 import time
 from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 import wherry
+from tests.support.judges.judge import Judge
 from tests.support.memory_files import temporary_folder
 from tests.support.walk.draw import Draw, NoModelError, draws, save
 from tests.support.walk.models import BASES, logits
@@ -36,12 +38,6 @@ from tests.support.walk.target import LIBRARIES, Judges, allowed, computed, want
 from tests.support.walk.walk import distance, strip
 from wherry.core.request import LayoutRequest
 from wherry.errors import WherryError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
-    from typing import Any
-
-    from tests.support.judges.judge import Judge
 
 RUNS = Path(__file__).resolve().parents[2] / "golden" / "random_walk_runs.json"
 REFUSED = (2, 4, 7)

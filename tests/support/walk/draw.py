@@ -7,8 +7,10 @@ the draw itself, as JSON, and not its seed.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,10 +20,6 @@ from tests.support.walk.record import golden
 from tests.support.walk.values import SIZES, values_of
 from tests.support.walk.walk import ROUTES, systems_of
 from wherry.families import load_family
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
 
 # Drawn from these; heads and widths that depend on each other are drawn together.
 _HEADS, _DIMS = (1, 2, 3, 4, 6, 8), (4, 6, 8, 10, 12, 16, 24)

@@ -14,22 +14,20 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tests.support.judges.judge import JUDGES, WRITTEN, JudgeError, judge_for
+from tests.support.judges.judge import JUDGES, WRITTEN, Judge, JudgeError, judge_for
 from tests.support.memory_files import temporary_folder
 from tests.support.walk.models import BASES, logits, save, tokens
 from tests.support.walk.record import GOLDEN, golden, prepare
 from tests.support.walk.walk import Case, all_cases, converted, distance, routes_of, strip
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     import numpy as np
 
-    from tests.support.judges.judge import Judge
 
 JUDGED = GOLDEN.with_name("judged.json")
 _TIMES = 3  # what a change changes must be so many times what the library's roundings do

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,10 +38,6 @@ from tests.support.tiny_models import (
     T5,
 )
 from tests.support.walk.change import ABSENT, Change
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
 
 DTYPE = "float64"
 _ATTENTIONS = ("eager", "sdpa")

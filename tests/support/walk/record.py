@@ -14,19 +14,15 @@ import json
 import multiprocessing
 import os
 import sys
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.support.memory_files import temporary_folder
 from tests.support.walk.change import ABSENT
 from tests.support.walk.models import BASES
-from tests.support.walk.walk import LITTLE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from tests.support.walk.walk import Case, Walked
+from tests.support.walk.walk import LITTLE, Case, Walked
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "attributes.json"
 BASE = "(base)"  # the row of the model that nothing was changed of

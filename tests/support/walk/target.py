@@ -6,12 +6,14 @@ environment takes minutes to make, and MaxText itself half a minute for a model.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import yaml
 
-from tests.support.judges.judge import Here, judge_for
+from tests.support.judges.judge import Here, Judge, judge_for
 from tests.support.oracles import files, maxtext
 from tests.support.oracles.cases import MODEL_NAMES, leaves_of
 from tests.support.oracles.judge import ALLOWED, ALLOWED_DELTA
@@ -20,15 +22,12 @@ from tests.support.oracles.maxtext_itself import round_factor
 from tests.support.walk.models import SEQUENCE, logits, tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-    from pathlib import Path
-
     import numpy as np
 
-    from tests.support.judges.judge import Judge
     from tests.support.walk.draw import Draw
 
-    Array = np.ndarray[Any, np.dtype[Any]]
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 LIBRARIES = ("huggingface-flax", "maxtext", "megatron", "torchtitan")  # in environments of their own
 # Labels of the walk whose block MaxText knows by the name of a model.

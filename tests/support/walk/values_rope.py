@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from tests.support.walk.change import Change, to
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 # Entries of the rules that a class with longrope alone does not read.
 OF_OTHERS = (

@@ -12,9 +12,10 @@ An end is one of these:
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,11 +27,7 @@ from tests.support.walk.values import SIZES, values_of
 from wherry.core.request import LayoutRequest
 from wherry.errors import AmbiguousError, UnrepresentableError, UsageError, WherryError
 from wherry.families import load_family
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from wherry.families.schema import Form
+from wherry.families.schema import Form
 
 # Relative to the largest logit. Scale words round twice by 2^-53, and transformers computes norms, rotations and
 # softmax in float32, where that may flip a last bit (6e-8); what a change changes must be more.
