@@ -17,7 +17,7 @@ from wherry.core.digest import weights_digest
 from wherry.errors import MismatchError
 from wherry.families import load_family
 from wherry.kernels import load
-from wherry.mover import move, source
+from wherry.mover import decode, move, source
 from wherry.mover.output import Output
 from wherry.view import groups
 
@@ -145,9 +145,18 @@ def test_boxes_and_their_sources_are_hashed_in_the_pass_that_moves_them(wide, at
 def test_leaves_that_are_put_aside_give_the_same_digests(wide, at_once, tmp_path, monkeypatch):
     """Open leaves of the source take little memory: what has come of them is kept as values in between."""
     monkeypatch.setattr("wherry.mover.decode._MOST_OPEN", -1)
+    asides, real = [], decode.DecodedReader.take_gathered
+
+    def looked_at(self, specs):
+        asides.extend(values for path, values in self._aside.items() if path not in self._gathered)
+        return real(self, specs)
+
+    monkeypatch.setattr(decode.DecodedReader, "take_gathered", looked_at)
     receipt = carry(wide, tmp_path / "out", "maxtext")
     assert at_once == []
     assert receipt.source.weights_digest == weights_of(wide)
+    assert asides
+    assert not any(values.parts for values in asides), "of a tensor that has come as a whole only hashes stay"
 
 
 def test_boxes_are_read_back_as_they_are_stored(wide, at_once, boxes, tmp_path, monkeypatch):
