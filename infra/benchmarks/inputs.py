@@ -106,11 +106,14 @@ def make_one_tensor(folder: Path, size: int) -> None:
 
 
 def make_sparse(folder: Path, files: int, count: int) -> None:
-    """Write a Hugging Face folder whose tensors of 1 MiB are holes: they take no disk, and reading one would show."""
+    """Write a Hugging Face folder whose tensors of 128 KiB are holes: they take no disk, and reading one would show.
+
+    A plan is refused where the disk is too small for its target: 100,000 of these are 13 GB.
+    """
     each = count // files
     names = [f"model.layers.{index}.weight" for index in range(count)]
     shards = [
-        [Tensor(name, (_SIDE // 2, _SIDE)) for name in names[at * each : (at + 1) * each]]
+        [Tensor(name, (_SIDE // 16, _SIDE)) for name in names[at * each : (at + 1) * each]]
         for at in range(files)
     ]
     _write_folder(folder, shards, filled=False)
