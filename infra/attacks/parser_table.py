@@ -188,7 +188,7 @@ PARSERS: dict[str, tuple[Callable[[bytes, Path], object], tuple[str, ...]]] = {
         ("torch_zip/**/*.pt", "**/*.pth"),
     ),
     "torch legacy": (
-        _parse_file("m.pt", f"{_CONTAINERS}.torch.legacy", "read_legacy"),
+        _parse_file("m.pt", f"{_CONTAINERS}.torch.archive", "read_legacy"),
         ("torch_legacy/**/*.pt",),
     ),
     "pickles": (_pickles, ("**/*.pkl", "**/.metadata", "torch_legacy/**/*.pt")),

@@ -110,6 +110,18 @@ def test_single_parsers_by_chance_find_nothing(tmp_path, attacks):
         assert found.refused > 20
 
 
+def test_every_parser_of_the_table_can_be_called(tmp_path, attacks):
+    """The module of one had moved, and each of its runs was a fault."""
+    from attacks import parsers
+    from attacks.watch import Watch
+
+    watch = Watch((str(tmp_path),), str(tmp_path))
+    for name in parsers.PARSERS:
+        runner = parsers.Runner(name, tmp_path, watch, parsers.Fuzzed(name, "chance"))
+        runner(b"")
+        assert (name, runner.counts.said) == (name, [])
+
+
 def test_a_parser_that_fails_hangs_or_grows_is_counted(tmp_path, attacks, monkeypatch):
     from attacks import parsers
     from attacks.watch import Watch

@@ -1,4 +1,4 @@
-"""The shared parts of formats that store an Orbax item: options, detection, chunk grids, the layout, the step.
+"""The shared parts of formats that write an Orbax item: options, chunk grids, the layout, the step.
 
 Chunk grids that match a mesh: a shard is a whole number of chunks, so that no device reads the shard of another.
 
@@ -103,7 +103,7 @@ class Partition:
 
 
 def is_partition(option: str) -> bool:
-    """Whether an option has one of the forms of this module."""
+    """Whether an option cuts axes into parts or follows a mesh: one of the three forms at the top of this module."""
     return option.startswith("mesh:") or ("x" in option and _COUNTS.fullmatch(option) is not None)
 
 
@@ -360,7 +360,7 @@ def _unfit(part: str) -> bool:
 
 
 def chunks_of(spec: TensorSpec, option: str) -> tuple[int, ...]:
-    """The chunk grid of a tensor under the option `chunks`; see `partition`.
+    """The chunk grid of a tensor under the option `chunks`, whose forms the module describes.
 
     Raises:
         UsageError: the option is invalid, or does not fit the tensor.

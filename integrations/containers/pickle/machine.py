@@ -1,10 +1,4 @@
-"""The parts of the inert pickle machine: stack, marks, memo, and the effect of each kind of opcode on them.
-
-The guarantees follow; nothing here imports or calls what a pickle names. The
-loop executes the most frequent opcodes of large metadata itself (the `.metadata` of 115,000 chunks is eight million
-opcodes, six million of them these); all others are functions of the table.
-
-An inert pickle machine: it interprets the opcodes of a pickle, and imports and calls nothing.
+"""An inert pickle machine: it interprets the opcodes of a pickle, and imports and calls nothing.
 
 A global is a pair of names that must be on the caller's exact allow-list; any other is refused by name
 before the next opcode is read. A call becomes a `CallRecord` (callable, arguments, state), unless the allow-list has a
@@ -15,6 +9,10 @@ instantiate classes (INST, OBJ, EXT) are hostile, and are interpreted only to li
 Limits: every opcode takes at least one byte of input; the number of opcodes, the depth of marks and the length of
 integers are limited, and keys are cheap to hash (`values.py`). A pickle may still build a small graph that is large
 as a tree; code that walks the result must count nodes, as `flatten` of torch does.
+
+The state is stack, marks and memo. The loop executes the most frequent opcodes of large metadata itself (the
+`.metadata` of 115,000 chunks is eight million opcodes, six million of them these); all others are functions of the
+table.
 
 Source of the opcodes: the documentation strings of CPython's `pickletools`.
 """

@@ -26,7 +26,7 @@ from isal import isal_zlib as zlib
 
 from wherry.core import dtypes
 from wherry.errors import CorruptError, IncompleteError
-from wherry.formats.contents import Block, EncodedChunk, Extent
+from wherry.formats.contents import Block
 from wherry.storage.ranges import STEP, ReadAhead
 
 if TYPE_CHECKING:
@@ -116,22 +116,6 @@ def held_bytes(array: ZarrArray, stored: StoredChunk) -> int:
         state = min(_window(stored), nbytes)
     ahead = 0 if stored.in_order() is stored else 2 * min(2 * STEP, stored.length)  # of a remote store
     return 2 * PIECE + _CODEC_BYTES + state + ahead
-
-
-def encoded_chunk(array: ZarrArray, region: Region, stored: StoredChunk) -> EncodedChunk | None:
-    """A chunk for which the bytes are read elsewhere; None if it is not in a file, or cannot be decoded here."""
-    if stored.place is None or array.codec == "none" or not array.streams:
-        return None
-
-    def decode(data: memoryview) -> Iterator[Block]:
-        return blocks(array, region, StoredChunk(None, 0, len(data), stored.name, bytes(data)))
-
-    copies = (
-        1 if stored.place.store.capabilities.local else 2
-    )  # a client holds the pieces of a body and their sum
-    extent = Extent(stored.place, stored.offset, stored.length)
-    memory = copies * stored.length + array.chunk_nbytes
-    return EncodedChunk(extent, codec_of(array), memory, decode)
 
 
 def codec_of(array: ZarrArray) -> tuple[object, ...]:
