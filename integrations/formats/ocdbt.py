@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from wherry.core.account import FILES, ignored_file
 from wherry.core.detection import Detection, Evidence
@@ -26,10 +25,8 @@ from wherry.formats.glimpse import Signs
 from wherry.integrations.containers.orbax import layout
 from wherry.integrations.containers.zarr.listing import Listing
 from wherry.integrations.containers.zarr.metadata import METADATA_NAMES
+from wherry.storage.location import Location
 from wherry.storage.sidecar import OWN_NAMES
-
-if TYPE_CHECKING:
-    from wherry.storage.location import Location
 
 NAME = "ocdbt"
 _DATA = "d"
@@ -61,10 +58,7 @@ def open_database(location: Location, detection: Detection) -> Opened:
         UnsupportedError, HostileError: as the arrays of an Orbax item.
     """
     from wherry.integrations.containers.zarr.listing import list_ocdbt
-    from wherry.integrations.containers.zarr.reader import (
-        ArrayReader,
-        open_arrays,  # tensorstore
-    )
+    from wherry.integrations.containers.zarr.reader import ArrayReader, open_arrays
 
     listing = list_ocdbt(location)
     names = _names(listing)

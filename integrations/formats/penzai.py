@@ -114,7 +114,7 @@ def noted_labels(location: Location, metadata: JsonObject) -> JsonObject | None:
     return in_file if inside is None else inside
 
 
-def read(rows: JsonObject, ranks: Mapping[KeyPath, int], uri: str) -> dict[KeyPath, ArrayNames]:
+def read_names(rows: JsonObject, ranks: Mapping[KeyPath, int], uri: str) -> dict[KeyPath, ArrayNames]:
     """The names of each array.
 
     Args:
@@ -233,7 +233,7 @@ def open_penzai(location: Location, detection: Detection) -> Opened:
     rows = noted_labels(location, metadata)
     manifest = opened.manifest
     ranks = {path: len(spec.shape) for path, spec in manifest.tensors.items()}
-    known = read(rows, ranks, location.uri) if rows is not None else {}
+    known = read_names(rows, ranks, location.uri) if rows is not None else {}
     specs = {path: _name_axes(spec, known.get(path)) for path, spec in manifest.tensors.items()}
     # The rows are now part of the tensors; the parameters' own metadata stays.
     item = {key: value for key, value in (manifest.custom.get("item") or {}).items() if key != FIELD}

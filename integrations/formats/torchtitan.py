@@ -30,7 +30,6 @@ from wherry.storage.location import Location
 _HEAD = 1 << 18
 _OF_LINGUA = "params.json"  # a folder with this file is Lingua's, whose names these are too
 _EMBEDDINGS = "tok_embeddings.weight"
-_OF_MODEL = ("tok_embeddings.", "layers.", "norm.", "lm_head.", "output.", "mtp_layers.")
 _OF_STATES = ("optimizer", "lr_scheduler", "train_state", "dataloader")
 # What else is among the names: a part of the optimizer's state, with which a folder begins, or of a layer.
 _STATES = (b"optimizer.state.tok_embeddings.weight.", b"optimizer.param_groups.tok_embeddings.weight.")

@@ -43,7 +43,7 @@ def named_arrays(tree: Any, folder: str | os.PathLike[str]) -> dict[str, Any]:
         raise NotFoundError("no axis names stored in the checkpoint", uri=location.uri)
     leaves = {_path(label, row, tree): row for label, row in rows.items()}
     arrays = {path: _leaf(tree, path, location.uri) for path in leaves}
-    known = penzai.read(rows, {path: array.ndim for path, array in arrays.items()}, location.uri)
+    known = penzai.read_names(rows, {path: array.ndim for path, array in arrays.items()}, location.uri)
     return {one.label: named_array(arrays[path], one.axes) for path, one in known.items()}
 
 

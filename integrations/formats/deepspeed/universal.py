@@ -16,7 +16,7 @@ Moments are named as torch names them when it saves an optimizer by the names of
 `optimizer.state.PARAMETER.exp_avg`.
 Source: DeepSpeed 0.19, checkpoint/ds_to_universal.py, universal_checkpoint.py and autoep_universal.py.
 
-What a universal checkpoint shows: parameters and moments, what was not trained, and buffers.
+Parameters and moments are shown, what was not trained, and buffers.
 
 A file of one parameter in a universal checkpoint: a table whose `param` is the tensor, the tensor, or a number.
 

@@ -17,9 +17,7 @@ The bytes are those of DeepSpeed's own `zero_to_fp32.py`, whose facts these are 
 classes in the pickles (loss scalers, enumerations) are opaque: nothing is imported or called. Tensor-parallel ranks,
 experts and pipeline stages are refused by name.
 
-What DeepSpeed's pickles hold apart from plain tensors: objects of its own classes, and tensors with attributes.
-
-Objects of DeepSpeed's classes (loss scalers, enumerations) are opaque: nothing is imported or called. ZeRO 3 marks
+Apart from plain tensors, DeepSpeed's pickles hold objects of its own classes, and tensors with attributes. ZeRO 3 marks
 tensors with an attribute (`ds_id`), and torch pickles such a tensor as `_rebuild_from_type_v2(function, torch.Tensor,
 arguments, attributes)`: it is the plain tensor.
 Source: DeepSpeed 0.19, runtime/zero/stage3.py and partition_parameters.py; torch/_tensor.py of 2.13.

@@ -33,7 +33,7 @@ _MOST_RANK = 8
 _MOST_PAIRS = 50_000
 _MOST_TEXTS = 3_000_000  # strings in arrays: tokens and merges of the largest vocabularies are 800,000
 _MOST_DEPTH = 4
-_STRING, _ARRAY, _BOOL = 8, 9, 7
+_STRING, _ARRAY = 8, 9
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 # type number → its name in ggml.
 TYPES = {

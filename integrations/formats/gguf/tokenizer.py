@@ -8,13 +8,11 @@ missing, no tokenizer is made, and the reason is stated.
 Metadata that contradict themselves are errors: token numbers beyond the vocabulary, merges of what is no token, lists
 of another length or type. A checkpoint whose tokenizer is stated with `--assets` is not read for one.
 
-The metadata of a tokenizer, from its `tokenizer.json` and `tokenizer_config.json`: the inverse of `tokenizer.py`.
-
-Byte-level BPE and SentencePiece's BPE are written; the splits and pre-tokenizers are those of `tokenizers.toml`. The
-scores of SentencePiece's tokens are made of the order of the merges, which must be one that scores can state. What the
-metadata have no words for (normalisers, tokens that take the spaces around them, another post-processor) is refused by
-name. Numbers between the tokens and the rows of the embedding get tokens of the type `unused`, as llama.cpp's converter
-does.
+The inverse is here too: the metadata of a tokenizer, from its `tokenizer.json` and `tokenizer_config.json`. Byte-level
+BPE and SentencePiece's BPE are written; the splits and pre-tokenizers are those of `tokenizers.toml`. The scores of
+SentencePiece's tokens are made of the order of the merges, which must be one that scores can state. What the metadata
+have no words for (normalisers, tokens that take the spaces around them, another post-processor) is refused by name.
+Numbers between the tokens and the rows of the embedding get tokens of the type `unused`, as llama.cpp's converter does.
 """
 
 from __future__ import annotations

@@ -118,10 +118,8 @@ def _decoder(name: str, layer: Count, **defaults: Any) -> _Model:
     return _Model(layer, lambda c: c["vocab_size"] * c["hidden_size"] + c["hidden_size"], heads, given)
 
 
-_EVERY_LAYER = {
-    "mlp_only_layers": (),
-    "decoder_sparse_step": 1,
-}  # has experts, unless a config says otherwise
+# Every layer has experts, unless a config says otherwise.
+_EVERY_LAYER = {"mlp_only_layers": (), "decoder_sparse_step": 1}
 _GEMMA = partial(_decoder_layer, norms=4)
 _MODELS: dict[str, _Model] = {
     "llama": _decoder("Llama", _decoder_layer),

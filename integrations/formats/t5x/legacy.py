@@ -17,11 +17,6 @@ not the current one: they are ignored, and the path is relative to the folder of
 precedence over the spec; if that file is missing (copy tools drop dot-files), the spec and T5X's constants (`order` C,
 no filters, no fill value) rebuild it exactly. A **placeholder** is the text `PLACEHOLDER://<name>` (`AGGREGATED://` in
 the oldest) and has only the name.
-
-The msgpack tree of a legacy T5X checkpoint, without its envelope.
-
-The envelope (`version`, `optimizer`) is not part of key paths. Leaves are divided by the location of their bytes: in
-this file, or in an array that a spec or a placeholder names.
 """
 
 from __future__ import annotations
