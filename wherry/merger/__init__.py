@@ -1,6 +1,6 @@
 """Merges: one checkpoint out of several, in one streaming pass over all of them.
 
-joined       several opened checkpoints as one, each with its place in front of the key paths
+join         several opened checkpoints as one, each with its place in front of the key paths
 recipes      how the elements of a merged tensor are computed from those of the sources
 view         a joined checkpoint as the checkpoint that it becomes, for the plan and the mover of `wherry.converter`
 linear       weighted sums of checkpoints of one tree
