@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _FOREIGN = ("PREFECT_", "MLFLOW_", "WHERRY_", "OPENLINEAGE_", "AWS_", "GOOGLE_")
 _KEPT = ("WHERRY_CORPUS", "WHERRY_VENV", "WHERRY_PYTHON", "WHERRY_EVERY_BYTE", END, FIRST)
 # Rooms and files about what a file system does: they work on a disk where `infra/test` has the others in memory.
-_ON_DISK = ("containers/", "crash/", "mover/", "staging/", "storage/", "infra/test_bench_machine.py")
+_ON_DISK = ("containers/", "crash/", "mover/", "storage/", "target/", "infra/test_bench_machine.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:

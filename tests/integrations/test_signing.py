@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from wherry.integrations import signing
 
 CURVES = {"p256": ec.SECP256R1(), "p384": ec.SECP384R1(), "p521": ec.SECP521R1()}
+GOLDEN = Path(__file__).parents[1] / "golden" / "records"
 
 
 @pytest.fixture
@@ -300,3 +302,18 @@ def test_the_library_of_model_signing_verifies_blake3_and_finds_what_was_altered
     with pytest.raises(ValueError, match="mismatch"):
         judged()
     assert dict(signing.verify(uri, keys[1]).failed) == {f"d/{changed.name}": "was altered"}
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "format_"), [("folder", 2, "huggingface"), ("source.safetensors", 1, None)]
+)
+def test_signatures_of_earlier_commits_stay_good(name, files, format_, tmp_path):
+    """Made by 9b7b3f02; the private keys are gone. A folder (P-256), and a file without a sidecar (P-521)."""
+    shutil.copytree(GOLDEN, tmp_path / "kept")
+    place, public = tmp_path / "kept" / name, tmp_path / "kept" / f"{name}.pub"
+    found = signing.verify(place, public)
+    assert (found.ok, found.files, found.identity.get("format")) == (True, files, format_)
+    assert signing.identity(place, public) == found.identity
+    file = place / "model.safetensors" if place.is_dir() else place
+    file.write_bytes(file.read_bytes() + b"x")
+    assert [reason for _, reason in signing.verify(place, public).failed] == ["was altered"]

@@ -245,6 +245,18 @@ def test_an_object_is_copied_in_one_state(backend):
     assert list(objects.uploads(backend.place.path)) == []
 
 
+def test_a_large_object_is_copied_by_ranges(make_backend, monkeypatch):
+    """Amazon copies ranges of 128 MiB at least; here they are as small as a part may be."""
+    backend = make_backend("s3")
+    monkeypatch.setattr("wherry.store.amazon._COPIED", backend.part)
+    objects, source, path = backend.objects, backend.path("source"), backend.path("model")
+    made, data = uploaded(backend, source, "run", [backend.part, backend.part, 50])
+    copy = objects.copy_object(source, made.mark, path, "other")
+    assert (copy.run, copy.nbytes) == ("other", len(data))
+    assert backend.place.join("model").read(0, 1 << 24) == data
+    assert list(objects.uploads(backend.place.path)) == []
+
+
 def test_an_empty_object_is_copied(backend):
     made, _data = uploaded(backend, backend.path("a"), "run", [0])
     assert backend.objects.copy_object(backend.path("a"), made.mark, backend.path("b"), "run").nbytes == 0

@@ -10,6 +10,7 @@ import pytest
 
 from wherry.core.tensorspec import Span
 from wherry.errors import StorageError, TargetInUseError, UsageError
+from wherry.storage import folders
 from wherry.target import key
 from wherry.target.durable_move import DurableMove
 from wherry.target.journal import open_journal
@@ -175,6 +176,19 @@ def test_a_key_that_gets_no_name_is_reported(wherry_home, monkeypatch, caplog):
     assert len(key.journal_key()) == 32
     assert os.listdir(wherry_home) == []
     assert "cannot be signed" in caplog.text
+
+
+def test_a_home_with_neither_renameat2_nor_hard_links_has_a_key(wherry_home, monkeypatch):
+    def link_nothing(*_names, **_options):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(folders.ctypes, "CDLL", lambda *_args, **_options: object())
+    monkeypatch.setattr(os, "link", link_nothing)
+    found = key.journal_key()
+    assert os.listdir(wherry_home) == ["journal.key"]
+    assert (wherry_home / "journal.key").stat().st_mode & 0o777 == 0o600
+    assert key.journal_key() == found
+    assert key.key_for_workers() == {}, "it is that of the home"
 
 
 @pytest.mark.parametrize("fault", ["open to others", "link", "fifo", "short", "no home"])

@@ -244,6 +244,19 @@ def test_staged_files_are_put_whole_with_the_commit_member_last(monkeypatch):
             area.commit()
 
 
+def test_an_upload_that_fails_leaves_nothing_on_the_local_disk(tmp_path, monkeypatch, wherry_home):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    target = locate("memory://bucket/failed/out")
+    monkeypatch.setattr(type(target.store), "put", Mock(side_effect=StorageError("no answer")))
+    with pytest.raises(StorageError, match="no answer"), CopiedStaging(target, {}, ("a",)) as area:
+        fill(area)
+        assert len(os.listdir(tmp_path)) == len(list(wherry_home.glob("made/*"))) == 1
+        area.commit()
+    assert not target.exists()
+    assert os.listdir(tmp_path) == []
+    assert list(wherry_home.glob("made/*")) == []
+
+
 def test_a_store_that_cannot_be_reached_leaves_no_temporary_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("WHERRY_HOME", str(tmp_path / "home"))
