@@ -25,7 +25,7 @@ from tests.support.faults import proxied
 from tests.support.node import node_file
 from wherry.store import azure
 
-_START_SECONDS = 30
+_START_SECONDS = 180
 KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
 # Azurite has one account with this key, which its documentation states.
 _ACCOUNT = "devstoreaccount1"
