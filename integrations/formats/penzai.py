@@ -4,7 +4,7 @@ Read: a label dict, a parameter tuple (`unbind_params`), a frozen model, and arr
 paths are as stored. Axis names and labels come only from disk: if Orbax lost them, the evidence states this and nothing
 is guessed, because the order of axes depends on the origin of a model (trained in Penzai or imported from Hugging Face)
 and sizes cannot distinguish two axes. Written: arrays as in Orbax plus that JSON, from which
-`wherry.integrations.penzai.rebuild` rebuilds NamedArrays. What lies on disk follows.
+`wherry.integrations.penzai.rebuild` rebuilds NamedArrays. What is on disk follows.
 
 Labels and axis names of Penzai arrays: their form on disk, and the JSON that stores them.
 

@@ -1,4 +1,4 @@
-"""torchtitan's steps: DCP folders whose model lies at the top, with the train states of the run next to it.
+"""torchtitan's steps: DCP folders whose model is at the top, with the train states of the run next to it.
 
 A step is `step-N/`. The model's parameters have their own names (`tok_embeddings.weight`, `layers.0.…`), at the
 top and not below `model`; what else is saved has the names of its objects: `optimizer.state.PARAMETER.exp_avg`,
@@ -113,7 +113,7 @@ def _begins(names: set[str], wanted: str) -> bool:
 
 
 def _nested_path(name: str) -> list[str]:
-    """The nested path of a flat name: a parameter is one part, and the state of an object lies below its name."""
+    """The nested path of a flat name: a parameter is one part, and the state of an object is below its name."""
     root, _, rest = name.partition(".")
     return [root, rest] if root in _OF_STATES and rest else [name]
 

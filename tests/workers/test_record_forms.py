@@ -76,7 +76,7 @@ def test_a_proof_of_another_form_is_refused(job, name, value):
 
 
 @pytest.mark.parametrize(
-    ("at", "value", "said"), [(1, "0", "counted by integers"), (3, [7], "a leaf lies outside the bytes")]
+    ("at", "value", "said"), [(1, "0", "counted by integers"), (3, [7], "a leaf is outside the bytes")]
 )
 def test_a_move_that_is_none_is_refused(job, at, value, said):
     record, row = next(iter(receipts(job).items()))

@@ -224,7 +224,7 @@ def usage(
 
 
 def run_of(entry: CatalogEntry) -> str:
-    """The URI of the run: the folder of the step folder that holds the checkpoint, or the folder that it lies in."""
+    """The URI of the run: the folder of the step folder that holds the checkpoint, or the folder that it is in."""
     place = locate(entry.uri)
     for step in (place, place.parent):
         if entry.step is not None and step_number(step.name, any_prefix=True) == entry.step:

@@ -7,7 +7,7 @@ source structure, target format, options and rules give the same digest on any m
 
 **What is left out.** A plan lists everything of a source that its target does not get: what the format found next to
 the tensors, what the target cannot hold, what the rules of the request name. Weights are left out only if the request
-says so. State of a trainer and files without weights are only named, and so is what lies next to the source: a user who
+says so. State of a trainer and files without weights are only named, and so is what is next to the source: a user who
 names an item of a step by its own location names nothing else of the step.
 
 **Unused options.** An option that changes nothing in a conversion is refused. Each option of a target, each config,
@@ -149,7 +149,7 @@ class StoreTraffic:
 
 @dataclass(frozen=True)
 class DiskSpace:
-    """The disk on which a target lies, or on which it is staged; a target that streams needs one for spill files alone.
+    """The disk on which a target is, or on which it is staged; a target that streams needs one for spill files alone.
 
     The disk is measured once, when its space is first needed.
 
@@ -427,7 +427,7 @@ class Plan:
         options: target options with defaults filled in.
         manifest: the contents of the target.
         pairs: target key path → source key path.
-        ignored: entries of the source that are not carried and what lies next to it, each with its rule.
+        ignored: entries of the source that are not carried and what is next to it, each with its rule.
         ways: source key path → how the tensor is read.
         parameters: elements of the source's tensors.
         expected_parameters: the number according to the source's config; None if that is unknown.

@@ -60,7 +60,7 @@ class Checkpoint:
         detection: what it is and why.
         manifest: what it holds.
         reader: the format's reader, through which the mover reads bytes.
-        ignored: what lies next to it and is not read; of a view also the entries of the source that it omits.
+        ignored: what is next to it and is not read; of a view also the entries of the source that it omits.
         opaque: names of the pickle classes that were read as opaque values.
         bounds: key path → limit of what the values of a view's tensor lose in a round trip, if they can change.
         notes: what a view could not carry, as text.

@@ -35,7 +35,7 @@ def sources() -> tuple[Path, ...]:
 
 @cache
 def library_file() -> Path:
-    """Where the library of these C files lies, compiled or not; its name has their hash."""
+    """Where the library of these C files is, compiled or not; its name has their hash."""
     found = hashlib.sha256()
     for file in sources():
         found.update(file.read_bytes())

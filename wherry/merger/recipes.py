@@ -6,20 +6,19 @@ Arithmetic is in float32, in float64 where an element type is wider; the result 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
 from wherry.core import dtypes
 from wherry.core.dtypes import canonical_size
 from wherry.core.keypath import KeyPath
 from wherry.core.tensorspec import Region, TensorSpec, region_shape
+from wherry.layout.copies import Read
 
 if TYPE_CHECKING:
     import numpy as np
 
-
-Read: TypeAlias = "Callable[[KeyPath, Region], np.ndarray]"
 
 _SINGLE, _DOUBLE = "float32", "float64"
 

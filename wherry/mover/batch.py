@@ -42,7 +42,7 @@ _COPIES = 2
 
 
 class _Piece(NamedTuple):
-    """The part of a move that lies in one extent: bytes [start, stop) of a file, at an offset of the move."""
+    """The part of a move that is in one extent: bytes [start, stop) of a file, at an offset of the move."""
 
     location: Location
     start: int

@@ -12,7 +12,7 @@ read. Parts that no tensor covers, or that a resumed run does not read again, ar
 `PieceCrc` computes the CRC of a byte string whose pieces come in any order, from several threads, and more than
 once. Pieces are kept per cell of 4 MiB; a piece that overlaps known pieces of a cell replaces them, so after a
 repeated write the last bytes count. Parts that no piece covers (an earlier process wrote them) are read when the CRC of
-the whole is computed. Where a container records the CRCs of parts of a tensor, no piece lies in two of them.
+the whole is computed. Where a container records the CRCs of parts of a tensor, no piece is in two of them.
 """
 
 from __future__ import annotations

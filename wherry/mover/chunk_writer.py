@@ -114,7 +114,7 @@ class ChunkWriter(ABC):
         """Write the stored bytes of a chunk, of a plain one without zeros at its end; thread-safe and repeatable."""
 
     def place(self, number: int) -> ChunkPlace | None:
-        """Where a chunk lies; None of an encoded one that this process and those before it have not put."""
+        """Where a chunk is; None of an encoded one that this process and those before it have not put."""
         return self._chunks.known_place(number)
 
     def holds(self, number: int) -> bool:  # noqa: ARG002  overridden

@@ -57,7 +57,7 @@ from wherry.formats.contents import Access, Block, Computed, Contents, ContentsO
 from wherry.mover.move import Way, cells
 from wherry.mover.output import as_array
 from wherry.mover.pool import map_memory
-from wherry.mover.read import blocks_of_cell, fill, fill_region, place, read_array, region_bytes
+from wherry.mover.read import Read, blocks_of_cell, fill, fill_region, place, read_array, region_bytes
 from wherry.runtime.threads import StoppedError
 from wherry.storage.direct import reading, writing
 from wherry.storage.folders import PREFIX, SPILL_VARIABLE
@@ -72,8 +72,6 @@ if TYPE_CHECKING:
 Key: TypeAlias = tuple[KeyPath, int]
 # Takes bytes and their offset.
 Write: TypeAlias = Callable[[memoryview, int], None]
-# Fills memory from an offset in the file.
-Read = Callable[[int, memoryview], None]
 
 
 _LOOK_SECONDS = 0.2

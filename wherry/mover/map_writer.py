@@ -1,6 +1,6 @@
 """MapWriter: the writer of the formats whose `layout` says what each byte of their files is.
 
-What lies between two tensors of a file is a *frame*. One that states no checksum is written with the first or last
+What is between two tensors of a file is a *frame*. One that states no checksum is written with the first or last
 byte of a tensor next to it; one that states a checksum, once that is known. So the frame of a small tensor is written
 in one run with it, and a part of an upload is complete soon after its tensors. `finish` writes the frames that are
 left, then the files without tensors. Bytes whose checksum is needed, and that this process has not written, are read

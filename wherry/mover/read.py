@@ -95,7 +95,7 @@ def fill_region(
 def _gather(
     spec: TensorSpec, region: Region, read: RawBytes, out: memoryview, apart: tuple[int, ...]
 ) -> bool:
-    """Read a region by the kernel. Returns whether that was possible: the tensor lies in one local file."""
+    """Read a region by the kernel. Returns whether that was possible: the tensor is in one local file."""
     extent = read.extent
     store = extent.location.store if extent is not None else None
     if extent is None or not isinstance(store, LocalStore) or kernels.load() is None:

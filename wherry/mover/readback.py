@@ -4,7 +4,7 @@ A part is read after the group commit that made it durable, past the page cache,
 its leaves are hashed again and compared with those of the source. So no second pass over the target is needed at the
 end, storage reads while processors hash and the other way round, and a mismatch ends the run at once.
 
-A store has no files that grow: there, a part waits until the object that it lies in is complete. Parts are read then
+A store has no files that grow: there, a part waits until its object is complete. Parts are read then
 while later objects are being sent, and those of objects that the end of the pass completes follow at once.
 
 Parts that other processes have read back (`ReadEvidence`) are not read again, if an earlier run has written them and
@@ -146,7 +146,7 @@ class ReadEvidence:
 
     Attributes:
         moves: source key path and span of each part → the checksums of what was read; see `MapWriter.checks`.
-        leaves: source key path → number of each leaf that lies in such parts alone → its raw hash.
+        leaves: source key path → number of each leaf that is in such parts alone → its raw hash.
         values: source key path → leaf and values of what such parts have of the other leaves, of boxes.
         blocks: source key path → the blocks that these parts share with others.
         changed: the paths of files that are no longer as they were read.
@@ -262,7 +262,7 @@ class ReadBack:
                 return
 
     def _queue(self, part: StoredPart) -> None:
-        """Let a part wait until every file that it lies in can be read."""
+        """Let a part wait until every file that it is in can be read."""
         closed = next((one.location for one in part.extents if not self.files.readable(one.location)), None)
         if closed is None:
             self._waiting.append(part)

@@ -198,14 +198,14 @@ def explain(uri: str, config: Config) -> list[Explanation]:
 
 
 def _is_below(route: Route, uri: str) -> bool:
-    """Whether a URI lies below the root of a route, by its text; below a local root, no store is logged in to."""
+    """Whether a URI is below the root of a route, by its text; below a local root, no store is logged in to."""
     if (local_path(route.root) is None) != (local_path(uri) is None):
         return False
     return is_at_or_below(locate(route.root), locate(uri))
 
 
 def _explain(route: Route, uri: str) -> Explanation:
-    """The decision of a route about what lies below its root; a link out of it is a reason."""
+    """The decision of a route about what is below its root; a link out of it is a reason."""
     from wherry.formats.detect import resolve_source
 
     try:

@@ -236,7 +236,7 @@ class Root:
     folder: Folder | None = field(default=None, compare=False, repr=False)
 
     def holds(self, path: str) -> bool:
-        """Whether a path is this root or lies below it."""
+        """Whether a path is this root or is below it."""
         return _is_within(path, self.path)
 
     def inside(self, path: str) -> tuple[int, str] | None:

@@ -277,7 +277,7 @@ def locate_recorded(uri: str) -> Location:
 
 
 def is_at_or_below(root: Location, place: Location) -> bool:
-    """Whether a path is a root or lies below it, by their texts alone."""
+    """Whether a path is a root or is below it, by their texts alone."""
     same = place.store.protocol == root.store.protocol
     return same and f"{place.path}/".startswith(f"{root.path.rstrip('/')}/")
 

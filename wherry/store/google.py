@@ -183,7 +183,7 @@ class GoogleStore(RangedStore, ObjectStore):
         found: dict[tuple[str, str], Upload] = {}
         for one in prefixes:
             for path, row in self._list_objects(one):
-                # A temporary object lies in a folder that names its upload; no other object does.
+                # A temporary object is in a folder that names its upload; no other object does.
                 home, marked, rest = path.rpartition(f"/{_FOLDER}/")
                 parts = rest.split("/")
                 if marked and len(parts) == 3:  # noqa: PLR2004

@@ -67,7 +67,7 @@ def decode(row: list[Any]) -> DurableMove:
     if not all(isinstance(number, int) for number in (start, stop, *numbers)):
         raise TypeError("bytes and leaves are counted by integers")
     if not all(start < (number + 1) * LEAF and number * LEAF < stop for number in numbers):
-        raise ValueError("a leaf lies outside the bytes that were moved")
+        raise ValueError("a leaf is outside the bytes that were moved")
     raw = base64.b64decode(text, validate=True)
     width = len(raw) // len(numbers) if numbers else 0
     leaves = {number: raw[place * width : (place + 1) * width] for place, number in enumerate(numbers)}

@@ -242,7 +242,7 @@ class Chunks:
         return chunk_bytes(self.grids[number].spec) if self.codec.plain else None
 
     def known_place(self, number: int) -> ChunkPlace | None:  # noqa: ARG002  overridden
-        """Where a chunk lies; None if sizes decide it that are known only when chunks are encoded."""
+        """Where a chunk is; None if sizes decide it that are known only when chunks are encoded."""
         return None
 
     def name_in_target(self, file: str) -> str:
@@ -265,7 +265,7 @@ class PlacedChunks(Chunks):
     """Plain chunks at known places of files of known size.
 
     Attributes:
-        place: where a chunk lies.
+        place: where a chunk is.
         sizes: file → its bytes.
     """
 

@@ -161,7 +161,7 @@ class ChunkCodec(Protocol):
 
 
 class ChunkPlace(NamedTuple):
-    """Where a chunk lies.
+    """Where a chunk is.
 
     Attributes:
         file: the file, relative to the folder of the chunks.

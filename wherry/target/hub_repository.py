@@ -1,4 +1,4 @@
-"""hub_repository: a target and its repository on the Hub: where it lies, its page, and what killed runs leave."""
+"""hub_repository: a target and its repository on the Hub: where it is, its page, and what killed runs leave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Staging in a store of objects: nothing is renamed, and no byte lies on a local disk.
+"""Staging in a store of objects: nothing is renamed, and no byte is on a local disk.
 
 Next to the target are the lease, `.wherry-<name>.lease`, and the folder of staging objects, `.wherry-<name>.<id>/`,
 with the journal and with commit members that are held back. All other objects have their final names as soon as they

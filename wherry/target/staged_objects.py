@@ -91,7 +91,7 @@ class StagedObjects(StoreOver):
 
 
 def run_of(folder: Location) -> UploadRun:
-    """The run whose staged objects a location lies in."""
+    """The run whose staged objects a location is in."""
     found = _staged_in(folder.store)
     assert found is not None, "the caller has checked `is_staged`"
     return found.run
@@ -103,7 +103,7 @@ def is_readable(location: Location) -> bool:
 
 
 def is_staged(location: Location) -> bool:
-    """Whether a location lies in the staged objects of a run, whose files are uploaded as they are written."""
+    """Whether a location is in the staged objects of a run, whose files are uploaded as they are written."""
     return _staged_in(location.store) is not None
 
 

@@ -215,7 +215,7 @@ class UploadRun:
         return 0
 
     def place(self, path: str) -> str:
-        """Where an object lies until the commit."""
+        """Where an object is until the commit."""
         return f"{self.area}/{self._name(path) or self.target.name}" if self._is_held_back(path) else path
 
     def note_with(self, new: Callable[[], list[list[Any]]]) -> None:

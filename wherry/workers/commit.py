@@ -3,13 +3,13 @@
 The receipts become the journal of an interrupted run in which every move is done, next to the files that the workers
 have made; then the conversion is resumed. So it is proved and committed like any conversion: it is read back and
 compared with the hashes of the leaves that were read from the source, the commit member comes last and cannot
-overwrite, and of two commits at the same time one makes the target. A receipt that lies cannot get through.
+overwrite, and of two commits at the same time one makes the target. A false receipt cannot get through.
 
 What other processes than its makers have read back is not read again (`read_back`). What receipts leave open of the
 digests (short runs, workers without kernels, SHA-256) is read here, as a conversion in one process does.
 
 A part of a shared upload is sent whole. One with bytes that depend on other units (the checksum in the frame of a
-member whose tensor lies in two regions, the directory of an archive) cannot be sent by a unit. So the commit moves what
+member whose tensor is in two regions, the directory of an archive) cannot be sent by a unit. So the commit moves what
 has bytes in such a part once more: one or two moves of 8 MiB for a region.
 
 Leaves that lie in several units are joined from values: nobody reads a byte for that. A tensor of which something is

@@ -293,7 +293,7 @@ def _folder_token(split: SplitJob, receipt: TaskRecord) -> str:
 
 
 def made_place(split: SplitJob, receipt: TaskRecord, name: str) -> Location:
-    """Where a file lies that was made.
+    """The location of a file that was made.
 
     Args:
         split: the job.

@@ -8,7 +8,7 @@ made, a region is read when all of them have receipts.
 
 A proof counts if another process than the maker of the unit made it, with the same wherry, of the files that the
 receipts name, and if it has read the same leaves that the maker has hashed. A move that two units have made counts if
-the proofs of both have it, a leaf that lies in several moves if all of them count. Of a tensor in boxes, a unit and its
+the proofs of both have it, a leaf that is in several moves if all of them count. Of a tensor in boxes, a unit and its
 proof must have hashed the same bytes, and a leaf counts if every unit that has bytes of it was read back. A file that
 several units have made must be as it was before it was read, and its receipts do not say how: so proofs do. So of every
 byte that the commit does not read, a process that has not written it says what storage gave, and the commit has

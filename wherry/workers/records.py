@@ -327,7 +327,7 @@ class ClaimRecord:
 
 @dataclass(frozen=True, slots=True)
 class SharedFile:
-    """A file of which several units make regions: the folder of a file system in which it lies, or its upload.
+    """A file of which several units make regions: the folder of a file system in which it is, or its upload.
 
     Attributes:
         token: names the folder; empty in a store of objects.

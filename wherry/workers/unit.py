@@ -276,7 +276,7 @@ def _groups(files: TargetFiles, most: int) -> Iterator[list[str]]:
         yield held
 
 
-# ---- a tensor that lies in several units -----------------------------------------------------------------------------
+# ---- a tensor that is in several units -----------------------------------------------------------------------------
 
 
 class Share(NamedTuple):

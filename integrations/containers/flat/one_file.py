@@ -1,4 +1,4 @@
-"""Opens a file in which each tensor lies raw in one byte range."""
+"""Opens a file in which each tensor is stored raw in one byte range."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class FilesReader(Contents):
     companions: frozenset[str] = frozenset()
 
     def companion(self, name: str) -> Location:
-        """The location of a companion, which lies next to the files."""
+        """The location of a companion, which is next to the files."""
         return companion_location(self.location, name, self.companions)
 
     def members(self) -> Iterable[Entry]:

@@ -8,7 +8,7 @@ value into key paths.
 
 Source: torch/_utils.py, torch/serialization.py, torch/_weights_only_unpickler.py.
 
-What a DTensor becomes when a rank of torch saves it with `torch.save`: its local part, and where that lies.
+What a DTensor becomes when a rank of torch saves it with `torch.save`: its local part, and where that is.
 
 A DTensor is pickled as `_rebuild_from_type_v2(_rebuild_wrapper_subclass, DTensor, …, state)`. Its state holds the
 local tensor and a specification: placements of each dimension of the mesh, the mesh, and shape, strides and type

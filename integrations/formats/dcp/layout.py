@@ -38,7 +38,7 @@ from wherry.integrations.formats.dcp.metadata import (
 )
 from wherry.target.file_map import File, FileMap
 
-_Row: TypeAlias = tuple[str, "ItemPlan", "ItemPlace"]  # its name, and where it lies
+_Row: TypeAlias = tuple[str, "ItemPlan", "ItemPlace"]  # its name, and where it is
 
 VERSION = "torch.distributed.checkpoint"
 NESTED = "planner_data"  # key of the nested paths in a manifest's `custom`
@@ -66,7 +66,7 @@ class ItemPlan(NamedTuple):
 
 
 class ItemPlace(NamedTuple):
-    """Where the archive of an item lies."""
+    """Where the archive of an item is."""
 
     file: str
     start: int
@@ -88,7 +88,7 @@ class DcpLayout:
     chunks: Mapping[KeyPath, tuple[TensorSpec, int]]
 
     def places(self) -> list[ItemPlace]:
-        """Where each item lies, in their order."""
+        """Where each item is, in their order."""
         return [
             ItemPlace(file, start, form.length)
             for file, archives in self.files.items()
@@ -317,7 +317,7 @@ def _size(out: PickleWriter, extents: tuple[int, ...]) -> None:
 
 
 def _place(out: PickleWriter, number: int, offsets: tuple[int, ...] | None, length: int, file: str) -> None:
-    """The key of an item and where it lies: the number is that of the chunk among those of its tensor."""
+    """The key of an item and where it is: the number is that of the chunk among those of its tensor."""
     out.begin_state(METADATA_MODULE, "MetadataIndex")
     out.word("fqn")
     out.gap()

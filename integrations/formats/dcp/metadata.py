@@ -193,7 +193,7 @@ class StoredItems:
         return {name for name, _offsets, item in self.items() if item.transforms}
 
     def ends(self) -> dict[str, int]:
-        """Each file in which something lies, with the offset after the last item of it."""
+        """Each file in which something is, with the offset after the last item of it."""
         found = [0] * len(self._names)
         for number, offset, length in zip(self._numbers, self._offsets, self._lengths, strict=True):
             found[number] = max(found[number], offset + length)
@@ -394,7 +394,7 @@ def _dtype(record: Any, traits: set[str]) -> str:
 
 
 def _stored_item(key: Any, info: Any, offsets: dict[int, Offsets]) -> tuple[str, Offsets, StoredItem]:
-    """The name and offsets of a chunk, or the name of an object, and where it lies."""
+    """The name and offsets of a chunk, or the name of an object, and where it is."""
     if type(key) is CallRecord and key.kind.name == "MetadataIndex" and type(key.state) is tuple:
         name, _number, place = key.state
     else:
