@@ -10,13 +10,13 @@ from typing import Any, ClassVar, Literal
 from prefect import flow
 from pydantic import Field
 
-from wherry.auditor.report import plural
 from wherry.errors import MismatchError
 from wherry.flows.form import FormModel
-from wherry.tasks.artifacts import show_markdown
-from wherry.tasks.audit import audit as audit_task
+from wherry.nightly.ending import Ending
+from wherry.prove.report import plural
+from wherry.tasks.common import show_markdown
 from wherry.tasks.ending import ending
-from wherry.watch.ending import Ending
+from wherry.tasks.steps import audit as audit_task
 
 
 class AuditSpec(FormModel):
@@ -88,7 +88,8 @@ def audit(spec: AuditSpec = AuditSpec()) -> dict[str, Any]:  # noqa: B008  froze
         MismatchError: there are findings that `fail_on` selects.
     """
     with ending("audit", "wherry audit failed to run") as end:
-        done = audit_task(list(spec.roots) if spec.scope == "roots" else spec.scope, **_choose_options(spec))
+        chosen = spec.model_dump(exclude={"scope", "roots", "fail_on"})
+        done = audit_task(list(spec.roots) if spec.scope == "roots" else spec.scope, **chosen)
         report = done["report"]
         show_markdown(done["markdown"], "wherry-audit-report", "Audit report")
         first = _first(report, spec.fail_on)
@@ -133,21 +134,3 @@ def _first(report: dict[str, Any], fail_on: str) -> dict[str, Any] | None:
 def _count(report: dict[str, Any]) -> str:
     counts = report["counts"]
     return f"{plural(counts['errors'], 'error')} and {plural(counts['warnings'], 'warning')}"
-
-
-def _choose_options(spec: AuditSpec) -> dict[str, Any]:
-    names = (
-        "level",
-        "sample",
-        "deep",
-        "native_sample",
-        "as_of",
-        "bundle",
-        "anchor",
-        "key",
-        "record",
-        "memory",
-        "tracking_uri",
-        "registry_uri",
-    )
-    return {name: getattr(spec, name) for name in names}

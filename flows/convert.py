@@ -31,25 +31,17 @@ from prefect.exceptions import ObjectAlreadyExists
 from prefect.runtime import flow_run
 
 from wherry.config.config import load_config
-from wherry.core.request import SourceRequest
 from wherry.core.units import plural, show_seconds, show_size
 from wherry.errors import NotRecordedError, WherryError
 from wherry.flows.convert_spec import ConvertSpec, TargetSpec
 from wherry.integrations.prefect.server import answering_server
-from wherry.remote.waits import waiting
-from wherry.routes.night import AfterCommit, after_commit
-from wherry.storage.stores import limits_of
-from wherry.tasks.artifacts import show_link, show_table
+from wherry.nightly.conversion import Conversion, after_commit, note_made
+from wherry.store.local_store import limits_of
+from wherry.store.waits import waiting
 from wherry.tasks.assets import asset_events
-from wherry.tasks.common import show_failure
-from wherry.tasks.convert import convert
-from wherry.tasks.detect import detect
+from wherry.tasks.common import run_logger, show_failure, show_link, show_table
 from wherry.tasks.ending import ending
-from wherry.tasks.lineage import lineage
-from wherry.tasks.plan import plan
-from wherry.tasks.register import register
-from wherry.tasks.run_log import run_logger
-from wherry.tasks.verify import verify
+from wherry.tasks.steps import convert, detect, lineage, plan, register, verify
 
 __all__ = ["ConvertSpec", "TargetSpec", "chain", "convert_checkpoint", "summary"]
 
@@ -75,7 +67,7 @@ def convert_checkpoint(spec: ConvertSpec) -> dict[str, Any]:
     """
     with ending("convert-checkpoint", f"Conversion of {spec.source}", only_failures=True) as end:
         try:
-            done = chain(spec)
+            done = chain(spec.conversion)
         except NotRecordedError as error:
             _show_all(spec, error.result)
             show_failure(error, f"{spec.source} was converted, but not recorded")
@@ -88,7 +80,7 @@ def convert_checkpoint(spec: ConvertSpec) -> dict[str, Any]:
     return done
 
 
-def chain(spec: ConvertSpec) -> dict[str, Any]:
+def chain(conversion: Conversion) -> dict[str, Any]:
     """Run the steps as tasks of the calling flow or task; see `convert_checkpoint`.
 
     All later steps use the checkpoint that `detect` selected, since a run may get a newer step meanwhile.
@@ -97,24 +89,25 @@ def chain(spec: ConvertSpec) -> dict[str, Any]:
         NotRecordedError: the targets are committed, but not recorded or not registered; `result` has the return value
             with None for missing parts.
     """
-    stated = spec.request
+    stated = conversion.request
     found = detect(**stated.to_json()["source"])
-    chosen = SourceRequest(
-        found["uri"], stated.source.format, allow_opaque=stated.source.allow_opaque, below=stated.source.below
-    )
-    request = replace(stated, source=chosen)
+    request = replace(stated, source=replace(stated.source, uri=found["uri"], step=None, item=None))
     plans = [plan(replace(request, targets=(one,)).to_json()) for one in request.targets]
-    with _turn([chosen.uri, *(one.uri for one in request.targets)]):
-        receipts = convert(request.to_json(), spec.on, spec.unit)
+    with _turn([found["uri"], *(one.uri for one in request.targets)]):
+        receipts = convert(request.to_json(), conversion.on, conversion.unit)
     refused: list[NotRecordedError] = []
     made = [
-        {"plan": planned, **_after(spec, one, receipt, refused)}
-        for one, planned, receipt in zip(spec.targets, plans, receipts, strict=True)
+        {"plan": planned, **_after(conversion, number, receipt, refused)}
+        for number, (planned, receipt) in enumerate(zip(plans, receipts, strict=True))
     ]
     done = {"detection": found, **made[0], "further": made[1:]}
-    if refused:
-        refused[0].result = done
-        raise refused[0]
+    try:
+        if refused:
+            raise refused[0]
+        note_made(conversion.notes)
+    except NotRecordedError as error:
+        error.result = done
+        raise
     return done
 
 
@@ -198,15 +191,11 @@ def _make_limits(limits: Mapping[str, int]) -> None:
 
 
 def _after(
-    spec: ConvertSpec, target: TargetSpec, receipt: dict[str, Any], refused: list[NotRecordedError]
+    conversion: Conversion, number: int, receipt: dict[str, Any], refused: list[NotRecordedError]
 ) -> dict[str, Any]:
     """The steps after the commit of one target; a failure of ledger or registry does not stop the other steps."""
-    steps = AfterCommit(
-        level=spec.level, below=spec.below, family_file=target.target_request.layout.family_file, model=target.model,
-        alias=spec.alias, tags=spec.tags, tracking_uri=spec.tracking_uri, registry_uri=spec.registry_uri,
-    )  # fmt: skip
-    source, uri = receipt["source"]["uri"], receipt["target"]["uri"]
-    verification, registration, refusals = after_commit(uri, source, steps, verify, register)
+    uris = receipt["target"]["uri"], receipt["source"]["uri"]
+    verification, registration, refusals = after_commit(conversion, number, *uris, verify, register)
     refused += refusals
     asset_events(receipt)
     tree = None

@@ -25,6 +25,7 @@ from wherry.core.request import ConvertRequest, SourceRequest, TargetRequest, co
 from wherry.core.units import DEFAULT_UNIT
 from wherry.flows.form import FormModel
 from wherry.formats.registry import formats
+from wherry.nightly.conversion import Conversion
 
 if TYPE_CHECKING:
     from wherry.formats.format import Format
@@ -64,7 +65,7 @@ class _Source(TargetSpec):
         description="URI or path of a checkpoint, a step folder or a run folder (its newest step)."
     )
     further: tuple[TargetSpec, ...] = Field(
-        default=(), description="Further targets; the source is read once for all of them."
+        default=(), description="Further targets; the source is read once for all of them on this machine."
     )
 
 
@@ -112,3 +113,12 @@ class ConvertSpec(_Conversion):
         given = given_by("form", self, SourceRequest, ConvertRequest)
         made = convert_request(self.source, [one.target_request for one in self.targets], **given)
         return replace(made, source=replace(made.source, below=self.below))
+
+    @property
+    def conversion(self) -> Conversion:
+        """The request with the steps after the commit."""
+        return Conversion(
+            request=self.request, models=tuple(one.model for one in self.targets), on=self.on, unit=self.unit,
+            level=self.level, alias=self.alias, tags=self.tags,
+            tracking_uri=self.tracking_uri, registry_uri=self.registry_uri,
+        )  # fmt: skip

@@ -7,6 +7,7 @@ warning in the log and a notification give the reasons; a checkpoint that `selec
 The nightly run converts whatever was missed here.
 """
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from prefect import flow
@@ -21,13 +22,10 @@ from wherry.flows.convert import chain, summary
 from wherry.flows.convert_spec import ConvertSpec, TargetSpec
 from wherry.flows.form import FormModel
 from wherry.ledger.resolve import checkpoint_uri
-from wherry.routes.night import note_made
-from wherry.tasks.artifacts import show_table
+from wherry.nightly.conversion import Conversion
+from wherry.tasks.common import run_logger, show_table
 from wherry.tasks.ending import ending
-from wherry.tasks.export import route_targets
-from wherry.tasks.register import register
-from wherry.tasks.run_log import run_logger
-from wherry.tasks.verify import verify
+from wherry.tasks.steps import register, route_targets, verify
 
 
 class ExportSpec(FormModel):
@@ -72,7 +70,7 @@ def export(spec: ExportSpec) -> Any:
         made: list[dict[str, Any]] = []
         failures: list[WherryError] = []
         for row in rows:
-            if row["spec"] is not None:
+            if row["takes"]:
                 _carry_out(row, spec, config.settings.mlflow, made, failures)
         registered = _register_source(spec, failures)
         table = [{"what": f"route {row['route']}".strip(), "value": row["reason"]} for row in rows]
@@ -87,7 +85,7 @@ def export(spec: ExportSpec) -> Any:
         end.counts = {
             "converted": len(made),
             "failed": len(grave),
-            "left": sum(not row["spec"] for row in rows),
+            "left": sum(not row["takes"] for row in rows),
             **({"unrouted": 1} if unrouted else {}),
         }
         if unrouted:
@@ -103,16 +101,13 @@ def export(spec: ExportSpec) -> Any:
 def _wanted_targets(spec: ExportSpec) -> list[dict[str, Any]]:
     """Explicit targets as a route without a name; else the decisions of the routes; empty for a registration only."""
     if spec.targets:
-        first, *rest = (one.model_dump() for one in spec.targets)
-        fields = {**first, "source": spec.source, "further": rest, "below": _root(spec)}
         return [
             {
                 "route": "",
                 "takes": True,
                 "reason": "explicit targets",
                 "unselected": False,
-                "spec": fields,
-                "notes": [],
+                "below": _root(spec),
             }
         ]
     if spec.register_source and not spec.routes:
@@ -130,11 +125,16 @@ def _carry_out(
     made: list[dict[str, Any]], failures: list[WherryError],
 ) -> None:  # fmt: skip
     """Carry out one route and record it in the ledger as the nightly run does; a failure does not stop the others."""
-    fields = {**row["spec"], **mlflow.model_dump(), **({"alias": spec.alias} if spec.alias else {})}
     try:
-        done = chain(ConvertSpec.model_validate(fields))
+        if spec.targets:
+            first, *rest = (one.model_dump() for one in spec.targets)
+            fields = {**first, "source": spec.source, "further": rest, "below": row["below"]}
+            conversion = ConvertSpec.model_validate(fields).conversion
+        else:
+            conversion = Conversion.from_json(row["conversion"])
+        alias = spec.alias or conversion.alias
+        done = chain(replace(conversion, alias=alias, **mlflow.model_dump()))
         made.append({"route": row["route"], **done})
-        note_made(row["notes"])
     except NotRecordedError as error:
         run_logger().error("route %s: %s", row["route"], error)
         made += [{"route": row["route"], **error.result}] if error.result else []

@@ -8,9 +8,7 @@ Failed if any conversion failed, or was converted but not recorded, with the fir
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, ClassVar
 
 from prefect import flow, task
@@ -22,16 +20,15 @@ from pydantic import Field
 
 from wherry.config.config import in_force
 from wherry.config.schema import Route
+from wherry.core.lazy_dataclass import dataclass
 from wherry.flows.convert import chain
-from wherry.flows.convert_spec import ConvertSpec
 from wherry.flows.form import FormModel
-from wherry.routes.night import note_made, notes_of, run_night, to_wherry_error
-from wherry.routes.reconcile import Work
-from wherry.routes.report import NightPlan, failure, markdown, warning
-from wherry.routes.routes import Config, RouteTarget, chosen_routes, spec_of
-from wherry.tasks.artifacts import show_markdown
+from wherry.nightly.conversion import Conversion
+from wherry.nightly.night import run_night, to_wherry_error
+from wherry.nightly.report import failure, markdown, warning
+from wherry.nightly.routes import chosen_routes
+from wherry.tasks.common import run_logger, show_markdown
 from wherry.tasks.ending import ending
-from wherry.tasks.run_log import run_logger
 
 
 class NightlySpec(FormModel):
@@ -82,8 +79,10 @@ def nightly(spec: NightlySpec = _ALL) -> Any:
             dry_run=spec.dry_run,
             go=spec.go,
             retry_failed=spec.retry_failed,
-            runner=partial(_as_tasks, config),
-            on_plan=_log_plan,
+            runner=_as_tasks,
+            on_plan=lambda plan: run_logger().info(
+                "route %s: %d wait, %d tonight", plan.route.name, plan.todo.count, len(plan.works)
+            ),
         )
         show_markdown(markdown(report), "wherry-nightly", "Summary of the nightly run")
         end.counts = dict(report.counts)
@@ -99,40 +98,35 @@ def nightly(spec: NightlySpec = _ALL) -> Any:
     return report.to_json()
 
 
-@task(name="checkpoint", result_serializer="json", cache_policy=NO_CACHE, task_run_name="{source}")
-def checkpoint(source: str, arguments: dict[str, Any], notes: list[dict[str, Any]]) -> int:
+@task(
+    name="checkpoint",
+    result_serializer="json",
+    cache_policy=NO_CACHE,
+    task_run_name="{conversion[request][source][uri]}",
+)
+def checkpoint(conversion: dict[str, Any]) -> int:
     """Convert one checkpoint as its route specifies, and record the product notes in the ledger.
 
     Args:
-        source: the checkpoint; it gives the task run its name.
-        arguments: the fields of a ConvertSpec.
-        notes: the product notes for the ledger.
+        conversion: the JSON form of a Conversion.
 
     Returns:
         Bytes written.
     """
-    done = chain(ConvertSpec(source=source, **arguments))
-    note_made(notes)
+    done = chain(Conversion.from_json(conversion))
     return sum(
         one["receipt"]["bytes_written"] for one in (done, *done["further"]) if not one["receipt"]["already"]
     )
 
 
 @contextmanager
-def _as_tasks(config: Config, route: Route) -> Generator[Any]:
+def _as_tasks(route: Route) -> Generator[Any]:
     """Run each checkpoint as a task; the runner limits how many run at a time."""
     with ThreadPoolTaskRunner(max_workers=route.concurrency) as runner:
 
-        def start(work: Work, targets: tuple[RouteTarget, ...]) -> _TaskAttempt:
-            arguments = {
-                **spec_of(route, route.source(work.source.found), targets, config.settings.memory),
-                **config.settings.mlflow.model_dump(),
-                **({} if work.source.newest else {"alias": None}),
-            }
-            source = arguments.pop("source")
-            parameters = {"source": source, "arguments": arguments, "notes": notes_of(work, targets)}
-            future = runner.submit(checkpoint, parameters=parameters)
-            return _TaskAttempt(future, work.source.found.uri)
+        def start(conversion: Conversion) -> _TaskAttempt:
+            future = runner.submit(checkpoint, parameters={"conversion": conversion.to_json()})
+            return _TaskAttempt(future, conversion.request.source.uri)
 
         yield start
 
@@ -154,7 +148,3 @@ class _TaskAttempt:
         if not self.future.state.is_completed():
             raise to_wherry_error(self.future.state.result(raise_on_failure=False), self.uri)
         return self.future.state.result()
-
-
-def _log_plan(plan: NightPlan) -> None:
-    run_logger().info("route %s: %d wait, %d tonight", plan.route.name, plan.todo.count, len(plan.works))

@@ -13,11 +13,10 @@ from wherry.errors import WherryError
 from wherry.flows.form import FormModel, plain_fields
 from wherry.ledger.resolve import model_in
 from wherry.models.policy import Policy
-from wherry.tasks.artifacts import show_link, show_table
-from wherry.tasks.common import show_failure
+from wherry.tasks.common import show_failure, show_link, show_table
 from wherry.tasks.ending import ending
-from wherry.tasks.promote import promote as promote_task
-from wherry.tasks.promote import rollback as rollback_task
+from wherry.tasks.steps import promote as promote_task
+from wherry.tasks.steps import rollback as rollback_task
 
 
 class PolicyForm(Policy):
@@ -125,7 +124,7 @@ def summary(done: dict[str, Any]) -> list[dict[str, str]]:
         "by": done["by"],
         "registry": done["registry"],
     }
-    gates = [(f"gate {row['gate']} {row['asked']}", row["found"]) for row in done["gates"]]
+    gates = [(f"gate {row['gate']} {row['requested']}", row["found"]) for row in done["gates"]]
     return [{"what": what, "value": value} for what, value in [*rows.items(), *gates]]
 
 

@@ -19,6 +19,7 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.types.entrypoint import EntrypointType
 from pydantic import TypeAdapter, ValidationError
 
+from wherry.cures import Command, Cure
 from wherry.errors import UsageError
 from wherry.integrations.prefect.deploy import read_deployments
 from wherry.integrations.prefect.server import answering_server
@@ -77,7 +78,7 @@ def _deployment(entry: dict[str, Any], file: Path) -> RunnerDeployment:
         raise UsageError(
             f"unsupported field {', '.join(unknown)} of deployment {entry['name']}",
             uri=str(file),
-            cure="remove it, or create the deployment with `wherry deploy`",
+            cure=Cure("remove it, or create the deployment with {}", Command("deploy")),
         )
     try:
         flow = load_flow_from_entrypoint(entry["entrypoint"])

@@ -14,7 +14,7 @@ from wherry.errors import WherryError
 from wherry.flows.form import FormModel
 from wherry.tasks.common import show_failure
 from wherry.tasks.ending import ending
-from wherry.tasks.work import work
+from wherry.tasks.steps import work
 
 
 class WorkSpec(FormModel):

@@ -11,16 +11,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import machine, report
-from benchmarks.bound import rates_of
-from benchmarks.cases import CASES, INPUTS, NOMINAL, Pair, Probe, Run, runs_of
+from benchmarks.cases import CASES, EXPERTS, NOMINAL, Pair, Probe, Run, input_named, runs_of
 from benchmarks.files import drop_from_cache, read_all, size_of
 from benchmarks.inputs import LAYERS, SHARD
-from benchmarks.judge import Summary, judge, summarise
+from benchmarks.judge import Summary, judge, rates_of, summarise
 from benchmarks.measure import RowFailedError, measure
 
 if TYPE_CHECKING:
@@ -45,59 +43,43 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="infra/bench", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--size", type=parse_size, help="size of the checkpoint (default: 2.2GB; with --scale: 4GB)"
-    )
-    parser.add_argument("--rounds", type=int, default=5, help="number of runs of each row (default: 5)")
-    parser.add_argument("--rows", default="", metavar="WORDS", help="run only rows whose name contains WORDS")
-    parser.add_argument(
-        "--buckets", action="store_true", help="run the rows of buckets, on emulators, instead"
-    )
-    parser.add_argument(
+    option = parser.add_argument
+    option("--size", type=parse_size, help="size of the checkpoint (default: 2.2GB; with --scale: 4GB)")
+    option("--rounds", type=int, default=5, help="number of runs of each row (default: 5)")
+    option("--rows", default="", metavar="WORDS", help="run only rows whose name contains WORDS")
+    option("--buckets", action="store_true", help="run the rows of buckets, on emulators, instead")
+    option(
         "--gs-size",
         type=parse_size,
         default=parse_size("0.5GB"),
         metavar="SIZE",
         help="with --buckets: that of the rows of gs:// (default: 0.5GB), whose emulator keeps all objects in memory",
     )
-    parser.add_argument(
+    option(
         "--scale", action="store_true", help="run the rows of several workers, and the simulation, instead"
     )
-    parser.add_argument(
+    option(
         "--against",
         type=Path,
         metavar="DIR",
         help="compare processor times of detect, plan and convert with the wherry of another checkout, instead",
     )
-    parser.add_argument(
-        "--tensors",
-        type=int,
-        default=20_000,
-        help="with --against: tensors of a large checkpoint (default: 20000)",
-    )
-    parser.add_argument(
-        "--rate",
-        type=parse_size,
-        metavar="SIZE",
-        help="with --scale: bytes a second of a worker (default: 16MB)",
-    )
-    parser.add_argument(
-        "--again",
-        action="store_true",
-        help="with --scale: only make simulation, report and docs anew from the results",
-    )
-    parser.add_argument(
-        "--docs", action="store_true", help="with --scale: put the tables into docs and README"
-    )
-    parser.add_argument(
+    option("--tensors", type=int, default=20_000,
+           help="with --against: tensors of a large checkpoint (default: 20000)")  # fmt: skip
+    option("--rate", type=parse_size, metavar="SIZE",
+           help="with --scale: bytes a second of a worker (default: 16MB)")  # fmt: skip
+    option("--again", action="store_true",
+           help="with --scale: only make simulation, report and docs anew from the results")  # fmt: skip
+    option("--docs", action="store_true", help="with --scale: put the tables into docs and README")
+    option(
         "--list", action="store_true", help="list the rows and exit; not of --buckets, --scale and --against"
     )
-    parser.add_argument(
+    option(
         "--scratch", type=Path, metavar="DIR", help="folder for the data (default: .bench/ in the checkout)"
     )
-    parser.add_argument("--results", type=Path, default=INFRA, metavar="DIR", help="folder for the results")
-    parser.add_argument("--keep", action="store_true", help="keep the inputs at the end")
-    parser.add_argument("--fresh", action="store_true", help="delete and recreate the virtual environment")
+    option("--results", type=Path, default=INFRA, metavar="DIR", help="folder for the results")
+    option("--keep", action="store_true", help="keep the inputs at the end")
+    option("--fresh", action="store_true", help="delete and recreate the virtual environment")
     return parser.parse_args(words)
 
 
@@ -115,11 +97,8 @@ def main() -> int:
     if run is not None and options.list:
         print("error: --list does not list the rows of --buckets, --scale and --against", file=sys.stderr)
         return 2
-    if run is not None:
-        return run(options)
-    options.size = options.size or NOMINAL
     cases = [case for case in CASES if options.rows in case.name]
-    if not cases or options.rounds < 1:
+    if run is None and (not cases or options.rounds < 1):
         print("error: no rows match --rows, or --rounds is less than 1", file=sys.stderr)
         return 2
     if options.list:
@@ -129,55 +108,46 @@ def main() -> int:
     for folder in (above, options.results):
         folder.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="bench-", dir=above.resolve()))
-    with ExitStack() as stack:
-        if not options.keep:
-            stack.callback(shutil.rmtree, scratch)
-        return bench(cases, scratch, options)
+    try:
+        return run(scratch, options) if run else bench(cases, scratch, options)
+    finally:
+        if run or not options.keep:
+            shutil.rmtree(scratch)
 
 
-def run_buckets(options: argparse.Namespace) -> int:
-    """The rows of buckets, in a folder of their own."""
+def run_buckets(scratch: Path, options: argparse.Namespace) -> int:
+    """The rows of buckets."""
     from benchmarks.buckets import bench as bench_buckets
 
-    above = options.scratch or INFRA.parent / ".bench"
-    above.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="buckets-", dir=above.resolve()) as folder:
-        sizes = {"s3": options.size or NOMINAL, "gs": options.gs_size}
-        return bench_buckets(Path(folder), sizes, options.rounds, options.rows, options.results)
+    sizes = {"s3": options.size or NOMINAL, "gs": options.gs_size}
+    return bench_buckets(scratch, sizes, options.rounds, options.rows, options.results)
 
 
-def run_against(options: argparse.Namespace) -> int:
-    """The rows of two checkouts, in a folder of their own."""
-    from benchmarks.checkouts.bench import bench as bench_against
+def run_against(scratch: Path, options: argparse.Namespace) -> int:
+    """The rows of two checkouts."""
+    from benchmarks.against import bench as bench_against
 
     other = options.against.resolve()
     if not (other / "wherry" / "__init__.py").is_file() or options.tensors < 1:
         print("error: --against has no package wherry, or --tensors is less than 1", file=sys.stderr)
         return 2
-    above = options.scratch or INFRA.parent / ".bench"
-    above.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="against-", dir=above.resolve()) as folder:
-        return bench_against(
-            other, Path(folder), options.tensors, options.rounds, options.rows, options.results
-        )
+    return bench_against(other, scratch, options.tensors, options.rounds, options.rows, options.results)
 
 
-def run_scale(options: argparse.Namespace) -> int:
-    """The rows of several workers, in a folder of their own."""
+def run_scale(scratch: Path, options: argparse.Namespace) -> int:
+    """The rows of several workers."""
     from benchmarks.scale.bench import NOMINAL as SIZE
     from benchmarks.scale.bench import RATE
     from benchmarks.scale.bench import bench as bench_scale
 
-    above = options.scratch or INFRA.parent / ".bench"
-    above.mkdir(parents=True, exist_ok=True)
     size, rate = options.size or SIZE, options.rate or RATE
-    with tempfile.TemporaryDirectory(prefix="scale-", dir=above.resolve()) as folder:
-        return bench_scale(
-            Path(folder), size, rate, options.results, options.rows, again=options.again, docs=options.docs
-        )
+    named = {"again": options.again, "docs": options.docs}
+    return bench_scale(scratch, size, rate, options.results, options.rows, **named)
 
 
 def bench(cases: Sequence[Pair | Probe], scratch: Path, options: argparse.Namespace) -> int:
+    """The rows that compare conversions with their peers and with the machine."""
+    options.size = options.size or NOMINAL
     described = machine.describe(scratch)
     say(f"{described['processor']}, {report.sha_words(described)}")
     described["rates"] = measure_rates(scratch, options.size)
@@ -281,13 +251,13 @@ def make_inputs(runs: Sequence[Run], scratch: Path, size: int, failed: dict[str,
 def make_input(name: str, inputs: dict[str, Path], scratch: Path, size: int) -> None:
     if name in inputs:
         return
-    made = INPUTS[name]
+    made = input_named(name)
     if made.source:
         make_input(made.source, inputs, scratch, size)
     say(f"making the input {name}")
     target = scratch / "inputs" / re.sub(r"\W+", "-", name)
     source = inputs.get(made.source or "", target)
-    words = fill(made.command, source, target, int(size * made.scale))
+    words = fill(made.command, source, target, size, made.scale)
     measure(words, environment(scratch), INFRA, speaks=False)
     inputs[name] = target
 
@@ -298,7 +268,7 @@ def run_once(run: Run, source: Path | None, scratch: Path, size: int) -> Cost:
     folder.mkdir()
     try:
         prepare(run, source)
-        words = fill(run.command, source, folder / run.target, size)
+        words = fill(run.command, source, folder / run.target, size, run.scale)
         cost = measure(words, environment(scratch), INFRA, speaks=run.speaks)
         return cost._replace(written=size_of(folder))
     finally:
@@ -310,21 +280,18 @@ def prepare(run: Run, source: Path | None) -> None:
     """Bring the source into the page cache, or drop it from there, and leave no dirty pages."""
     if source and run.cold:
         drop_from_cache(source)
-    elif source and not INPUTS[run.source].sparse:
+    elif source and not input_named(run.source).sparse:
         read_all(source)
     os.sync()
 
 
-def fill(command: Sequence[str], source: Path | None, target: Path, size: int) -> list[str]:
+def fill(command: Sequence[str], source: Path | None, target: Path, size: int, scale: float) -> list[str]:
+    size = int(size * scale)
     values = {
-        "python": sys.executable,
-        "bin": Path(sys.executable).parent,
-        "source": source,
-        "target": target,
-        "size": size,
-        "shard": int(SHARD * size),
-        "part": int(_PART * size),
-    }
+        "python": sys.executable, "bin": Path(sys.executable).parent, "source": source, "target": target,
+        "size": size, "shard": int(SHARD * size), "part": int(_PART * size),
+        "experts": max(int(EXPERTS * scale), 1),
+    }  # fmt: skip
     return [word.format_map(values) for word in command]
 
 

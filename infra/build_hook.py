@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from packaging.tags import platform_tags
 
 # wherry itself cannot be imported yet: what it depends on need not be there.
 _FILE = Path(__file__).resolve().parents[1] / "wherry" / "kernels" / "compile.py"
@@ -26,4 +27,4 @@ class KernelsHook(BuildHookInterface[Any]):
         if library is not None and version != "editable":
             build_data["force_include"][str(library)] = f"wherry/kernels/{library.name}"
             build_data["pure_python"] = False
-            build_data["tag"] = _COMPILE.wheel_tag()
+            build_data["tag"] = _COMPILE.wheel_tag(library, set(platform_tags()))

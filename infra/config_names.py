@@ -29,18 +29,9 @@ FAMILIES = Path(__file__).resolve().parents[1] / "wherry" / "families"
 _CONFIGS = ("args", "config", "cfg", "hparams")  # variables and attributes whose names end so are configs
 _CLASS = "MaxTextConfig"
 _OTHERS = {
-    "legacy",
-    "tests",
-    "T5",
-    "bert",
-    "vision",
-    "multimodal",
-    "mimo",
-    "rl",
-    "export",
-    "elastification",
+    "legacy", "tests", "T5", "bert", "vision", "multimodal", "mimo", "rl", "export", "elastification",
     "inference",
-}
+}  # fmt: skip
 
 
 class Line(NamedTuple):
@@ -141,10 +132,7 @@ def _argument(node: ast.AST, root: Path, path: Path, folder: Path) -> Iterator[t
         action = ast.unparse(options["action"]) if "action" in options else ""
         switched = {"'store_true'": "False", "'store_false'": "True"}.get(action, "None")
         default = ast.unparse(options["default"]) if "default" in options else switched
-        yield (
-            name.lstrip("-").replace("-", "_"),
-            Line(f"{path.relative_to(root)}:{node.lineno}", default),
-        )
+        yield (name.lstrip("-").replace("-", "_"), Line(f"{path.relative_to(root)}:{node.lineno}", default))
     elif function.endswith("ArgumentGroupFactory") and node.args:
         left_out = _excluded(options.get("exclude"), modules(folder)[path])
         for name, line in fields(folder, root, ast.unparse(node.args[0])):
@@ -239,8 +227,7 @@ def _parameters(folder: Path, root: Path, kind: str) -> dict[str, Line]:
                 for one in ast.walk(node):
                     match one:
                         case ast.Call(
-                            func=ast.Attribute(attr="pop"),
-                            args=[ast.Constant(value=str() as name), *rest],
+                            func=ast.Attribute(attr="pop"), args=[ast.Constant(value=str() as name), *rest]
                         ):
                             place = f"{path.relative_to(root)}:{one.lineno}"
                             found.setdefault(name, Line(place, ast.unparse(rest[0]) if rest else ""))

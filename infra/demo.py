@@ -8,22 +8,25 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import demo_site as site
 import demo_telling as tell
-from demo_bucket import emulated_bucket
 
 from tests.support.webhook import webhook_server
+
+if TYPE_CHECKING:
+    from wherry.errors import WherryError
 
 QUERIES = ("routes check", "audit --level digest", "lineage stale", "ledger check")
 QUERIES_WITHOUT_STORAGE = ("lineage stale", "ledger check")
@@ -70,7 +73,7 @@ def run_demo(folder: Path, models: str = "models") -> bool:
         Whether every step that must succeed did, and every step that must be refused was.
     """
     systems(folder, models)
-    good = nightly() and promote() and use(models if "://" in models else str(folder / models))
+    good = nightly() and promote() and load() and use(models if "://" in models else str(folder / models))
     if not good:
         return False
     damage(folder)
@@ -117,6 +120,13 @@ def promote() -> bool:
     return isinstance(done, dict)
 
 
+def load() -> bool:
+    tell.title("   MLflow loads the champion: it copies the checkpoint and proves its digest")
+    done = _loaded()
+    tell.loading(CHAMPION, done)
+    return not isinstance(done, BaseException)
+
+
 def use(models: str) -> bool:
     from wherry.flows.convert import ConvertSpec, TargetSpec, convert_checkpoint
 
@@ -156,22 +166,24 @@ def audit(folder: Path) -> bool:
 
 
 def refuse() -> bool:
-    """Try the promotion; return whether it was refused, as it must be."""
+    """Try the promotion, and to load the champion; return whether both were refused, as they must be."""
     from wherry.errors import MismatchError
 
-    tell.title("8. Promotion refuses the damaged checkpoint")
+    tell.title("8. Promotion refuses the damaged checkpoint, and MLflow no longer loads it")
     done = _promote(CHAMPION, "production")
     if isinstance(done, MismatchError):
         tell.refusal(done)
     else:
         tell.print_failure("the checkpoint was promoted although its bytes differ from the registered digest")
-    return isinstance(done, MismatchError)
+    loaded = _loaded()
+    tell.loading(CHAMPION, loaded)
+    return isinstance(done, MismatchError) and isinstance(loaded, MismatchError)
 
 
 def ask(folder: Path) -> None:
-    from wherry.lineage.answers import impact, render_impact, render_why, why
-    from wherry.lineage.lineage import show
-    from wherry.lineage.page import page
+    from wherry.trace.answers import impact, render_impact, render_why, why
+    from wherry.trace.lineage import show
+    from wherry.trace.page import page
 
     product = f"models:/{site.TORCH_MODEL}@candidate"
     tell.title(f"9. Where did it come from? (wherry lineage why {product})")
@@ -224,6 +236,24 @@ def _promote(subject: str, alias: str) -> dict[str, Any] | BaseException:
     return state.result(raise_on_failure=False)
 
 
+def _loaded() -> list[str] | WherryError:
+    """The first values of a tensor of the champion, as MLflow loads it, or the error that refuses it."""
+    import mlflow
+
+    from wherry.config.settings import mlflow_tracking_uri
+    from wherry.errors import WherryError
+
+    mlflow.set_tracking_uri(mlflow_tracking_uri())
+    with tempfile.TemporaryDirectory() as copy:
+        try:
+            model = mlflow.pyfunc.load_model(CHAMPION, dst_path=copy)
+        except WherryError as error:
+            return error
+        with model.get_raw_model() as checkpoint:
+            [row] = checkpoint.read(site.DAMAGED, (slice(1), slice(4)))
+            return [f"{value:.4f}" for value in row]
+
+
 def time_queries(folder: Path, story: Callable[[Path], bool], queries: tuple[str, ...] = QUERIES) -> int:
     from wherry.errors import WherryError
 
@@ -251,7 +281,7 @@ def main() -> int:
     shutil.rmtree(
         folder / "wherry", ignore_errors=True
     )  # the store of an earlier demo has forgotten everything
-    with emulated_bucket(protocol, folder) as models:
+    with site.emulated_bucket(protocol, folder) as models:
         return time_queries(folder, partial(run_demo, models=models), QUERIES_WITHOUT_STORAGE)
 
 

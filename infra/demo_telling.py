@@ -107,8 +107,17 @@ def promotion(done: dict[str, Any]) -> None:
         ("promoted", f"{done['name']} version {done['version']} is {done['alias']}; {outcome}"),
         ("verified", f"at level {done['level']}: all bytes were read again"),
         ("by", done["by"]),
-        *((f"gate {gate['gate']}", f"required {gate['asked']}, found {gate['found']}") for gate in done["gates"]),
+        *((f"gate {gate['gate']}", f"required {gate['requested']}, found {gate['found']}") for gate in done["gates"]),
     ])  # fmt: skip
+
+
+def loading(model: str, done: list[str] | WherryError) -> None:
+    """What MLflow loaded: the first values of a tensor; or why it did not."""
+    rows([("loading", f'mlflow.pyfunc.load_model("{model}")')])
+    if isinstance(done, list):
+        rows([("a tensor begins with", ", ".join(done))])
+    else:
+        refusal(done)
 
 
 def print_flip(done: Flip, tensor: str, leaf: int) -> None:
@@ -129,7 +138,7 @@ def print_final_state(state: State[Any]) -> None:
 
 def findings(evidence: Path) -> None:
     """Print the errors of an audit, from its evidence, and whether the evidence can be checked offline."""
-    from wherry.auditor.bundle import check_bundle
+    from wherry.prove.bundle import check_bundle
 
     with zipfile.ZipFile(evidence) as bundle:
         report = json.loads(bundle.read("report.json"))

@@ -29,18 +29,17 @@ from reference import api, error_catalogue, schema_list, schemas
 
 from wherry import errors
 from wherry.cli import cli
+from wherry.cli.format_list import COLUMNS, format_cells
 from wherry.config.config import VARIABLES
 from wherry.config.schema import Retention, Route, Settings, TargetRule
-from wherry.console.formats import COLUMNS, format_cells
 from wherry.errors import WherryError
 from wherry.families import adapter_families, families, load_family
 from wherry.formats.registry import FormatFacts, formats, modules, rows_of
 from wherry.integrations.native import LOADERS
 from wherry.ledger.replay import READ_ONLY
-from wherry.quantized.schemes import schemes
+from wherry.prove.verify import LEVELS
 from wherry.store.store import PROTOCOLS
-from wherry.verifier.verify import LEVELS
-from wherry.view.overview import (
+from wherry.transform.overview import (
     WAYS,
     blocks_without_layouts,
     facts_side_by_side,
@@ -50,6 +49,7 @@ from wherry.view.overview import (
     read_judges,
     without_layouts,
 )
+from wherry.transform.schemes import schemes
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -258,14 +258,9 @@ def store_table() -> str:
     for name, protocol in PROTOCOLS.items():
         found.setdefault(protocol, []).append(f"`{name}://`")
     columns = (
-        "store",
-        "extra",
-        "as a target",
-        "created, never replaced",
-        "copied by the store",
-        "checksums",
+        "store", "extra", "as a target", "created, never replaced", "copied by the store", "checksums",
         "a read is of",
-    )
+    )  # fmt: skip
     rows = [(", ".join(names), *store_cells(one)) for one, names in found.items()]
     return table(columns, rows)
 
@@ -462,38 +457,16 @@ def rewritten(text: str) -> str:
 
 
 GENERATED: Mapping[str, Callable[[], str]] = {
-    "api": api,
-    "attributes": attribute_tables,
-    "judged_attributes": judged_attributes,
-    "bench": benchmark,
-    "commands": help_blocks,
-    "damage": damage_table,
-    "deployments": deployments_table,
-    "errors": error_catalogue,
-    "exit_codes": exit_code_table,
-    "facts": fact_tables,
-    "blocks": blocks_table,
-    "names": models_table,
-    "stated_names": names_table,
-    "families": family_table,
-    "matrix": matrix_table,
-    "schemes": scheme_table,
-    "formats": format_table,
-    "hooks": hooks,
-    "judged": judged_table,
-    "native": native_list,
-    "pools": pools_table,
-    "retention": lambda: route_table(Retention),
-    "rewrites": rewrite_table,
-    "routes": lambda: route_table(Route),
-    "schemas": schema_list,
-    "settings": settings_table,
-    "speed": speed,
-    "systems": system_table,
-    "stores": store_table,
-    "targets": lambda: route_table(TargetRule),
-    "without_layouts": without_table,
-}
+    "api": api, "attributes": attribute_tables, "judged_attributes": judged_attributes, "bench": benchmark,
+    "commands": help_blocks, "damage": damage_table, "deployments": deployments_table,
+    "errors": error_catalogue, "exit_codes": exit_code_table, "facts": fact_tables, "blocks": blocks_table,
+    "names": models_table, "stated_names": names_table, "families": family_table, "matrix": matrix_table,
+    "schemes": scheme_table, "formats": format_table, "hooks": hooks, "judged": judged_table,
+    "native": native_list, "pools": pools_table, "retention": lambda: route_table(Retention),
+    "rewrites": rewrite_table, "routes": lambda: route_table(Route), "schemas": schema_list,
+    "settings": settings_table, "speed": speed, "systems": system_table, "stores": store_table,
+    "targets": lambda: route_table(TargetRule), "without_layouts": without_table,
+}  # fmt: skip
 
 
 INDEX = ROOT / "wherry" / "formats" / "index.json"

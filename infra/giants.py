@@ -1,7 +1,7 @@
 """Plans of giants: checkpoints of hundreds of gigabytes that are only metadata, and what planning them takes.
 
     python infra/giants.py FOLDER            make the checkpoints (sparse files: a few MB on disk) and print the table
-    python infra/giants.py FOLDER --docs     the same, and put the tables into docs/speed.md and README
+    python infra/giants.py FOLDER --docs     the same, and put the table into docs/speed.md
 
 Each plan is one `wherry plan --workers 16` from a bucket to a bucket, in a process of its own; its processor seconds
 and peak memory are measured. The bucket is the folder, behind the double of `benchmarks.scale`. The files have true
@@ -31,12 +31,11 @@ from wherry.formats.registry import find_format
 from wherry.integrations.containers.safetensors import header
 from wherry.integrations.formats.huggingface.weights import spread_tensors
 from wherry.mover.map_writer import writer_of
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
 
 Shapes = dict[str, tuple[int, ...]]
 HERE = Path(__file__).resolve().parent
 DOCS = HERE.parent / "docs" / "speed.md"
-README = HERE.parent / "README.md"
 WORKERS = 16
 TARGET = "memory://giants/out"  # a store, so that no disk is too small
 BUCKETS = ("s3://source", "s3://target/out")
@@ -74,13 +73,10 @@ def attention(config: Mapping[str, Any], at: str) -> Shapes:
     embed, head = config["hidden_size"], config["head_dim"]
     queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     return {
-        f"{at}.self_attn.q_proj.weight": (queries, embed),
-        f"{at}.self_attn.k_proj.weight": (keys, embed),
-        f"{at}.self_attn.v_proj.weight": (keys, embed),
-        f"{at}.self_attn.o_proj.weight": (embed, queries),
-        f"{at}.input_layernorm.weight": (embed,),
-        f"{at}.post_attention_layernorm.weight": (embed,),
-    }
+        f"{at}.self_attn.q_proj.weight": (queries, embed), f"{at}.self_attn.k_proj.weight": (keys, embed),
+        f"{at}.self_attn.v_proj.weight": (keys, embed), f"{at}.self_attn.o_proj.weight": (embed, queries),
+        f"{at}.input_layernorm.weight": (embed,), f"{at}.post_attention_layernorm.weight": (embed,),
+    }  # fmt: skip
 
 
 def gated_shapes(at: str, embed: int, ffn: int) -> Shapes:
@@ -387,26 +383,18 @@ def row(one: Planned) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def short(rows: Iterable[str]) -> list[str]:
-    """The rows of README: those from one system to another, and the columns that are about the conversion."""
-    between = [row for row in rows if not row.startswith(SAME_SYSTEM)]
-    return [f"| {' | '.join(row.strip('| ').split(' | ')[at] for at in SHORT)} |" for row in between]
-
-
 COLUMNS = (
     "conversion", "tensors", "bytes", "units", "requests", "workers", "time", "memory each", "egress", "price",
     "plan, CPU s", "memory",
 )  # fmt: skip
 HEAD = "\n".join(f"| {' | '.join(cells)} |" for cells in (COLUMNS, ["---", *["---:"] * (len(COLUMNS) - 1)]))
-SHORT = (0, 2, 3, 4, 5, 6, 7)  # columns
-SAME_SYSTEM = ("| Llama 405B, Hugging Face → Hugging Face", "| Llama 405B, Hugging Face → DCP")
 
 
-def put_into(file: Path, mark: str, lines: Iterable[str]) -> None:
-    """Replace the table between two marks of a page."""
-    table = "\n".join([f"<!-- {mark}:start -->", "", *lines, "", f"<!-- {mark}:end -->"])
-    pattern = rf"<!-- {mark}:start -->.*<!-- {mark}:end -->"
-    file.write_text(re.sub(pattern, lambda _: table, file.read_text(), flags=re.DOTALL))
+def put_into_docs(lines: Iterable[str]) -> None:
+    """Replace the table between the marks of the page."""
+    table = "\n".join(["<!-- giants:start -->", "", *lines, "", "<!-- giants:end -->"])
+    pattern = r"<!-- giants:start -->.*<!-- giants:end -->"
+    DOCS.write_text(re.sub(pattern, lambda _: table, DOCS.read_text(), flags=re.DOTALL))
 
 
 def main() -> None:
@@ -415,7 +403,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--docs", action="store_true", help="put the tables into docs/speed.md and README")
+    parser.add_argument("--docs", action="store_true", help="put the table into docs/speed.md")
     given = parser.parse_args()
     folder = given.folder.resolve()
     rows: list[str] = []
@@ -423,8 +411,7 @@ def main() -> None:
         rows.append(row(plan_giant(giant, folder)))
         print(rows[-1], flush=True)
     if given.docs:
-        put_into(DOCS, "giants", [*HEAD.splitlines(), *rows])
-        put_into(README, "giants", short([*HEAD.splitlines(), *rows]))
+        put_into_docs([*HEAD.splitlines(), *rows])
 
 
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ from wherry.errors import UnrepresentableError, UnsupportedError, UsageError
 from wherry.formats.companions import MemoryFiles
 from wherry.formats.registry import checked_options, find_format, formats
 from wherry.mover.map_writer import writer_of
-from wherry.storage.location import Location
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
+from wherry.store.location import Location
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -71,12 +71,7 @@ TREES = (
         "own", "safetensors", tuple((f"lm/{name}.weights",) for name in ("embed", "block", "norm")), "penzai"
     ),
     Tree("own", "lingua", tuple((f"model.{name}",) for name in _LINGUA), "lingua"),
-    Tree(
-        "own",
-        "lingua-consolidated",
-        tuple(("model", name) for name in _LINGUA),
-        "lingua-consolidated",
-    ),
+    Tree("own", "lingua-consolidated", tuple(("model", name) for name in _LINGUA), "lingua-consolidated"),
     Tree("own", "safetensors", _TORCHTITAN, "torchtitan"),
     Tree("own", "safetensors", _MEGATRON, "megatron"),
     Tree("own", "safetensors", _MEGATRON, "megatron-ranks"),

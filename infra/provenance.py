@@ -7,6 +7,7 @@ key of their own, for example with `cosign attest-blob`, or lets the platform th
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -21,9 +22,10 @@ _STATED = re.compile(r'^__version__ = "([^"]+)"$', re.MULTILINE)
 
 
 def version_of(tags: Sequence[str], stated: str, commit_time: int) -> str:
-    """The version of a commit: of its tag (`v1.2.0`), or a development version of what the code states.
+    """The version of a commit: what the code states, if that is its tag (`v1.2.0`), else a development version of it.
 
-    Neither the history nor other tags count, so a shallow clone gives the same.
+    Neither the history nor other tags count, so a shallow clone gives the same. A tag of another version than the
+    code is refused, so that what is installed from the commit in other ways has the version of the release.
 
     Args:
         tags: the tags of this very commit.
@@ -31,22 +33,45 @@ def version_of(tags: Sequence[str], stated: str, commit_time: int) -> str:
         commit_time: seconds since 1970; it orders the development versions.
 
     Raises:
-        ValueError: several tags are versions, or the code states none.
+        ValueError: several tags are versions, or the code states none or another one.
     """
     tagged = sorted({found[1] for tag in tags if (found := _TAG.fullmatch(tag))})
     if len(tagged) > 1:
         raise ValueError(f"the commit has several versions: {', '.join(tagged)}")
-    if tagged:
-        return tagged[0]
     found = _STATED.search(stated)
     if found is None:
         raise ValueError("wherry/version.py states no version")
-    return f"{found[1]}.dev{datetime.fromtimestamp(commit_time, UTC):%Y%m%d%H%M%S}"
+    if tagged and tagged[0] != found[1]:
+        raise ValueError(f"the tag is v{tagged[0]}, but wherry/version.py states {found[1]}")
+    return (
+        tagged[0]
+        if tagged
+        else f"{found[1].removesuffix('.dev0')}.dev{datetime.fromtimestamp(commit_time, UTC):%Y%m%d%H%M%S}"
+    )
 
 
 def stamp_version(stated: str, version: str) -> str:
     """The text of `wherry/version.py` with a version."""
     return _STATED.sub(f'__version__ = "{version}"', stated, count=1)
+
+
+def address_in(runner: Mapping[str, str]) -> str:
+    """The address of the repository that a workflow of GitHub builds; empty elsewhere."""
+    if "GITHUB_REPOSITORY" not in runner:
+        return ""
+    return "/".join(filter(None, [runner.get("GITHUB_SERVER_URL"), runner["GITHUB_REPOSITORY"]]))
+
+
+def state_urls(project: str, address: str) -> str:
+    """The text of `pyproject.toml` with the address of the repository, for the metadata of the packages.
+
+    The project has no address of its own, so the file in the repository states none.
+
+    Args:
+        project: text of the file.
+        address: of the repository, with https://.
+    """
+    return f"{project.rstrip()}\n\n[project.urls]\nRepository = {json.dumps(address)}\n"
 
 
 def provenance(
@@ -62,8 +87,8 @@ def provenance(
         runner: environment variables; those of GitHub name the workflow and the repository.
     """
     source = {"name": "source", "digest": {"gitCommit": commit}}
-    repository = "/".join(filter(None, [runner.get("GITHUB_SERVER_URL"), runner.get("GITHUB_REPOSITORY")]))
-    if "GITHUB_REPOSITORY" in runner:
+    repository = address_in(runner)
+    if repository:
         source["uri"] = f"git+{repository}@{runner.get('GITHUB_REF', commit)}"
     tools = [{"uri": f"pkg:pypi/{name}@{number}"} for name, number in sorted(made_with.items())]
     details: dict[str, Any] = {

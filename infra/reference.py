@@ -10,13 +10,15 @@ import inspect
 import json
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import wherry
+from tests.support.cure_texts import assigned, stated
 from wherry import errors
 from wherry.config.schema import ConfigFile
+from wherry.cures import Blank
 from wherry.errors import WherryError
 from wherry.flows.audit import AuditSpec
 from wherry.flows.convert_spec import ConvertSpec
@@ -184,11 +186,7 @@ def _find_errors() -> Iterator[tuple[str, str, str]]:
             if room == "wherry" and path.relative_to(ROOT).parts[1] in ROOMS:
                 continue  # the links by which a checkout is importable
             tree = ast.parse(path.read_text("utf-8"))
-            stated = {
-                node.targets[0].id: _text(node.value, {})
-                for node in tree.body
-                if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-            }
+            known = assigned(tree)
             for node in ast.walk(tree):
                 if (
                     isinstance(node, ast.Call)
@@ -196,22 +194,24 @@ def _find_errors() -> Iterator[tuple[str, str, str]]:
                     and node.func.id in kinds
                     and node.args
                 ):
-                    cures = [_text(one.value, stated) for one in node.keywords if one.arg == "cure"]
-                    what = _text(node.args[0], stated)
+                    cures = [_text(one.value, known) for one in node.keywords if one.arg == "cure"]
+                    what = _text(node.args[0], known)
                     if what.strip("… "):
                         yield node.func.id, what, "".join(cures)
 
 
-def _text(node: ast.expr, stated: dict[str, str]) -> str:
+def _text(node: ast.expr, known: Mapping[str, ast.expr]) -> str:
     """The text of an expression, as far as it stands in the code."""
     if isinstance(node, ast.Constant):
         return str(node.value) if isinstance(node.value, str) else ""
     if isinstance(node, ast.JoinedStr):
-        return "".join(_text(part, stated) for part in node.values)
+        return "".join(_text(part, known) for part in node.values)
     named = node.value if isinstance(node, ast.FormattedValue) else node
     if isinstance(named, ast.Call) and isinstance(named.func, ast.Name) and named.func.id == "counted":
-        return _describe_count(*(_text(one, stated) for one in named.args[1:]))
-    return (stated.get(named.id) or "…") if isinstance(named, ast.Name) else "…"
+        return _describe_count(*(_text(one, known) for one in named.args[1:]))
+    if isinstance(named, ast.Name):
+        return (named.id in known and _text(known[named.id], {})) or "…"
+    return str(stated(named, known, Blank("…"))) if isinstance(named, ast.Call) else "…"
 
 
 def _describe_count(noun: str, verb: str = "") -> str:

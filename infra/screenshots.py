@@ -204,7 +204,7 @@ def screens(folder: Path, ledger: str) -> Generator[Page]:
 @contextmanager
 def served_ledger() -> Generator[str]:
     """The address of the ledger of the demo, served by a thread."""
-    from wherry.site.server import SiteServer
+    from wherry.trace.site_server import SiteServer
 
     with SiteServer(0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -215,13 +215,8 @@ def served_ledger() -> Generator[str]:
 
 
 _LINEAGE = (
-    "1 failed verification",
-    "altered at level digest",
-    "huggingface",
-    "flax-msgpack",
-    "dcp",
-    site.JAX_MODEL,
-)
+    "1 failed verification", "altered at level digest", "huggingface", "flax-msgpack", "dcp", site.JAX_MODEL,
+)  # fmt: skip
 
 
 def flow_run(prefect: str, flow: str) -> str:

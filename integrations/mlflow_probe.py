@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from wherry.remote.probe import await_answer
-from wherry.storage.home import without_secrets
+from wherry.store.home import without_secrets
+from wherry.store.probe import await_answer
 
 START_MLFLOW = "start the server, or check MLFLOW_TRACKING_URI and MLFLOW_REGISTRY_URI"
 

@@ -17,10 +17,10 @@ from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlencode
 
+from wherry.core.json_document import json_value
 from wherry.integrations.mlflow_probe import require_answer
 from wherry.integrations.mlflow_version import RegisteredVersion
-from wherry.remote.addresses import open_checked
-from wherry.text.json_values import json_value
+from wherry.store.addresses import open_checked
 
 _TIMEOUT_SECONDS = 10
 _MOST_BYTES = 16 << 20

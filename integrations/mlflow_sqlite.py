@@ -21,7 +21,7 @@ from wherry.integrations.mlflow_version import (
     unknown_model,
     unknown_version,
 )
-from wherry.storage.home import sqlite_file, sqlite_to_read, without_secrets
+from wherry.store.home import sqlite_file, sqlite_to_read, without_secrets
 
 # Revisions of MLflow's schema in which the tables below are the same: from the one that added workspaces to the last
 # one of MLflow 3.17, in this order.

@@ -5,18 +5,20 @@ MLflow's client, its REST API and its SQLite file get the same requests, and giv
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from wherry.config.settings import embedded_registry_uri
 from wherry.core.units import plural
+from wherry.cures import Argument, Blank, Command, Cure
 from wherry.errors import NotFoundError, similar
 from wherry.ledger.record import open_ledger, versions_in
-from wherry.storage.home import without_secrets
+from wherry.store.home import without_secrets
 
 MOST_NAMES = 1000  # models or versions that are read for the cure of an error
-_REGISTER = "register the checkpoint: `wherry register URI --model NAME`"
+_REGISTER = Cure(
+    "register the checkpoint: {}", Command("register", Blank("URI"), Argument("model", Blank("NAME")))
+)
 
 
 class RegisteredVersion(NamedTuple):
@@ -28,10 +30,10 @@ class RegisteredVersion(NamedTuple):
     aliases: tuple[str, ...]
 
 
-def promote_command(name: str, alias: str | None) -> str:
-    """The command that sets an alias of a model on a checkpoint, in backquotes."""
-    to = "" if alias in (None, "champion") else f" --alias {shlex.quote(alias)}"
-    return f"`wherry promote URI --model {shlex.quote(name)}{to}`"
+def promote_command(name: str, alias: str | None) -> Command:
+    """The command that sets an alias of a model on a checkpoint."""
+    to = [] if alias in (None, "champion") else [Argument("alias", alias)]
+    return Command("promote", Blank("URI"), Argument("model", name), *to)
 
 
 def unknown_alias(name: str, alias: str | None, aliases: Mapping[str, object]) -> NotFoundError:
@@ -43,9 +45,10 @@ def unknown_alias(name: str, alias: str | None, aliases: Mapping[str, object]) -
         aliases: alias → version, for those that it has.
     """
     there = ", ".join(f"{word} → {number}" for word, number in sorted(aliases.items()))
-    first = f"promote a version: {promote_command(name, alias)}"
-    choose = f"choose one of: {there}" if there else first
-    return NotFoundError(f"unknown alias {alias} of {name}", cure=choose)
+    promote = Cure("promote a version: {}", promote_command(name, alias))
+    return NotFoundError(
+        f"unknown alias {alias} of {name}", cure=f"choose one of: {there}" if there else promote
+    )
 
 
 def no_version(name: str, uri: str) -> NotFoundError:
@@ -78,11 +81,11 @@ def unknown_model(name: str, known: Sequence[str], uri: str) -> NotFoundError:
             embedded = versions_in(ledger, name, home)  # before another store was configured
     if embedded:
         only = f"{plural(embedded, 'version', 'is/are')} only in the registry in this home"
-        cure = "run `wherry ledger deliver mlflow` to register them here too"
+        cure = Cure("run {} to register them here too", Command("ledger deliver", "mlflow"))
         return NotFoundError(f"{what}: {only}", uri=uri, cure=cure)
     near = similar(name, known)
     others = f"did you mean {' or '.join(near)}? " if near else ""
-    return NotFoundError(what, uri=uri, cure=f"{others}{_REGISTER}")
+    return NotFoundError(what, uri=uri, cure=Cure("{}{}", others, _REGISTER))
 
 
 def unknown_version(name: str, number: str, known: Sequence[int], uri: str) -> NotFoundError:

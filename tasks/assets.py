@@ -16,8 +16,8 @@ from urllib.parse import quote
 from prefect.assets import Asset, AssetProperties, add_asset_metadata, materialize
 
 from wherry.core.units import plural
-from wherry.storage.home import without_secrets
-from wherry.tasks.run_log import run_logger
+from wherry.store.home import without_secrets
+from wherry.tasks.common import run_logger
 
 _LONGEST = 512  # characters of a key
 _KEPT = (

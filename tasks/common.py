@@ -1,20 +1,98 @@
-"""Code that all tasks share: when to retry, how results are stored, and the progress artifact."""
+"""What all tasks share: the log of the run, artifacts on its page, when to retry, how results are stored.
+
+Names from checkpoints are shown escaped and without credentials. What cannot be shown is logged, and fails nothing.
+"""
 
 from __future__ import annotations
 
 import contextvars
 import threading
 import time
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
-from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.artifacts import (
+    create_link_artifact,
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
 from prefect.cache_policies import NO_CACHE
+from prefect.exceptions import MissingContextError
+from prefect.logging import get_run_logger
 
-from wherry.core.progress import OnProgress, Progress, UnitCounts
+from wherry.core.progress import LineLogger, OnProgress, Progress, UnitCounts, logger
 from wherry.core.units import plural, show_seconds, show_size
-from wherry.errors import WherryError
-from wherry.tasks.artifacts import show_table, show_text
-from wherry.tasks.run_log import reporting, run_logger
+from wherry.credentials import redact
+from wherry.errors import WherryError, printable
+from wherry.integrations.prefect.server import answering_server
+
+_T = TypeVar("_T")
+
+
+def run_logger() -> Any:
+    """The logger of the running task; wherry's own logger if a task's function is called outside a run."""
+    try:
+        return LineLogger(get_run_logger(), {})
+    except MissingContextError:
+        return logger("wherry")
+
+
+def reporting(what: str, call: Callable[[], _T]) -> _T | None:
+    """Make a call that only reports to Prefect's server, once the server answers.
+
+    A client that has not yet reached its server does not try again. A server that stays away is a failure to report,
+    and not one of the work: it is logged.
+
+    Args:
+        what: the words for the log: `the table wherry-conversion`.
+        call: the call.
+
+    Returns:
+        What the call returns; None if it failed.
+    """
+    try:
+        answering_server()
+        return call()
+    except Exception as error:  # noqa: BLE001  any failure of a client is only a failure to report
+        run_logger().warning("could not show %s in Prefect: %s", what, error)
+        return None
+
+
+def show_text(text: str, *, lines: bool = False) -> str:
+    """A text for a page: control characters and bidirectional marks escaped, credentials cut out.
+
+    Args:
+        text: text with names from checkpoints, paths or servers.
+        lines: whether the text has several lines.
+    """
+    return printable(redact(text), lines=lines)
+
+
+def show_table(rows: Sequence[Mapping[str, Any]], key: str, description: str) -> None:
+    """Create a table artifact."""
+    table = [
+        {name: show_text(value) if isinstance(value, str) else value for name, value in row.items()}
+        for row in rows
+    ]
+    shown = show_text(description)
+    reporting(f"the table {key}", lambda: create_table_artifact(table, key=key, description=shown))
+
+
+def show_link(page: str, text: str, key: str, description: str) -> None:
+    """Create a link artifact."""
+    words, shown = show_text(text), show_text(description)
+    reporting(
+        f"the link {key}", lambda: create_link_artifact(page, link_text=words, key=key, description=shown)
+    )
+
+
+def show_markdown(text: str, key: str, description: str) -> None:
+    """Create a Markdown artifact from a report whose cells are escaped for Markdown."""
+    page, shown = show_text(text, lines=True), show_text(description)
+    reporting(f"the page {key}", lambda: create_markdown_artifact(page, key=key, description=shown))
+
 
 _INTERVAL = 1.0  # seconds between two updates of an artifact: each is a request and a row
 

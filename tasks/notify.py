@@ -1,4 +1,4 @@
-"""notify, for Prefect: notification blocks as a channel; see `wherry.watch.notify`."""
+"""notify, for Prefect: notification blocks as a channel; see `wherry.nightly.notify`."""
 
 from __future__ import annotations
 

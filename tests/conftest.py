@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.corpus import CORPUS, PRESENT, needs
 from tests.support.memory_files import MEMORY_FILES, disk_folder, remove_abandoned, temporary_folder
@@ -21,10 +22,16 @@ from wherry.kernels.compile import compile_library
 if TYPE_CHECKING:
     import tempfile
 
+# No test depends on the load of the machine.
+settings.register_profile("wherry", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("wherry")
+
 _FOREIGN = ("PREFECT_", "MLFLOW_", "WHERRY_", "OPENLINEAGE_", "AWS_", "GOOGLE_")
 _KEPT = ("WHERRY_CORPUS", "WHERRY_VENV", "WHERRY_PYTHON", "WHERRY_EVERY_BYTE", END, FIRST)
 # Rooms and files about what a file system does: they work on a disk where `infra/test` has the others in memory.
-_ON_DISK = ("containers/", "crash/", "mover/", "storage/", "target/", "infra/test_bench_machine.py")
+_ON_DISK = ("containers/", "crash/", "mover/", "store/", "target/")
+
+_REGISTRY = pytest.StashKey[str]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,11 +46,12 @@ def pytest_configure(config: pytest.Config) -> None:
     remove_abandoned()
     home = _home()
     config.add_cleanup(home.cleanup)
+    config.stash[_REGISTRY] = f"sqlite:///{home.name}/mlflow.db"
     os.environ |= {
         "PREFECT_HOME": f"{home.name}/prefect",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "300",
-        "MLFLOW_TRACKING_URI": f"sqlite:///{home.name}/mlflow.db",
+        "MLFLOW_TRACKING_URI": config.stash[_REGISTRY],
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # half a dozen processes that import all of MLflow
         "WHERRY_HOME": f"{home.name}/wherry",
         "WHERRY_SETTLE_SECONDS": "0",  # sources that a test has just made are not waited for
@@ -99,6 +107,10 @@ def wherry_home(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         return
     with _home() as home:
         monkeypatch.setenv("WHERRY_HOME", home)
+        if (
+            os.environ.get("MLFLOW_TRACKING_URI") == request.config.stash[_REGISTRY]
+        ):  # no module has chosen another
+            monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home}/mlflow.db")
         yield Path(home)
 
 
@@ -139,12 +151,21 @@ def server() -> Iterator[None]:
     of your own run.
     """
     pytest.importorskip("prefect", reason="prefect is not installed")
+    from prefect.server.api.server import SubprocessASGIServer
     from prefect.testing.utilities import prefect_test_harness
 
     with _home() as home, pytest.MonkeyPatch.context() as patch:
         patch.setenv("PREFECT_HOME", home)
-        with prefect_test_harness(server_startup_timeout=180):
-            yield
+        harness = prefect_test_harness(server_startup_timeout=180)
+        harness.__enter__()
+        running = SubprocessASGIServer._instances[None]
+        yield
+        try:
+            harness.__exit__(None, None, None)
+        except RuntimeError as error:
+            if str(error) != "Event loop is closed":
+                raise
+            running.stop()  # Prefect waits for events of a loop that ended before, and then does not stop it
 
 
 @pytest.fixture(scope="session")

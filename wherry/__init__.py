@@ -39,11 +39,8 @@ from wherry.version import __version__ as __version__
 assert _import_locks  # a program may fork while one of its threads imports what follows
 
 if TYPE_CHECKING:
-    from wherry.auditor.audit import audit as audit
-    from wherry.auditor.report import AuditReport as AuditReport
-    from wherry.compare.differences import Comparison as Comparison
-    from wherry.compare.differences import diff as diff
     from wherry.converter.convert import convert as convert
+    from wherry.converter.merge import merge as merge
     from wherry.converter.plan import Plan as Plan
     from wherry.converter.plan import plan as plan
     from wherry.converter.rewrite import rewrite as rewrite
@@ -57,23 +54,26 @@ if TYPE_CHECKING:
     from wherry.formats.discover import discover as discover
     from wherry.ledger.resolve import detect as detect
     from wherry.ledger.resolve import open_checkpoint, resolve_model
-    from wherry.lineage.answers import impact as impact
-    from wherry.lineage.answers import why as why
-    from wherry.lineage.stale import stale as stale
     from wherry.live.export import export as export
     from wherry.live.handle import Export as Export
     from wherry.live.restore import Restored as Restored
     from wherry.live.restore import restore as restore
     from wherry.live.store import RunStore
-    from wherry.merger.merge import merge as merge
     from wherry.models.fetch import fetch as fetch
     from wherry.models.promote import promote as promote
     from wherry.models.promote import rollback as rollback
     from wherry.models.register import register as register
-    from wherry.routes.prune import prune as prune
-    from wherry.verifier.inspect import inspect as inspect
-    from wherry.verifier.verify import Verification as Verification
-    from wherry.verifier.verify import verify as verify
+    from wherry.nightly.prune import prune as prune
+    from wherry.prove.audit import audit as audit
+    from wherry.prove.differences import Comparison as Comparison
+    from wherry.prove.differences import diff as diff
+    from wherry.prove.inspect import inspect as inspect
+    from wherry.prove.report import AuditReport as AuditReport
+    from wherry.prove.verify import Verification as Verification
+    from wherry.prove.verify import verify as verify
+    from wherry.trace.answers import impact as impact
+    from wherry.trace.answers import why as why
+    from wherry.trace.stale import stale as stale
 
     Store = RunStore
     resolve = resolve_model
@@ -81,8 +81,8 @@ if TYPE_CHECKING:
 
 
 _DOOR = {
-    "AuditReport": "wherry.auditor.report:AuditReport",
-    "Comparison": "wherry.compare.differences:Comparison",
+    "AuditReport": "wherry.prove.report:AuditReport",
+    "Comparison": "wherry.prove.differences:Comparison",
     "Checkpoint": "wherry.formats.checkpoint:Checkpoint",
     "Detection": "wherry.core.detection:Detection",
     "Export": "wherry.live.handle:Export",
@@ -92,31 +92,31 @@ _DOOR = {
     "Restored": "wherry.live.restore:Restored",
     "Store": "wherry.live.store:RunStore",
     "TensorSpec": "wherry.core.tensorspec:TensorSpec",
-    "Verification": "wherry.verifier.verify:Verification",
+    "Verification": "wherry.prove.verify:Verification",
     "WherryError": "wherry.errors:WherryError",
-    "audit": "wherry.auditor.audit:audit",
+    "audit": "wherry.prove.audit:audit",
     "convert": "wherry.converter.convert:convert",
     "detect": "wherry.ledger.resolve:detect",
-    "diff": "wherry.compare.differences:diff",
+    "diff": "wherry.prove.differences:diff",
     "discover": "wherry.formats.discover:discover",
     "emit": "wherry.core.emit:emit",
     "export": "wherry.live.export:export",
     "fetch": "wherry.models.fetch:fetch",
-    "impact": "wherry.lineage.answers:impact",
-    "merge": "wherry.merger.merge:merge",
-    "inspect": "wherry.verifier.inspect:inspect",
+    "impact": "wherry.trace.answers:impact",
+    "merge": "wherry.converter.merge:merge",
+    "inspect": "wherry.prove.inspect:inspect",
     "open": "wherry.ledger.resolve:open_checkpoint",
     "plan": "wherry.converter.plan:plan",
     "promote": "wherry.models.promote:promote",
-    "prune": "wherry.routes.prune:prune",
+    "prune": "wherry.nightly.prune:prune",
     "register": "wherry.models.register:register",
     "resolve": "wherry.ledger.resolve:resolve_model",
     "restore": "wherry.live.restore:restore",
     "rewrite": "wherry.converter.rewrite:rewrite",
     "rollback": "wherry.models.promote:rollback",
-    "stale": "wherry.lineage.stale:stale",
-    "verify": "wherry.verifier.verify:verify",
-    "why": "wherry.lineage.answers:why",
+    "stale": "wherry.trace.stale:stale",
+    "verify": "wherry.prove.verify:verify",
+    "why": "wherry.trace.answers:why",
 }
 
 

@@ -1,25 +1,24 @@
-"""How a cure is shown: with the checkpoint that it is about, and to a caller in Python in the words of Python.
+"""What to do about an error, as data: a sentence, and the options and commands in it.
 
-Cures are written in the words of the command line, each command in backquotes. A caller in Python reads `--only params`
-as `only="params"`, and `wherry verify URI --level digest` as `wherry.verify(URI, level="digest")`. An option has the
+A `Cure` is the text in the words of the command line, `--only params`, each command in backquotes. A caller in Python
+reads `only="params"`, and `wherry verify URI --level digest` as `wherry.verify(URI, level="digest")`. An option has the
 name of its keyword argument unless a table below says otherwise; `tests/cli/test_cures.py` compares the tables with the
 options of the requests and the signatures of the functions. A command that the library has not stays a command.
 """
 
 from __future__ import annotations
 
-import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import LiteralString, Self
 
 # The commands that are functions of `wherry` with the same arguments.
 CALLS = frozenset(
     ("audit", "convert", "detect", "diff", "discover", "fetch", "inspect", "plan", "register", "rewrite", "verify")
 )  # fmt: skip
-# Options of those commands that the functions do not have.
-COMMANDS_ONLY = frozenset(
-    ("--dry-run", "--help", "--json", "--on", "--pickles", "--quiet", "--tree", "--unit")
-)
+# Arguments of those commands that the functions do not have.
+COMMANDS_ONLY = frozenset(("dry-run", "help", "json", "on", "pickles", "quiet", "tree", "unit"))
 KEYWORDS = {
     "as": "as_",
     "no-lineage": "lineage",
@@ -34,105 +33,214 @@ FLAGS = frozenset(
 )  # fmt: skip
 LISTS = frozenset(("allow-opaque", "ignore", "rename"))
 TABLES = frozenset(("meta", "set", "tag"))
-
-# A word after an option that goes on with the sentence: in `pass --dtype to cast it`, the option has no value.
-_GOES_ON = "and|for|from|if|in|instead|or|that|to|when|which|with"
-_VALUE = r"'[^']*'|[^\s'`;]*[^\s'`;,.:)]"
-_OPTION = rf"(?<![\w-])--([a-z][a-z-]*[a-z])(?![\w-])(?: (?!(?:{_GOES_ON})\b|--)({_VALUE}))?"
-_COMMAND = r"`wherry ([a-z-]+)((?: [^`]*)?)`"
-# A command that reads a checkpoint and does not name it yet.
-_UNNAMED = r"`wherry (inspect|verify|detect|discover)(?! --help)((?: --[a-z-]+(?: [a-z]+)?)*)`"
+# Commands on one checkpoint or job, which the one in question is put into if they name none.
+_ON_A_CHECKPOINT = ("inspect", "verify", "detect", "discover")
+_ON_A_JOB = ("work", "commit")
 
 
-def about(cure: str, uri: str | None) -> str:
-    """The cure with the checkpoint in question in each command that needs one, so that it can be pasted."""
-    if uri is None or uri.startswith("live:"):
-        return cure
-    return re.sub(_UNNAMED, lambda found: f"`wherry {found[1]} {shlex.quote(uri)}{found[2]}`", cure)
+class Blank(str):
+    """A word that the reader replaces: `FILE`, `scan=…`. It is never quoted; of a table, the value is blank."""
+
+    __slots__ = ()
 
 
-def about_job(cure: str, job: str) -> str:
-    """The cure with the job in question in each command that works on one."""
-    return re.sub(r"`wherry (work|commit)`", lambda found: f"`wherry {found[1]} {shlex.quote(job)}`", cure)
+@dataclass(frozen=True)
+class Phrase:
+    """What another process has stated as JSON: a cure in the words of a shell, and in those of Python."""
+
+    shell: str
+    python: str
+
+    def __str__(self) -> str:
+        """The cure as a text for the command line."""
+        return self.shell
+
+    def in_python(self) -> str:
+        """The cure as a text for Python."""
+        return self.python
 
 
-def in_python(cure: str) -> str:
-    """The cure with calls and keyword arguments in the place of commands and options."""
-    return "".join(map(_translate, re.split(r"(`(?:[a-z]|--[a-z])[^`]*`)", cure)))
+@dataclass(frozen=True)
+class Argument:
+    """An option: `--dtype bfloat16` or `dtype="bfloat16"`, `--set join=.` or `options={"join": "."}`.
+
+    Attributes:
+        name: its name on the command line.
+        value: its value; several if commas separate them, and none of a flag or where the option is only mentioned.
+    """
+
+    name: str
+    value: str | int | tuple[str, ...] | None = None
+
+    def __str__(self) -> str:
+        """The option on the command line, quoted for a shell."""
+        if self.value is None:
+            return f"--{self.name}"
+        value = ",".join(self.value) if isinstance(self.value, tuple) else self.value
+        return " ".join([f"--{self.name}", value if isinstance(value, Blank) else shlex.quote(str(value))])
+
+    def in_python(self) -> str:
+        """The option as a keyword argument."""
+        return _keywords([self])
 
 
-def _translate(part: str) -> str:
-    """A sentence or what stands in backquotes: options, or a command, of wherry or of another program."""
-    if part.startswith("`--"):
-        words = _words(part[1:-1])
-        return part if words is None else f"`{', '.join(_arguments(words))}`"
-    if part.startswith("`"):
-        return re.sub(_COMMAND, _call, part)
-    return re.sub(r"\} options=\{", ", ", re.sub(_OPTION, _argument, part))  # --set A=1 --set B=2
+@dataclass(frozen=True, init=False)
+class Arguments:
+    """Several options that are given together: `--to orbax --family none` or `to="orbax", family="none"`."""
+
+    arguments: tuple[Argument, ...]
+
+    def __init__(self, *arguments: Argument) -> None:
+        object.__setattr__(self, "arguments", arguments)
+
+    def __str__(self) -> str:
+        """The options on the command line."""
+        return " ".join(map(str, self.arguments))
+
+    def in_python(self) -> str:
+        """The options as keyword arguments."""
+        return _keywords(self.arguments)
 
 
-def _argument(found: re.Match[str]) -> str:
-    """One option in a sentence, as a keyword argument."""
-    name, value = found[1], found[2]
-    if name in FLAGS:  # the word after it goes on with the sentence
-        return _keyword(name, None) + (f" {value}" if value else "")
-    return _keyword(name, value and value.strip("'"))
+@dataclass(frozen=True, init=False)
+class Command:
+    """A command of wherry, in backquotes: `wherry verify URI --level digest` or `wherry.verify(URI, level="digest")`.
+
+    Attributes:
+        verb: its name; of a command in a group, both names.
+        words: its arguments and options, in the order of the command line.
+    """
+
+    verb: str
+    words: tuple[str | Argument, ...]
+
+    def __init__(self, verb: str, *words: str | Argument) -> None:
+        object.__setattr__(self, "verb", verb)
+        object.__setattr__(self, "words", words)
+
+    def __str__(self) -> str:
+        """The command, quoted for a shell."""
+        words = (
+            str(word) if isinstance(word, Argument | Blank) else shlex.quote(word) for word in self.words
+        )
+        return f"`{' '.join(['wherry', *self.verb.split(), *words])}`"
+
+    def in_python(self) -> str:
+        """The call of the library; the command if the library has no such function."""
+        options = [word for word in self.words if isinstance(word, Argument)]
+        if self.verb not in CALLS or any(option.name in COMMANDS_ONLY for option in options):
+            return str(self)
+        arguments = [_literal(word) for word in self.words if isinstance(word, str)] or ["…"]
+        return f"`wherry.{self.verb}({', '.join([*arguments, *filter(None, [_keywords(options)])])})`"
+
+    def about(self, checkpoint: str | None, job: str | None) -> Command:
+        """The command with the checkpoint or the job in question, if it is on one and names none."""
+        place = checkpoint if self.verb in _ON_A_CHECKPOINT else job if self.verb in _ON_A_JOB else None
+        if (
+            place is None
+            or Argument("help") in self.words
+            or any(isinstance(word, str) for word in self.words)
+        ):
+            return self
+        return Command(self.verb, place, *self.words)
 
 
-def _keyword(name: str, *values: str | None) -> str:
-    """One keyword argument; of an option that is repeated, with all its values."""
-    keyword = KEYWORDS.get(name, name.replace("-", "_"))
-    stated = [value for value in values if value is not None]
+def program(*words: str) -> str:
+    """A command of another program, in backquotes and quoted for a shell; to a caller in Python it is the same."""
+    return f"`{shlex.join(words)}`"
+
+
+Part = str | int | Argument | Arguments | Command | Phrase
+
+
+class Cure(str):  # noqa: SLOT000  a str has no room for slots
+    """What to do: its text is in the words of the command line, and `in_python` has it in those of Python.
+
+    Attributes:
+        sentence: the text, with `{}` in the place of each part.
+        parts: the options, commands, other cures and words from elsewhere that it names.
+    """
+
+    sentence: LiteralString
+    parts: tuple[Part, ...]
+
+    def __new__(cls, sentence: LiteralString, *parts: Part) -> Self:
+        """A cure.
+
+        Args:
+            sentence: the text, with `{}` in the place of each part.
+            parts: what it names.
+        """
+        self = super().__new__(cls, sentence.format(*map(str, parts)))
+        self.sentence, self.parts = sentence, parts
+        return self
+
+    def __getnewargs__(self) -> tuple[LiteralString | Part, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """See `pickle`: what the cure was made of."""
+        return (self.sentence, *self.parts)
+
+    def in_python(self) -> str:
+        """The cure with calls and keyword arguments in the place of commands and options."""
+        return self.sentence.format(*map(in_python, self.parts))
+
+    def about(self, checkpoint: str | None = None, job: str | None = None) -> Cure:
+        """The cure with the checkpoint or job in question in each command that names none, so that it can be pasted."""
+        place = None if checkpoint is None or checkpoint.startswith("live:") else checkpoint
+        parts = (one.about(place, job) if isinstance(one, Command | Cure) else one for one in self.parts)
+        return Cure(self.sentence, *parts)
+
+
+def either(parts: Iterable[Part], between: LiteralString = " or ") -> Cure:
+    """A cure of several, of which the reader chooses one.
+
+    Args:
+        parts: the choices.
+        between: what stands between two.
+    """
+    choices = tuple(parts)
+    places: list[LiteralString] = ["{}"] * len(choices)
+    return Cure(between.join(places), *choices)
+
+
+def in_python(part: Part) -> str:
+    """A cure or a part of one in the words of Python; a text without data stays as it is."""
+    return part.in_python() if isinstance(part, Cure | Argument | Arguments | Command | Phrase) else str(part)
+
+
+def _literal(value: str | int) -> str:
+    """A value as Python has it."""
+    if isinstance(value, Blank | int):
+        return str(value)
+    return f'"{value}"' if value.isprintable() and not {'"', "\\"} & set(value) else repr(value)
+
+
+def _keywords(options: Iterable[Argument]) -> str:
+    """Arguments as keyword arguments; one that is repeated has all its values."""
+    values: dict[str, list[str | int]] = {}
+    for option in options:
+        stated = option.value if isinstance(option.value, tuple) else (option.value,)
+        values.setdefault(option.name, []).extend(value for value in stated if value is not None)
+    return ", ".join(
+        f"{KEYWORDS.get(name, name.replace('-', '_'))}={_value(name, values[name])}" for name in values
+    )
+
+
+def _value(name: str, values: list[str | int]) -> str:
+    """The value of a keyword argument."""
     if name in FLAGS:
-        return f"{keyword}={not name.startswith('no-')}"
-    if not stated:
-        return f"{keyword}=…"
+        return str(not name.startswith("no-"))
+    if not values:
+        return "…"
     if name in TABLES:
-        pairs = [value.partition("=") for value in stated]
-        rows = [f"{_literal(key)}: {_literal(one or '…')}" for key, _, one in pairs]
-        return f"{keyword}={{{', '.join(rows)}}}"
+        return f"{{{', '.join(_row(name, str(value), blank=isinstance(value, Blank)) for value in values)}}}"
     if name in LISTS:
-        split = [one for value in stated for one in (value.split(",") if name == "ignore" else [value])]
-        return f"{keyword}=[{', '.join(map(_literal, split))}]"
-    return f"{keyword}={_literal(stated[-1])}"
+        return f"[{', '.join(map(_literal, values))}]"
+    return _literal(values[-1])
 
 
-def _literal(value: str) -> str:
-    """A word as Python has it; a placeholder, such as FILE or …, stays one."""
-    if re.fullmatch(r"[A-Z]+|…|\d+", value):
-        return value
-    return repr(value) if '"' in value or "\\" in value else f'"{value}"'
-
-
-def _call(found: re.Match[str]) -> str:
-    """One command as a call; as it is if the library has no such function."""
-    verb, rest = found[1], found[2]
-    if verb not in CALLS:
-        return found[0]
-    words = _words(rest)
-    if words is None or COMMANDS_ONLY.intersection(words):
-        return found[0]
-    if not words:
-        return f"`wherry.{verb}(…)`"
-    return f"`wherry.{verb}({', '.join(_arguments(words))})`"
-
-
-def _words(line: str) -> list[str] | None:
-    """The words of a command line; None if its quotes are not closed."""
-    try:
-        return shlex.split(line)
-    except ValueError:
-        return None
-
-
-def _arguments(words: Sequence[str]) -> Iterator[str]:
-    """The arguments of a call: those without a name first, as Python wants them."""
-    options: dict[str, list[str | None]] = {}
-    rest = iter(words)
-    for word in rest:
-        if not word.startswith("--"):
-            yield _literal(word)
-            continue
-        name = word[2:]
-        options.setdefault(name, []).append(None if name in FLAGS else next(rest, None))
-    yield from (_keyword(name, *values) for name, values in options.items())
+def _row(table: str, row: str, *, blank: bool) -> str:
+    """`join=.` as a row of a dict; options of a format can be numbers."""
+    key, _, value = row.partition("=")
+    number = value.isascii() and value.isdecimal() and (value == "0" or not value.startswith("0"))
+    bare = blank or not value or (table == "set" and number)
+    return f"{_literal(key)}: {(value or '…') if bare else _literal(value)}"

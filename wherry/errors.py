@@ -27,17 +27,15 @@ The verdict of `detect` is that of the error that opening the checkpoint raised.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from wherry import cures
 from wherry.credentials import redact
+from wherry.cures import Argument, Blank, Command, Cure, in_python
 from wherry.version import __version__
 
 _SUGGESTIONS = 2  # names that are suggested
@@ -51,7 +49,8 @@ class WherryError(Exception):
         what: one sentence that says what went wrong.
         uri: the checkpoint, folder or file in question.
         path: the printed key path of the tensor in question.
-        cure: one line that says what to do, in the words of the command line; without one, `usual_cure` is shown.
+        cure: one line that says what to do, in the words of the command line; a `Cure` if it names options or commands.
+            Without one, `usual_cure` is shown.
         stage: the verb that was running (`detect`, `convert`, …).
         retryable: whether the same call can succeed later without any change.
         committed: in a conversion to several targets, those that were committed: number of the target → receipt.
@@ -82,7 +81,7 @@ class WherryError(Exception):
 
     def __str__(self) -> str:
         """What, where and the cure, in the words of Python: `only="params"`."""
-        return self._shown(cures.in_python)
+        return self._shown(in_python)
 
     def for_shell(self) -> str:
         """What, where and the cure, in the words of the command line: `--only params`."""
@@ -99,7 +98,7 @@ class WherryError(Exception):
     def _about_itself(self) -> str | None:
         """The cure, with the place of this error in it."""
         cure = self.cure or self.usual_cure
-        return cure and cures.about(cure, self.uri)
+        return cure.about(self.uri) if isinstance(cure, Cure) else cure
 
     def to_json(self) -> dict[str, object]:
         """The error as JSON, for `--json` and the flows' artifacts."""
@@ -109,7 +108,7 @@ class WherryError(Exception):
             "what": redact(self.what),
             "uri": self.uri and redact(self.uri),
             "path": self.path,
-            "cure": cure and redact(cure),
+            "cure": cure and str(redact(cure)),
             "stage": self.stage,
             "retryable": self.retryable,
             "exit_code": self.exit_code,
@@ -126,8 +125,9 @@ class NotFoundError(WherryError, LookupError):
     """A file, folder, step, item, tensor, model version or ledger entry does not exist."""
 
     exit_code = 3
-    usual_cure = (
-        "check the path and its spelling; `wherry discover FOLDER` lists the checkpoints below a folder"
+    usual_cure = Cure(
+        "check the path and its spelling; {} lists the checkpoints below a folder",
+        Command("discover", Blank("FOLDER")),
     )
 
 
@@ -136,8 +136,10 @@ class NotACheckpointError(WherryError):
 
     exit_code = 4
     verdict = "not-a-checkpoint"
-    usual_cure = (
-        "`wherry discover FOLDER` lists the checkpoints below a folder; --format FORMAT chooses a format"
+    usual_cure = Cure(
+        "{} lists the checkpoints below a folder; {} chooses a format",
+        Command("discover", Blank("FOLDER")),
+        Argument("format", Blank("FORMAT")),
     )
 
 
@@ -146,7 +148,9 @@ class UnsupportedError(WherryError):
 
     exit_code = 4
     verdict = "unsupported"
-    usual_cure = "load it with the software that wrote it, and save it in a form that `wherry formats` lists"
+    usual_cure = Cure(
+        "load it with the software that wrote it, and save it in a form that {} lists", Command("formats")
+    )
 
 
 class CrowdedFolderError(UnsupportedError):
@@ -180,9 +184,9 @@ class CorruptError(DamagedError):
     """The contents are invalid or inconsistent, for example a checksum mismatch."""
 
     verdict = "corrupt"
-    usual_cure = (
-        "copy it again from where it was written, or use another step; "
-        "`wherry audit FOLDER` names each altered file"
+    usual_cure = Cure(
+        "copy it again from where it was written, or use another step; {} names each altered file",
+        Command("audit", Blank("FOLDER")),
     )
 
 
@@ -198,7 +202,9 @@ class UnrepresentableError(WherryError):
     """The target format cannot represent something in the source, or something in the source is unmatched."""
 
     exit_code = 7
-    usual_cure = "choose another target format, or leave it out with --only or --ignore"
+    usual_cure = Cure(
+        "choose another target format, or leave it out with {} or {}", Argument("only"), Argument("ignore")
+    )
 
 
 class TargetExistsError(WherryError):
@@ -217,8 +223,9 @@ class MismatchError(WherryError):
     """Intact data differs from what was expected."""
 
     exit_code = 9
-    usual_cure = (
-        "compare the two with `wherry diff A B`; if a source changed meanwhile, run the command again"
+    usual_cure = Cure(
+        "compare the two with {}; if a source changed meanwhile, run the command again",
+        Command("diff", Blank("A"), Blank("B")),
     )
 
 
@@ -228,7 +235,7 @@ class StorageError(WherryError, OSError):
     `retryable` states whether a retry can help.
 
     Attributes:
-        kind: the kind of failure of a remote store, of `wherry.remote.failures`; empty elsewhere.
+        kind: the kind of failure of a remote store, of `wherry.store.failures`; empty elsewhere.
         retry_after: seconds to wait, as the answer of the store states them; None if it states none.
     """
 
@@ -276,7 +283,7 @@ class InterruptedRunError(WherryError):
     usual_cure = "run the same command again; it resumes where it was interrupted"
 
 
-_MORE_MEMORY = "give the process more memory, or lower the budget with --memory"
+_MORE_MEMORY = Cure("give the process more memory, or lower the budget with {}", Argument("memory"))
 # errno → (cure, can a retry help). restic's rule: a full or read-only disk is not retried.
 _STORAGE_CURES: dict[int, tuple[str, bool]] = {
     errno.ENOSPC: ("free some space, or choose another target", False),
@@ -300,7 +307,7 @@ _END = 100  # characters that stay of the end
 
 
 def _brief(what: str, most: int = MOST_TEXT) -> str:
-    """The text of an error, cut to so many characters in its middle; without credentials where it is cut."""
+    """The text of an error, cut in its middle to this many characters; a text that is cut has no credentials."""
     if len(what) <= most:
         return what
     found = redact(what[:_MOST_SEARCHED])
@@ -345,6 +352,8 @@ def printable(text: str, *, lines: bool = False) -> str:
 
 def json_escaped(text: str) -> str:
     r"""JSON with `\u202e` in the place of such characters: the same document, for programs and terminals."""
+    import json
+
     return re.sub(_OBEYED, lambda found: found[0] if found[0] == "\n" else json.dumps(found[0])[1:-1], text)
 
 
@@ -406,7 +415,7 @@ def schema_error(what: str, found: object, required: int, uri: str, *, cure: str
     return CorruptError(
         f"the {what} has schema {found!r:.40}, but this wherry requires {required}",
         uri=uri,
-        cure=f"use the wherry that wrote it{cure and f', or {cure}'}",
+        cure=Cure("use the wherry that wrote it{}", Cure(", or {}", cure) if cure else ""),
     )
 
 
@@ -444,5 +453,7 @@ def choose(name: str, known: Iterable[str], meant: Sequence[str] = ()) -> str:
 
 def similar(name: str, known: Iterable[str]) -> list[str]:
     """Known names of similar spelling, the most similar one first; letters may differ in case."""
+    from difflib import get_close_matches
+
     by_lower = {one.lower(): one for one in known}
     return [by_lower[one] for one in get_close_matches(name.lower(), by_lower, _SUGGESTIONS, _SIMILAR)]

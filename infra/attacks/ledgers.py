@@ -7,17 +7,18 @@ A forger of a ledger seals his statements, too: the chain only proves that nothi
 from __future__ import annotations
 
 import json
-import os
+import random
 import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
-from functools import partial
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager, suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from attacks import digits, heads, lies
-from attacks.case import LEDGER, Case
-from attacks.records import GOLDEN
+from infra.attacks import heads, lies
+from infra.attacks.bundles import GOLDEN
+from infra.attacks.case import LEDGER, MARKER, Case, Make, named, write_file
+from infra.attacks.records import PLACES
 
 Change = Callable[[sqlite3.Connection], object]
 
@@ -30,52 +31,49 @@ TIMES = (
     "zzz", "", "9999-12-31T23:59:59.999+00:00", "99999-01-01T00:00:00+00:00", "2026-11-01T00:00:00.000", "2026-11-01",
     "0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59", "2026-11-01T00:00:00Z", "2026-W44-7", "1e9",
     "\u0662\u0660\u0662\u0666-11-01T00:00:00+00:00", "2026-11-01T00:00:00+00:00\n", "2026-11-01T00:00:00+99:99",
-    "\x1b]0;title\x07", digits.LONG,
+    "\x1b]0;title\x07", lies.LONG,
 )  # fmt: skip
 _TEXTS = (
     "", "x", "null", "[]", "1", "{", "{" * 9000, "[" * 100_000, '{"a": 1, "a": 2}', '{"a": NaN}', '{"a": 1e999}',
-    f'{{"seconds": {digits.LONG}}}', '{"a": "\\ud800"}',
+    f'{{"seconds": {lies.LONG}}}', '{"a": "\\ud800"}',
 )  # fmt: skip
 
 
-def _ledger(change: Change) -> Callable[[Path], Path]:
-    """The ledger of the tests with a change, next to a checkpoint that it knows."""
+def _ledger(change: Change, *, examined: str = MODEL) -> Callable[[Path], Path]:
+    """The ledger of the tests with a change, next to a checkpoint that it knows; what is examined is one of the two."""
 
     def make(folder: Path) -> Path:
-        (folder / MODEL).write_bytes(heads.safetensors(json.dumps(heads.HEADER).encode()))
+        if examined == MODEL:
+            (folder / MODEL).write_bytes(heads.SOUND)
         with closing(sqlite3.connect(folder / LEDGER)) as connection:
             connection.executescript((GOLDEN / "ledger-4.sql").read_text())
-            _add_place(connection, folder / MODEL)
+            if examined == MODEL:
+                found = {"checkpoint_digest": "SELECT source FROM edge LIMIT 1", "uri": f"'{folder / MODEL}'",
+                         "fingerprint": "'x'", "seen": "'2026-11-02T00:00:00.000+00:00'", "statement": "1"}  # fmt: skip
+                values = ", ".join(f"({value})" for value in found.values())
+                connection.execute(f"INSERT INTO location ({', '.join(found)}) VALUES ({values})")
             change(connection)
             connection.commit()
-        return folder / MODEL
+        return folder / examined
 
     return make
-
-
-def _add_place(connection: sqlite3.Connection, path: Path) -> None:
-    """Let the ledger say that its first checkpoint is here."""
-    found = {"checkpoint_digest": "SELECT source FROM edge LIMIT 1", "uri": f"'{path}'", "fingerprint": "'x'",
-             "seen": "'2026-11-02T00:00:00.000+00:00'", "statement": "1"}  # fmt: skip
-    values = ", ".join(f"({value})" for value in found.values())
-    connection.execute(f"INSERT INTO location ({', '.join(found)}) VALUES ({values})")
 
 
 def _script(text: str) -> Change:
     return lambda connection: connection.executescript(text)
 
 
+@cache
 def _tables() -> dict[str, list[str]]:
+    """The columns of each table."""
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript((GOLDEN / "ledger-4.sql").read_text())
-        names = connection.execute(
+        tables = connection.execute(
             "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name"
         ).fetchall()
-        return {name: _columns(connection, name) for (name,) in names}
-
-
-def _columns(connection: sqlite3.Connection, table: str) -> list[str]:
-    return [row[1] for row in connection.execute(f'PRAGMA table_info("{table}")')]
+        return {
+            name: [row[1] for row in connection.execute(f'PRAGMA table_info("{name}")')] for (name,) in tables
+        }
 
 
 # ---- What a file defines
@@ -86,29 +84,20 @@ def _view(table: str, columns: list[str], view: str) -> str:
     return f'DROP TABLE "{table}"; CREATE VIEW "{table}" AS {view.format(found)};'
 
 
-def _definitions() -> Iterator[tuple[str, Change]]:
-    tables = _tables()
+def _definitions() -> Iterator[tuple[str, str]]:
     for kind, view in (("endless", _ENDLESS), ("long", _LONG)):
-        yield f"views-{kind}", _script("".join(_view(*row, view) for row in tables.items()))
-        for table, columns in tables.items():
-            yield f"view-{kind}-{table}", _script(_view(table, columns, view))
-    for table, columns in tables.items():
+        yield f"views-{kind}", "".join(_view(*row, view) for row in _tables().items())
+        for table, columns in _tables().items():
+            yield f"view-{kind}-{table}", _view(table, columns, view)
+    for table, columns in _tables().items():
         rows = ", ".join(f'"{column}" GENERATED ALWAYS AS ({_MADE})' for column in columns)
-        yield f"generated-{table}", _script(f'DROP TABLE "{table}"; CREATE TABLE "{table}" (own, {rows});'
-                                            f'INSERT INTO "{table}" (own) VALUES (1), (2)')  # fmt: skip
-        yield (
-            f"virtual-{table}",
-            _script(f'DROP TABLE "{table}"; CREATE VIRTUAL TABLE "{table}" USING fts5(a, b)'),
-        )
-        yield (
-            f"trigger-{table}",
-            _script(f'CREATE TRIGGER quiet BEFORE INSERT ON "{table}" BEGIN SELECT RAISE(IGNORE); END'),
-        )
-        yield (
-            f"index-{table}",
-            _script(f'CREATE UNIQUE INDEX odd ON "{table}" (length("{columns[0]}")) WHERE 0'),
-        )
-        yield f"added-{table}", _script(f'ALTER TABLE "{table}" ADD COLUMN odd DEFAULT ({digits.LONG[:9]})')
+        made = f'DROP TABLE "{table}"; CREATE TABLE "{table}" (own, {rows});'
+        yield f"generated-{table}", f'{made}INSERT INTO "{table}" (own) VALUES (1), (2)'
+        yield f"virtual-{table}", f'DROP TABLE "{table}"; CREATE VIRTUAL TABLE "{table}" USING fts5(a, b)'
+        quiet = f'CREATE TRIGGER quiet BEFORE INSERT ON "{table}"'
+        yield f"trigger-{table}", f"{quiet} BEGIN SELECT RAISE(IGNORE); END"
+        yield f"index-{table}", f'CREATE UNIQUE INDEX odd ON "{table}" (length("{columns[0]}")) WHERE 0'
+        yield f"added-{table}", f'ALTER TABLE "{table}" ADD COLUMN odd DEFAULT ({lies.LONG[:9]})'
 
 
 _MADE = "printf('%.*c', 900000000, 'x')"
@@ -144,21 +133,16 @@ def _everywhere(value: Any, columns: tuple[str, ...]) -> Change:
     return change
 
 
-class _triggers_away:  # noqa: N801  a context
+@contextmanager
+def _triggers_away(connection: sqlite3.Connection) -> Generator[None]:
     """Without the triggers, which are there again afterwards."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-
-    def __enter__(self) -> None:
-        query = "SELECT name, sql FROM sqlite_master WHERE type = 'trigger'"
-        self._found = self._connection.execute(query).fetchall()
-        for name, _text in self._found:
-            self._connection.execute(f'DROP TRIGGER "{name}"')
-
-    def __exit__(self, *_error: object) -> None:
-        for _name, text in self._found:
-            self._connection.execute(text)
+    query = "SELECT name, sql FROM sqlite_master WHERE type = 'trigger'"
+    found = connection.execute(query).fetchall()
+    for name, _text in found:
+        connection.execute(f'DROP TRIGGER "{name}"')
+    yield
+    for _name, text in found:
+        connection.execute(text)
 
 
 def _long_values(count: int, size: int, column: str) -> Change:
@@ -171,24 +155,22 @@ def _long_values(count: int, size: int, column: str) -> Change:
     return change
 
 
+_TYPED = (None, 7, 7.5, b"x", b"\xff" * 9, -1, 2**63 - 1, float("inf"))
+_TYPED_COLUMNS = {
+    "type": ("body", "kind", "content", "options", "software", "format"),
+    "number": ("schema", "step", "tensors", "nbytes", "lossless", "cursor"),
+    "digest": ("uri", "fingerprint", "target_uri", "source_uri", "registry"),
+}
+
+
 def _values() -> Iterator[tuple[str, Change]]:
     for number, time in enumerate(TIMES):
         yield f"time-{number}", _everywhere(time, ("time", "seen"))
     for number, text in enumerate(_TEXTS):
         yield f"body-{number}", _everywhere(text, ("body", "options"))
-    for number, value in enumerate((None, 7, 7.5, b"x", b"\xff" * 9, -1, 2**63 - 1, float("inf"))):
-        yield (
-            f"type-{number}",
-            _everywhere(value, ("body", "kind", "content", "options", "software", "format")),
-        )
-        yield (
-            f"number-{number}",
-            _everywhere(value, ("schema", "step", "tensors", "nbytes", "lossless", "cursor")),
-        )
-        yield (
-            f"digest-{number}",
-            _everywhere(value, ("uri", "fingerprint", "target_uri", "source_uri", "registry")),
-        )
+    for kind, columns in _TYPED_COLUMNS.items():
+        for number, value in enumerate(_TYPED):
+            yield f"{kind}-{number}", _everywhere(value, columns)
     for column in ("body", "kind", "time"):
         yield f"gigantic-{column}", _long_values(1, _LONG_VALUE, column)
         yield f"large-{column}", _long_values(12, 31 << 20, column)
@@ -215,7 +197,7 @@ def _seal(connection: sqlite3.Connection, change: Callable[[dict[str, Any]], Non
 
 def _lie(number: int, row: dict[str, Any]) -> None:
     """A body with one lie."""
-    [*_, (_, found)] = lies.documents(json.loads(row["body"]), 1, f"{number}-{row['seq']}")
+    [found] = lies.documents(json.loads(row["body"]), 1, f"{number}-{row['seq']}")
     row["body"] = json.dumps(found)
 
 
@@ -224,7 +206,8 @@ def _set(row: dict[str, Any], **values: Any) -> None:
 
 
 def _digit(form: str, row: dict[str, Any]) -> None:
-    row["body"] = digits.everywhere(json.loads(row["body"]), digits.FORMS[form]).decode()
+    body = json.loads(row["body"])
+    row["body"] = lies.with_digits(body, lies.numbers(body), lies.DIGITS[form]).decode()
 
 
 def _sealed() -> Iterator[tuple[str, Change]]:
@@ -232,7 +215,7 @@ def _sealed() -> Iterator[tuple[str, Change]]:
         **{f"lie-{number}": partial(_lie, number) for number in range(_SEALED)},
         **{f"time-{number}": partial(_set, time=time) for number, time in enumerate(TIMES)},
         **{f"body-{number}": partial(_set, body=text) for number, text in enumerate(_TEXTS)},
-        **{f"digits-{form}": partial(_digit, form) for form in digits.FORMS},
+        **{f"digits-{form}": partial(_digit, form) for form in lies.DIGITS},
         **{
             f"kind-{kind}": partial(_set, kind=kind)
             for kind in ("note", "audit", "deletion", "rebuild", "x\n")
@@ -270,41 +253,73 @@ _MANY = (
 # ---- Files
 
 
-def _file(put: Callable[[Path], object], suffix: str = "") -> Callable[[Path], Path]:
+def _file(put: Callable[[Path], object], suffix: str, folder: Path) -> Path:
     """Something else in the place of a file of the ledger."""
-
-    def make(folder: Path) -> Path:
-        found = _ledger(lambda _connection: None)(folder)
-        place = folder / f"{LEDGER}{suffix}"
-        place.unlink(missing_ok=True)
-        put(place)
-        return found
-
-    return make
+    found = _ledger(lambda _connection: None)(folder)
+    place = folder / f"{LEDGER}{suffix}"
+    place.unlink(missing_ok=True)
+    put(place)
+    return found
 
 
-_FILES: dict[str, Callable[[Path], object]] = {
-    "fifo": os.mkfifo,
-    "folder": lambda file: file.mkdir(),
-    "passwd": lambda file: file.symlink_to("/etc/passwd"),
-    "zero": lambda file: file.symlink_to("/dev/zero"),
+_PUT: dict[str, Callable[[Path], object]] = {
+    **{name: PLACES[name] for name in ("fifo", "folder", "sparse")},
+    "passwd": PLACES["outside"],
+    "zero": PLACES["device"],
     "random": lambda file: file.write_bytes(b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7" + bytes(range(256)) * 40),
-    "sparse": lambda file: (file.touch(), os.truncate(file, 8 << 30)),
 }
+
+
+# ---- Ledgers that are examined themselves: one value of one row, one script, or no ledger at all
+
+_ONE = (
+    None, "", -1, 2**63 - 1, 1.5, b"\0", "x" * 99_999, "{" * 9000, "[]", "{}", "null", *lies.NAMES[:14],
+)  # fmt: skip
+_ALONE = {
+    "trigger": f"CREATE TRIGGER t AFTER INSERT ON statement BEGIN SELECT writefile('{MARKER}', 'x'); END",
+    "extension": "CREATE VIEW v AS SELECT load_extension('evil')",
+    "attach": "CREATE TABLE extra AS SELECT 1",
+    "endless": "DROP TABLE location; CREATE VIEW location AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x+1 "
+    "FROM c) SELECT x AS checkpoint_digest, x AS uri, x AS fingerprint, x AS seen, x AS statement FROM c LIMIT 3000000",
+    "version": "PRAGMA user_version = 2147483647",
+    "negative": "PRAGMA user_version = -1",
+}
+_NO_LEDGERS = (b"", b"SQLite format 3\0" + bytes(84), b"SQLite format 3\0" + b"\xff" * 5000, b"x" * 200)
+
+
+def _one_value(table: str, column: str, value: Any, connection: sqlite3.Connection) -> None:
+    for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+        connection.execute(f'DROP TRIGGER "{name}"')
+    with suppress(sqlite3.IntegrityError):  # a row that the schema itself refuses
+        connection.execute(f'UPDATE OR IGNORE "{table}" SET "{column}" = ?', (value,))
+
+
+def _alone() -> Iterator[tuple[str, Make]]:
+    generator = random.Random("ledger")
+    for number in range(80):
+        table = generator.choice(list(_tables()))
+        column, value = generator.choice(_tables()[table]), generator.choice(_ONE)
+        text = value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+        yield f"{number}-{table}.{column}", _ledger(partial(_one_value, table, column, text), examined=LEDGER)
+    for name, script in (*_ALONE.items(), *((f"no-{table}", f'DROP TABLE "{table}"') for table in _tables())):
+        yield name, _ledger(_script(script), examined=LEDGER)
+    for number, data in enumerate(_NO_LEDGERS):
+        yield f"file-{number}", write_file(LEDGER, data)
 
 
 def cases() -> Iterator[Case]:
     """Every ledger."""
+    scripts = {
+        **dict(_definitions()), **{f"script-{name}": text for name, text in _SCRIPTS.items()}, "many": _MANY,
+    }  # fmt: skip
     changes = {
-        **dict(_definitions()),
-        **{f"script-{name}": _script(text) for name, text in _SCRIPTS.items()},
+        **{name: _script(text) for name, text in scripts.items()},
         **dict(_values()),
         **dict(_sealed()),
         **{f"graph-{name}": _edges(pairs) for name, pairs in _GRAPHS.items()},
-        "many": _script(_MANY),
     }
-    for name, change in changes.items():
-        yield Case(f"ledger-forged/{name}", _ledger(change))
+    yield from named("ledger-forged", ((name, _ledger(change)) for name, change in changes.items()))
     for suffix in ("", "-wal", "-shm", "-journal"):
-        for name, put in _FILES.items():
-            yield Case(f"ledger-forged/file{suffix}-{name}", _file(put, suffix))
+        for name, put in _PUT.items():
+            yield Case(f"ledger-forged/file{suffix}-{name}", partial(_file, put, suffix))
+    yield from named("ledger", _alone())

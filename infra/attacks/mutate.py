@@ -2,40 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import random
 import struct
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
-from attacks import folders, lies, prepare
-from attacks.case import Case
+from infra.attacks import lies, prepare
+from infra.attacks.case import Case, as_json, document
 
 Change = Callable[[bytearray, random.Random], None]
 
 _FORMS = ("<B", "<H", "<I", "<Q", ">H", ">I", ">Q")
 _WORDS = (
-    b"..",
-    b"/",
-    b"\0",
-    b"R",
-    b".",
-    b"\x93",
-    b"c",
-    b"(",
-    b"}",
-    b"\x80\x04",
-    b"os\nsystem\n",
-    b"NaN",
-    b"1e999",
-    b"null",
-    b'"',
-    b"\xff\xff\xff\xff",
-    b"\xdd\xff\xff\xff\xff",
-    b"PK\x01\x02",
-    b"\x28\xb5\x2f\xfd",
-)
+    b"..", b"/", b"\0", b"R", b".", b"\x93", b"c", b"(", b"}", b"\x80\x04", b"os\nsystem\n", b"NaN", b"1e999",
+    b"null", b'"', b"\xff\xff\xff\xff", b"\xdd\xff\xff\xff\xff", b"PK\x01\x02", b"\x28\xb5\x2f\xfd",
+)  # fmt: skip
 
 
 def _flip(data: bytearray, generator: random.Random) -> None:
@@ -107,33 +90,27 @@ def mutate(data: bytes, generator: random.Random, most: int = 3) -> bytes:
 
 def _text(file: Path, generator: random.Random) -> bytes | None:
     """A document that lies; None for a file without one."""
-    sound = folders.document(file)
+    sound = document(file)
     where = list(lies.places(sound)) if sound else []
     if not where or generator.random() < 0.3:
         return None
-    return json.dumps(lies.lie(sound, generator.choice(where), generator)).encode("utf-8", "surrogatepass")
+    return as_json(lies.lie(sound, generator.choice(where), generator))
+
+
+def _change(seed: str, at: Path) -> None:
+    """Change one file of a checkpoint, half the time one that says what the others are."""
+    generator = random.Random(zlib.crc32(seed.encode()))
+    files = [at] if at.is_file() else sorted(file for file in at.rglob("*") if file.is_file())
+    small = [file for file in files if file.name.startswith((".", "_", "manifest")) or file.suffix == ".json"]
+    file = generator.choice(small if small and generator.random() < 0.5 else files)
+    text = _text(file, generator)
+    file.write_bytes(mutate(file.read_bytes(), generator) if text is None else text)
 
 
 def cases(place: Path, count: int, seed: int = 0) -> Iterator[Case]:
     """So many mutations of the sound checkpoints of a folder, evenly."""
     sound = list(prepare.sound(place))
     for number in range(count if sound else 0):
-        name, home, path = sound[number % len(sound)]
-        yield Case(
-            f"{name}/mutation-{seed}-{number}",
-            folders.copy_and_change(home, path, _change_file(f"{seed} {number}")),
-        )
-
-
-def _change_file(seed: str) -> Callable[[Path], None]:
-    def change(at: Path) -> None:
-        generator = random.Random(zlib.crc32(seed.encode()))
-        files = folders.files_of(at)
-        small = [
-            file for file in files if file.name.startswith((".", "_", "manifest")) or file.suffix == ".json"
-        ]
-        file = generator.choice(small if small and generator.random() < 0.5 else files)
-        text = _text(file, generator)
-        file.write_bytes(mutate(file.read_bytes(), generator) if text is None else text)
-
-    return change
+        one = sound[number % len(sound)]
+        change = partial(_change, f"{seed} {number}")
+        yield Case(f"{one.name}/mutation-{seed}-{number}", one.changed(change))

@@ -1,39 +1,183 @@
 """Runs of single parsers, in a process for each: guided by coverage with atheris where it installs, else by chance.
 
-    python -m attacks.parsers NAME FOLDER RUNS SEED GUIDED
+    python -m infra.attacks.parsers NAME FOLDER RUNS SEED GUIDED
 
-Inputs are mutations of sound files (see `mutate`). A parser may refuse what it gets by an error of wherry, or by the
-errors that its callers expect of it; anything else counts, as do 10 s of processor time and 300 MB above the start.
+Inputs are mutations of sound files (see `mutate`). A parser takes bytes and a folder of its own. It may refuse what it
+gets by an error of wherry, or by the errors that its callers expect of it; anything else counts, as do 10 s of
+processor time and 300 MB above the start.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attacks import mutate
-from attacks.case import MOST_MEGABYTES
-from attacks.parser_table import ALLOWED, LONGEST, PARSERS, seeds
-from attacks.server import memory, reset_peak
-from attacks.watch import Watch
+from infra.attacks import mutate, prepare
+from infra.attacks.case import MOST_MEGABYTES
+from infra.attacks.server import memory, reset_peak
+from infra.attacks.watch import Watch
 
-_ROOT = Path(__file__).resolve().parents[2]
-ATHERIS = _ROOT / ".cache" / "atheris"
+ATHERIS = Path(__file__).resolve().parents[2] / ".cache" / "atheris"
+LONGEST = 1 << 16  # bytes of an input
 _SECONDS, _ADDRESS_SPACE = 10, 4 << 30
 _EVERY = 200  # runs between two writes of the counts
-_INSTRUMENTED = ("wherry",)
+Parse = Callable[[bytes, Path], object]
+
+
+# ---- The parsers
+
+
+def _call(name: str, *values: Any, **named: Any) -> Any:
+    """Call `module:function`, imported when it is first needed."""
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(f"wherry.{module}"), function)(*values, **named)
+
+
+def _of_bytes(name: str, *values: Any, **named: Any) -> Parse:
+    return lambda data, _folder: _call(name, data, *values, **named)
+
+
+def _of_text(name: str, errors: str) -> Parse:
+    return lambda data, _folder: _call(name, data.decode("utf-8", errors))
+
+
+def _of_file(file: str, name: str, *, located: bool = True) -> Parse:
+    """A parser of a file, which is given its location or its path."""
+
+    def parse(data: bytes, folder: Path) -> object:
+        (folder / file).write_bytes(data)
+        found = _call(name, _call("store.local_store:locate", folder / file) if located else folder / file)
+        return list(found) if hasattr(found, "__next__") else found
+
+    return parse
+
+
+def _detected(file: str, *, folder_too: bool = True) -> Parse:
+    """`detect` of a folder with the input as one of its files; its verdict must be one of an error."""
+
+    def parse(data: bytes, folder: Path) -> object:
+        import wherry
+
+        (folder / file).write_bytes(data)
+        found = wherry.detect(folder if folder_too else folder / file)
+        if "bug in wherry" in (found.reason or ""):
+            raise RuntimeError(found.reason)
+        return found
+
+    return parse
+
+
+def _config(file: str) -> Parse:
+    return lambda data, _folder: _call("families.config_files:parse_config", file, data)
+
+
+def _json_rows(data: bytes, _folder: Path) -> object:
+    pieces = (data[at : at + 100] for at in range(0, len(data), 100))
+    rows = {"*": lambda _key, value: value}
+    return _call("core.json_document:scan_json", pieces, "it", {"tree_metadata": rows, "weight_map": rows})
+
+
+def _node(data: bytes, folder: Path) -> object:
+    """The body of a node of OCDBT, sealed so that its checksum is right."""
+    from infra.attacks.bombs import ocdbt_item
+
+    shutil.rmtree(folder / "item", ignore_errors=True)
+    item = _call("store.local_store:locate", ocdbt_item(folder / "item", data, height=data[0] if data else 0))
+    return list(_call("integrations.containers.ocdbt.read:read_database", item, lambda _reference: None))
+
+
+def _sidecar(data: bytes, folder: Path) -> object:
+    (folder / "m.npz").touch()
+    (folder / "m.npz.wherry.json").write_bytes(data)
+    return _call("store.sidecar:read_sidecar", _call("store.local_store:locate", folder / "m.npz"))
+
+
+def _receipt(data: bytes, _folder: Path) -> object:
+    return _call("core.receipt:from_json", _call("core.json_document:parse_json", data, "it"))
+
+
+def _journal(data: bytes, _folder: Path) -> object:
+    """The text of lines that are signed with the right key."""
+    lines = [_call("target.signed_log:Line", line, b"", len(line)) for line in data.splitlines() if line]
+    return _call("target.journal:past_in", lines, {"plan": "x"})
+
+
+def _bundle(data: bytes, folder: Path) -> object:
+    (folder / "evidence.zip").write_bytes(data)
+    return _call("prove.check:check", str(folder / "evidence.zip"))
+
+
+_CONTAINERS, _FORMATS = "integrations.containers", "integrations.formats"
+# Name → parser, and patterns of the files whose bytes it starts from.
+PARSERS: dict[str, tuple[Parse, tuple[str, ...]]] = {
+    "json": (
+        _of_bytes("core.json_document:parse_json", "it", unique=True, constants=False), ("**/*.json", "**/_METADATA"),
+    ),
+    "json rows": (_json_rows, ("**/*.index.json", "**/_METADATA")),
+    "toml": (_of_bytes("core.config_text:parse_toml", "it"), ("*.toml",)),
+    "yaml config": (_config("config.yml"), ("*.yml",)),
+    "gin config": (_config("config.gin"), ("*.gin",)),
+    "json config": (_config("config.json"), ("**/config.json", "**/params.json")),
+    "safetensors": (_of_file("m.safetensors", f"{_CONTAINERS}.safetensors.header:parse"), ("**/*.safetensors",)),
+    "gguf": (_of_file("m.gguf", f"{_FORMATS}.gguf.header:read_header"), ("*.gguf",)),
+    "msgpack": (_of_bytes(f"{_CONTAINERS}.msgpack.index:index_bytes"), ("**/checkpoint_7", "**/checkpoint")),
+    "zip": (_of_file("m.zip", f"{_CONTAINERS}.zip.read:read_directory"), ("**/*.pt", "**/*.npz")),
+    "npz": (_of_file("m.npz", f"{_CONTAINERS}.npz.reader:read_contents"), ("**/*.npz",)),
+    "torch zip": (_of_file("m.pt", f"{_CONTAINERS}.torch.archive:read_archive"), ("torch_zip/**/*.pt", "**/*.pth")),
+    "torch legacy": (_of_file("m.pt", f"{_CONTAINERS}.torch.archive:read_legacy"), ("torch_legacy/**/*.pt",)),
+    "pickles": (
+        _of_file("m.pkl", f"{_CONTAINERS}.pickle.survey:survey", located=False),
+        ("**/*.pkl", "**/.metadata", "torch_legacy/**/*.pt"),
+    ),
+    "dcp metadata": (_detected(".metadata"), ("**/.metadata",)),
+    "orbax metadata": (_detected("_METADATA"), ("**/_METADATA",)),
+    "hf index": (_detected("model.safetensors.index.json"), ("**/*.index.json",)),
+    "tensor bundle": (_of_file("m.index", f"{_FORMATS}.tf_bundle:read_table"), ("bundle/*.index",)),
+    "zarr 2": (_of_bytes(f"{_CONTAINERS}.zarr.metadata:parse", 2, "it"), ("**/.zarray",)),
+    "zarr 3": (_of_bytes(f"{_CONTAINERS}.zarr.metadata:parse", 3, "it"), ("**/zarr.json", "*.zarr3")),
+    "ocdbt node": (_node, ("*.node",)),
+    "sidecar": (_sidecar, ("wherry.json",)),
+    "receipt": (_receipt, ("*.receipt",)),
+    "journal": (_journal, ("*.journal",)),
+    "lease": (_of_bytes("target.lease:owner_in"), ("*.lease",)),
+    "key path": (_of_text("core.keypath:parse", "surrogateescape"), ("*.path",)),
+    "treedef": (_of_text(f"{_FORMATS}.paxml.flax:parse_structure", "replace"), ("*.treedef", "**/tree*")),
+    "bundle": (_bundle, ("*.zip",)),
+    "any file": (
+        _detected("any", folder_too=False),
+        ("**/*.pt", "**/*.npz", "**/*.safetensors", "**/*.pkl", "**/checkpoint*"),
+    ),
+}  # fmt: skip
+# What callers expect of a parser besides errors of wherry.
+ALLOWED: dict[str, tuple[type[Exception], ...]] = {"toml": (ValueError,), "key path": (ValueError,)}
+
+
+def seeds(place: Path, name: str) -> list[bytes]:
+    """Sound inputs: files of the sound checkpoints, of what wherry writes, and small ones by hand."""
+    folders = [place / folder for folder in (prepare.SOUND, prepare.WRITTEN, prepare.SEEDS)]
+    found = [
+        file for folder in folders for pattern in PARSERS[name][1] for file in sorted(folder.glob(pattern))
+    ]
+    files = [file for file in found if file.is_file()][:40]
+    return [file.read_bytes()[:LONGEST] for file in files if file.stat().st_size <= 4 * LONGEST] or [b""]
+
+
+# ---- Their runs
 
 
 @dataclass(slots=True)
@@ -66,20 +210,7 @@ class Fuzzed:
 
     def row(self) -> tuple[object, ...]:
         """For the table."""
-        return (
-            f"`{self.parser}`",
-            self.guided,
-            self.runs,
-            self.refused,
-            self.executed,
-            self.hung,
-            self.over_memory,
-            self.outside,
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """All of it."""
-        return asdict(self)
+        return f"`{self.parser}`", *list(asdict(self).values())[1:8]
 
 
 class HungError(BaseException):
@@ -136,7 +267,7 @@ class Runner:
             reset_peak()
         self.counts.seconds = round(time.monotonic() - self._began, 1)
         draft = self._folder / "counts.draft"
-        draft.write_text(json.dumps(self.counts.to_json()))
+        draft.write_text(json.dumps(asdict(self.counts)))
         draft.rename(self._folder / "counts.json")
 
     def _say(self, text: str, data: bytes) -> None:
@@ -144,17 +275,11 @@ class Runner:
             self.counts.said.append(f"{text[:300]} of {data[:400].hex()}")
 
 
-def inputs(sound: list[bytes], seed: int) -> Iterator[bytes]:
-    """Mutations without end."""
-    generator = random.Random(seed)
-    while True:
-        yield mutate.mutate(generator.choice(sound), generator)[:LONGEST]
-
-
 def run_by_chance(runner: Runner, sound: list[bytes], runs: int, seed: int) -> None:
-    """So many runs with inputs by chance."""
-    for _number, data in zip(range(runs), inputs(sound, seed), strict=False):
-        runner(data)
+    """So many runs with mutations by chance."""
+    generator = random.Random(seed)
+    for _number in range(runs):
+        runner(mutate.mutate(generator.choice(sound), generator)[:LONGEST])
     runner.finish()
 
 
@@ -178,14 +303,8 @@ def run_guided(runner: Runner, sound: list[bytes], runs: int, seed: int) -> None
             runner.finish()
             os._exit(0)
 
-    options = [
-        f"-seed={seed + 1}",
-        f"-max_len={LONGEST}",
-        "-rss_limit_mb=0",
-        "-timeout=600",
-        "-verbosity=0",
-        "-detect_leaks=0",
-    ]
+    limits = ["-rss_limit_mb=0", "-timeout=600", "-verbosity=0", "-detect_leaks=0"]
+    options = [f"-seed={seed + 1}", f"-max_len={LONGEST}", *limits]
     atheris.Setup(["attack", *options, str(corpus)], one, custom_mutator=mutator)
     atheris.Fuzz()
 
@@ -199,14 +318,14 @@ def main(name: str, place: str, folder: str, runs: str, seed: str, guided: str) 
     if guided == "atheris":
         import atheris  # type: ignore[import-not-found]
 
-        with atheris.instrument_imports(include=_INSTRUMENTED):
+        with atheris.instrument_imports(include=("wherry",)):
             _first_run(name)
     else:
         _first_run(name)
     home = Path(folder)
     os.environ |= {"WHERRY_HOME": folder, "TMPDIR": folder, "HOME": folder}
     os.chdir(home)
-    sound = seeds(Path(place), PARSERS[name][1])
+    sound = seeds(Path(place), name)
     watch = Watch((folder,), folder)
     watch.install()
     signal.signal(signal.SIGPROF, stop)
@@ -217,8 +336,6 @@ def main(name: str, place: str, folder: str, runs: str, seed: str, guided: str) 
 
 def _first_run(name: str) -> None:
     """Imports what the parser needs."""
-    import tempfile
-
     with tempfile.TemporaryDirectory() as folder, suppress(Exception):
         PARSERS[name][0](b"{}", Path(folder))
 
@@ -234,26 +351,20 @@ def is_installed() -> bool:
 def attack_parsers(place: Path, scratch: Path, runs: int, seed: int, jobs: int) -> list[Fuzzed]:
     """All parsers, evenly, in so many processes at a time."""
     guided = "atheris" if is_installed() else "chance"
-    each = -(-runs // len(PARSERS))
+    python = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(ATHERIS)])
+    each = str(-(-runs // len(PARSERS)))
 
     def one(name: str) -> Fuzzed:
         folder = scratch / f"parser-{seed}-{name.replace(' ', '-')}"
         folder.mkdir()
-        python = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(ATHERIS)])
-        command = [
-            sys.executable,
-            "-m",
-            "attacks.parsers",
-            name,
-            str(place),
-            str(folder),
-            str(each),
-            str(seed),
-            guided,
-        ]
+        words = ["-m", "infra.attacks.parsers", name, str(place), str(folder), each, str(seed), guided]
         with (folder / "log").open("w") as log:
             done = subprocess.run(
-                command, check=False, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": python}
+                [sys.executable, *words],
+                check=False,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": python},
             )
         counts = folder / "counts.json"
         found = Fuzzed(**json.loads(counts.read_text())) if counts.exists() else Fuzzed(name, guided)

@@ -17,166 +17,107 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from attacks.case import MARKER, Case
+from infra.attacks.case import MARKER, OPEN, TOUCH, Case, write_files
+from infra.attacks.lies import DIGITS
 from tests.support import hostile
+from tests.support.hostile import by_line, text
 
-_TOUCH, _OPEN = f"touch {MARKER}", f"open('{MARKER}', 'w')"
 # Module, name and the one argument; each leaves the marker where it is called.
 CALLS = (
-    ("os", "system", _TOUCH),
-    ("posix", "system", _TOUCH),
-    ("builtins", "eval", _OPEN),
-    ("builtins", "exec", _OPEN),
-    ("__builtin__", "eval", _OPEN),
-    ("subprocess", "getoutput", _TOUCH),
-    ("runpy", "run_path", MARKER),
-    ("importlib", "import_module", "evil_module"),
-    ("timeit", "timeit", _OPEN),
-    ("code", "compile_command", _OPEN),
-    ("cProfile", "run", _OPEN),
-    ("pdb", "run", _OPEN),
-    ("trace", "main", MARKER),
-    ("os", "popen", _TOUCH),
-    ("io", "open", MARKER),
-    ("builtins", "__import__", "evil_module"),
-    ("pathlib", "Path.touch", MARKER),
-    ("torch", "load", MARKER),
-    ("torch.hub", "load", MARKER),
-    ("numpy", "load", MARKER),
-    ("ctypes", "CDLL", MARKER),
-    ("webbrowser", "open", MARKER),
-    ("pickle", "loads", "x"),
-    ("sys", "exit", "x"),
-    ("functools", "partial", "x"),
-    ("operator", "attrgetter", "system"),
-    ("types", "CodeType", "x"),
-    ("marshal", "loads", "x"),
-    ("shutil", "rmtree", MARKER),
-    ("socket", "gethostbyname", "127.0.0.1"),
-    ("wherry", "convert", MARKER),
-    ("wherry.runtime.child", "run", MARKER),
-    ("torch._utils", "_rebuild_tensor_v3", "x"),
-    ("collections", "OrderedDict.__init__", "x"),
-    ("numpy._core.multiarray", "_reconstruct.__globals__", "x"),
-    ("torch", "FloatStorage.__reduce__", "x"),
-)
+    ("os", "system", TOUCH), ("posix", "system", TOUCH), ("builtins", "eval", OPEN),
+    ("builtins", "exec", OPEN), ("__builtin__", "eval", OPEN), ("subprocess", "getoutput", TOUCH),
+    ("runpy", "run_path", MARKER), ("importlib", "import_module", "evil_module"),
+    ("timeit", "timeit", OPEN), ("code", "compile_command", OPEN), ("cProfile", "run", OPEN),
+    ("pdb", "run", OPEN), ("trace", "main", MARKER), ("os", "popen", TOUCH), ("io", "open", MARKER),
+    ("builtins", "__import__", "evil_module"), ("pathlib", "Path.touch", MARKER), ("torch", "load", MARKER),
+    ("torch.hub", "load", MARKER), ("numpy", "load", MARKER), ("ctypes", "CDLL", MARKER),
+    ("webbrowser", "open", MARKER), ("pickle", "loads", "x"), ("sys", "exit", "x"),
+    ("functools", "partial", "x"), ("operator", "attrgetter", "system"), ("types", "CodeType", "x"),
+    ("marshal", "loads", "x"), ("shutil", "rmtree", MARKER), ("socket", "gethostbyname", "127.0.0.1"),
+    ("wherry", "convert", MARKER), ("wherry.core.child", "run", MARKER),
+    ("torch._utils", "_rebuild_tensor_v3", "x"), ("collections", "OrderedDict.__init__", "x"),
+    ("numpy._core.multiarray", "_reconstruct.__globals__", "x"), ("torch", "FloatStorage.__reduce__", "x"),
+)  # fmt: skip
 
 
-def _text(word: str) -> bytes:
+def _word(word: str) -> bytes:
+    """BINUNICODE."""
     data = word.encode()
     return b"X" + struct.pack("<I", len(data)) + data
 
 
-def _line(module: str, name: str) -> bytes:
-    return f"c{module}\n{name}\n".encode()
-
-
 def forms(module: str, name: str, word: str) -> dict[str, bytes]:
-    """A pickle for each way to name and call a global."""
-    old, arg = _line(module, name), _text(word)
-    names = hostile.text(module) + hostile.text(name)
-    escaped = "".join(f"\\u{ord(sign):04x}" for sign in module)
-    memo = hostile.text(module) + b"\x94" + hostile.text(name) + b"\x940h\x00h\x01\x93"
-    reduced = old + arg + b"\x85R"
-    framed = names + b"\x93" + arg + b"\x85R"
+    """A pickle for each way to name and call a global.
+
+    Plain ones, then those that end early, twice or in the middle, or hide the call in another object.
+    """
+    old, arg, m, n = by_line(module, name), _word(word), module.encode(), name.encode()
+    new = text(module) + text(name) + b"\x93"
+    reduced, framed = old + arg + b"\x85R", new + arg + b"\x85R"
+    escaped = "".join(f"\\u{ord(sign):04x}" for sign in module).encode()
+    memo = text(module) + b"\x94" + text(name) + b"\x940h\x00h\x01\x93"
+    two, four, end = b"\x80\x02", b"\x80\x04", arg + b"\x85R."
+    numpy = by_line("numpy.core.multiarray", "_reconstruct")
+    attribute = by_line("builtins", "getattr") + by_line("builtins", "__import__")
     return {
         "p0": old + f"(V{word}\ntR.".encode(),
         "p1": old + b"(" + arg + b"tR.",
-        "p2": b"\x80\x02" + reduced + b".",
+        "p2": two + reduced + b".",
         "p3": b"\x80\x03" + reduced + b".",
         "p4": hostile.framed(framed),
         "p5": b"\x80\x05" + framed + b".",
         "p9": b"\x80\x09" + reduced + b".",
         "inst": f"(V{word}\ni{module}\n{name}\n.".encode(),
-        "obj": b"\x80\x02(" + old + arg + b"o.",
-        "newobj": b"\x80\x02" + old + arg + b"\x85\x81.",
-        "newobj-ex": b"\x80\x04" + old + arg + b"\x85}\x92.",
-        "build": b"\x80\x02" + old + b")\x81}" + _text("run") + arg + b"sb.",
-        "state": b"\x80\x02"
-        + _line("collections", "OrderedDict")
+        "obj": two + b"(" + old + arg + b"o.",
+        "newobj": two + old + arg + b"\x85\x81.",
+        "newobj-ex": four + old + arg + b"\x85}\x92.",
+        "build": two + old + b")\x81}" + _word("run") + arg + b"sb.",
+        "state": two
+        + by_line("collections", "OrderedDict")
         + b")R}"
-        + _text("__reduce__")
+        + _word("__reduce__")
         + reduced
         + b"sb.",
-        "escaped": b"V" + escaped.encode() + b"\n" + hostile.text(name) + b"\x93" + arg + b"\x85R.",
-        "memo": b"\x80\x04" + memo + arg + b"\x85R.",
-        "put": b"\x80\x04V"
-        + module.encode()
-        + b"\np7\n0V"
-        + name.encode()
-        + b"\np9\n0g7\ng9\n\x93"
-        + arg
-        + b"\x85R.",
-        "bytes-names": b"\x80\x04C"
-        + bytes([len(module)])
-        + module.encode()
-        + hostile.text(name)
-        + b"\x93"
-        + arg
-        + b"\x85R.",
-        "string-names": f"S'{module}'\nS'{name}'\n".encode() + b"\x93" + arg + b"\x85R.",
-        "as-key": b"\x80\x02}" + reduced + b"K\x01s.",
-        "in-set": b"\x80\x04\x8f(" + reduced + b"\x90.",
-        **_odd_forms(module, name, word),
-    }
-
-
-def _odd_forms(module: str, name: str, word: str) -> dict[str, bytes]:
-    """Those that end early, twice or in the middle, or hide the call in another object."""
-    old, arg = _line(module, name), _text(word)
-    reduced = old + arg + b"\x85R"
-    framed = hostile.text(module) + hostile.text(name) + b"\x93" + arg + b"\x85R"
-    return {
-        "popped": b"\x80\x02" + reduced + b"0}.",
-        "pop-mark": b"\x80\x02(" + reduced + b"1}.",
-        "second": b"\x80\x02}." + b"\x80\x02" + reduced + b".",
-        "no-end": b"\x80\x02" + reduced,
+        "escaped": b"V" + escaped + b"\n" + text(name) + b"\x93" + end,
+        "memo": four + memo + end,
+        "put": four + b"V" + m + b"\np7\n0V" + n + b"\np9\n0g7\ng9\n\x93" + end,
+        "bytes-names": four + b"C" + bytes([len(module)]) + m + text(name) + b"\x93" + end,
+        "string-names": f"S'{module}'\nS'{name}'\n".encode() + b"\x93" + end,
+        "as-key": two + b"}" + reduced + b"K\x01s.",
+        "in-set": four + b"\x8f(" + reduced + b"\x90.",
+        "popped": two + reduced + b"0}.",
+        "pop-mark": two + b"(" + reduced + b"1}.",
+        "second": two + b"}." + two + reduced + b".",
+        "no-end": two + reduced,
         "behind-end": b"}." + reduced + b".",
-        "protocol-twice": b"\x80\x02\x80\x04" + reduced + b".",
-        "frame-short": b"\x80\x04\x95" + struct.pack("<Q", 3) + framed + b".",
-        "frame-long": b"\x80\x04\x95" + struct.pack("<Q", 1 << 62) + framed + b".",
-        "persistent": b"\x80\x02" + _text("storage") + reduced + arg + arg + b"K\x01t0(" + reduced + b"tQ.",
+        "protocol-twice": two + four + reduced + b".",
+        "frame-short": four + b"\x95" + struct.pack("<Q", 3) + framed + b".",
+        "frame-long": four + b"\x95" + struct.pack("<Q", 1 << 62) + framed + b".",
+        "persistent": two + _word("storage") + reduced + arg + arg + b"K\x01t0(" + reduced + b"tQ.",
         "persistent-line": f"P{word}\n0".encode() + reduced + b".",
-        "extension": b"\x80\x02\x82\x01" + arg + b"\x85R.",
-        "list-item": b"\x80\x02](" + reduced + b"e.",
-        "rebuild": b"\x80\x02"
-        + _line("torch._utils", "_rebuild_tensor_v2")
-        + b"("
-        + reduced
-        + b"K\x00))\x89}tR.",
-        "reconstruct": b"\x80\x02"
-        + _line("numpy.core.multiarray", "_reconstruct")
-        + old
-        + b"K\x00\x85C\x01b\x87R.",
+        "extension": two + b"\x82\x01" + end,
+        "list-item": two + b"](" + reduced + b"e.",
+        "rebuild": two + by_line("torch._utils", "_rebuild_tensor_v2") + b"(" + reduced + b"K\x00))\x89}tR.",
+        "reconstruct": two + numpy + old + b"K\x00\x85C\x01b\x87R.",
         "buffer": b"\x80\x05\x97\x98" + reduced + b".",
-        "cycle": b"\x80\x02]q\x00h\x00a" + reduced + b"0.",
-        "twice": b"\x80\x02" + old + b"2" + arg + b"\x85R0" + arg + b"\x85R.",
-        "line-end": f"c{module}\r\n{name}\r\n".encode() + arg + b"\x85R.",
-        "spaces": f"c {module} \n {name} \n".encode() + arg + b"\x85R.",
-        "wide": b"\x80\x04\x8d"
-        + struct.pack("<Q", len(module))
-        + module.encode()
-        + hostile.text(name)
-        + b"\x93"
-        + arg
-        + b"\x85R.",
-        "junk": b"\x80\x02N0K\x010" * 400 + reduced + b".",
-        "dotted": b"\x80\x04"
-        + hostile.text(module.partition(".")[0])
-        + hostile.text(f"{name}.__call__")
-        + b"\x93"
-        + arg
-        + b"\x85R.",
-        "getattr": b"\x80\x02"
-        + _line("builtins", "getattr")
-        + _line("builtins", "__import__")
-        + _text(module)
+        "cycle": two + b"]q\x00h\x00a" + reduced + b"0.",
+        "twice": two + old + b"2" + arg + b"\x85R0" + end,
+        "line-end": f"c{module}\r\n{name}\r\n".encode() + end,
+        "spaces": f"c {module} \n {name} \n".encode() + end,
+        "wide": four + b"\x8d" + struct.pack("<Q", len(m)) + m + text(name) + b"\x93" + end,
+        "junk": (two + b"N0K\x010") * 400 + reduced + b".",
+        "dotted": four + text(module.partition(".")[0]) + text(f"{name}.__call__") + b"\x93" + end,
+        "getattr": two
+        + attribute
+        + _word(module)
         + b"\x85R"
-        + _text(name.partition(".")[0])
+        + _word(name.partition(".")[0])
         + b"\x86R"
-        + arg
-        + b"\x85R.",
+        + end,
     }
+
+
+STATE = b"\x80\x02" + by_line("collections", "OrderedDict") + b")R."  # a sound one
 
 
 def archive(members: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
@@ -189,15 +130,8 @@ def archive(members: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> byte
 
 
 def _torch(data: bytes, method: int = zipfile.ZIP_STORED) -> bytes:
-    return archive(
-        {
-            "archive/data.pkl": data,
-            "archive/byteorder": b"little",
-            "archive/data/0": bytes(64),
-            "archive/version": b"3\n",
-        },
-        method,
-    )
+    names = {"archive/data.pkl": data, "archive/byteorder": b"little", "archive/data/0": bytes(64)}
+    return archive({**names, "archive/version": b"3\n"}, method)
 
 
 def _legacy(data: bytes) -> bytes:
@@ -205,7 +139,8 @@ def _legacy(data: bytes) -> bytes:
     return magic + data + b"\x80\x02]."
 
 
-def _tar(data: bytes) -> bytes:
+def tar_of(data: bytes) -> bytes:
+    """An archive of torch before 0.1.10, each of its files a pickle."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as file:
         for name in ("sys_info", "pickle", "storages", "tensors"):
@@ -242,7 +177,7 @@ WRAPPERS: dict[str, tuple[str, Callable[[bytes], bytes], dict[str, bytes]]] = {
     "torch-zip-behind-text": ("model.pt", lambda data: b"#!/bin/sh\n" + _torch(data), {}),
     "torch-hub": ("pytorch_model.bin", _torch, {"config.json": b'{"model_type": "llama"}'}),
     "torch-legacy": ("model.pt", _legacy, {}),
-    "torch-tar": ("model.tar", _tar, {}),
+    "torch-tar": ("model.tar", tar_of, {}),
     "zip": ("model.zip", lambda data: archive({"data.pkl": data}), {}),
     "zip-other-name": (
         "model.pt",
@@ -270,43 +205,31 @@ WRAPPERS: dict[str, tuple[str, Callable[[bytes], bytes], dict[str, bytes]]] = {
     "signature": ("wherry.sig", bytes, {"model.safetensors": b"\x02\0\0\0\0\0\0\0{}"}),
 }
 _FILE_ALONE = (
-    "torch",
-    "pickle",
-    "zip",
-    "numpy",
-    "npz",
-    "gzip",
-    "bzip2",
-    "xz",
-    "zlib",
-    "seven",
-    "flax",
-    "keras",
-    "equinox",
-    "safetensors",
-)
+    "torch", "pickle", "zip", "numpy", "npz", "gzip", "bzip2", "xz", "zlib", "seven", "flax", "keras",
+    "equinox", "safetensors",
+)  # fmt: skip
+
+
+# Containers from which a usual loader takes the pickle that was put there.
+LOADED = frozenset((
+    "pickle", "pickle-bin", "pickle-bare-name", "torch-zip", "torch-hub", "torch-legacy", "torch-tar", "numpy", "npz",
+    "npz-deflated", "dcp", "lingua", "meta",
+))  # fmt: skip
 
 
 def wrap_pickle(wrapper: str, data: bytes) -> Callable[[Path], Path]:
     """Writes a pickle in a container; the path is the file or the folder, whichever a user would name."""
     name, pack, neighbours = WRAPPERS[wrapper]
-
-    def make(folder: Path) -> Path:
-        for other, text in neighbours.items():
-            (folder / other).write_bytes(text)
-        (folder / name).write_bytes(pack(data))
-        return folder / name if wrapper.startswith(_FILE_ALONE) and not neighbours else folder
-
-    return make
+    alone = wrapper.startswith(_FILE_ALONE) and not neighbours
+    return write_files({**neighbours, name: pack(data)}, name if alone else "")
 
 
 def cases() -> Iterator[Case]:
     """Every call in three forms, every form with two calls in every container, and the fixed ones of the tests."""
-    kinds = list(forms("os", "system", _TOUCH))
+    kinds = list(forms("os", "system", TOUCH))
     for number, call in enumerate(CALLS):
-        for kind in dict.fromkeys(
-            ("p0", "p4", *(kinds[(number * 5 + step) % len(kinds)] for step in range(4)))
-        ):
+        others = (kinds[(number * 5 + step) % len(kinds)] for step in range(4))
+        for kind in dict.fromkeys(("p0", "p4", *others)):
             data = forms(*call)[kind]
             yield Case(f"pickle-call/{call[0]}.{call[1]}-{kind}", wrap_pickle("pickle", data), evil=True)
     for wrapper in WRAPPERS:
@@ -315,26 +238,43 @@ def cases() -> Iterator[Case]:
             yield Case(f"{wrapper}/{kind}", wrap_pickle(wrapper, data), evil=wrapper in LOADED)
     for name, (file, write) in hostile.FILES.items():
         yield Case(f"corpus/{name}", _write_fixed(file, write), evil=True)
+    yield from _digits()
 
 
-# Containers from which a usual loader takes the pickle that was put there.
-LOADED = frozenset(
-    (
-        "pickle",
-        "pickle-bin",
-        "pickle-bare-name",
-        "torch-zip",
-        "torch-hub",
-        "torch-legacy",
-        "torch-tar",
-        "numpy",
-        "npz",
-        "npz-deflated",
-        "dcp",
-        "lingua",
-        "meta",
-    )
-)
+# ---- Digits
+
+
+def _long(size: int, form: str = "<i") -> bytes:
+    """A whole number of so many bytes, as LONG1 or LONG4."""
+    code = b"\x8a" if form == "<B" else b"\x8b"
+    return code + struct.pack(form, size) + b"\x7f" * size
+
+
+def opcodes() -> dict[str, bytes]:
+    """Values of pickles: numbers in digits and in bytes, and places of the memo in digits."""
+    found = {"long1": _long(255, "<B"), "long4": _long(2000), "long4-large": _long(1 << 20)}
+    found |= {"long4-lies": b"\x8b" + struct.pack("<i", 2**31 - 1), "long4-negative": b"\x8b\xff\xff\xff\xff"}
+    kinds = {
+        "int": b"I%s\n", "long": b"L%sL\n", "put": b"Np%s\n", "get": b"g%s\n", "float": b"F%s\n",
+        "frame": b"P%s\n",
+    }  # fmt: skip
+    for form, digits in DIGITS.items():
+        found |= {f"{kind}-{form}": text % digits.encode() for kind, text in kinds.items()}
+    odd = {"arabic": "\u0663", "square": "\u00b2", "under": "1_0", "space": " 1 ", "hex": "0x9"}
+    for name, word in odd.items():
+        found |= {f"{kind}-{name}": kinds[kind] % word.encode() for kind in ("int", "put")}
+    return found
+
+
+def _digits() -> Iterator[Case]:
+    storage = b"(X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpu"
+    for name, value in opcodes().items():
+        yield Case(f"digits-pickle/{name}", wrap_pickle("pickle", b"(dS'w'\n" + value + b"s."))
+        tensor = b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + value + b"tQK\0" + value + b"\x85"
+        tensor += value + b"\x85\x89ccollections\nOrderedDict\n)RtR"
+        for wrapper in ("torch-zip", "torch-legacy", "dcp") if name.startswith(("int-", "long")) else ():
+            data = b"\x80\x02}X\x01\0\0\0w" + tensor + b"s."
+            yield Case(f"digits-{wrapper}/{name}", wrap_pickle(wrapper, data))
 
 
 def _write_fixed(file: str, write: Callable[[Path], object]) -> Callable[[Path], Path]:

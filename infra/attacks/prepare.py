@@ -1,7 +1,7 @@
 """What attacks start from: sound checkpoints that the libraries write, a small one for the verbs, and a pair of keys.
 
-`python -m attacks.prepare FOLDER [SYSTEM...]` is a process of its own, so that the fork server never imports a library
-that starts threads.
+`python -m infra.attacks.prepare FOLDER [SYSTEM...]` is a process of its own, so that the fork server never imports a
+library that starts threads.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from infra.attacks import lies
+from infra.attacks.case import Sound
+
 SOUND = "sound"  # a folder for each maker: the checkpoint lies where `path` says
 HOME = "home"  # of wherry, with a ledger
 GOOD, KEYS = "good/model.safetensors", "keys"
@@ -26,11 +29,10 @@ WRITTEN = "written"  # what wherry writes, with its sidecar and signature
 
 def write_good(folder: Path) -> Path:
     """A safetensors file of two tensors."""
-    header = {
-        name: {"dtype": "F32", "shape": [2, 2], "data_offsets": [at, at + 16]}
-        for name, at in (("a", 0), ("b", 16))
-    }
-    text = json.dumps(header).encode()
+    row = {"dtype": "F32", "shape": [2, 2]}
+    text = json.dumps(
+        {"a": {**row, "data_offsets": [0, 16]}, "b": {**row, "data_offsets": [16, 32]}}
+    ).encode()
     place = folder / GOOD
     place.parent.mkdir(parents=True)
     place.write_bytes(struct.pack("<Q", len(text)) + text + bytes(range(32)))
@@ -63,43 +65,37 @@ def write_written(folder: Path) -> None:
 
 
 def write_sound(folder: Path, systems: Sequence[str] = ()) -> None:
-    """Run each maker of the tests; one that fails, for example without its library, is reported and left out."""
-    from tests.support.made import MAKERS
+    """Run each maker of the tests, of small trees and of small models as their systems save them with their configs.
 
-    for system, makers in MAKERS.items():
-        for make in makers if not systems or system in systems else ():
-            home = folder / SOUND / make.__name__
-            home.mkdir(parents=True)
-            try:
-                path, _tensors = make(home / "made")
-            except Exception:  # noqa: BLE001
-                traceback.print_exc()
-                continue
-            (home / "path").write_text(str(path.relative_to(home)))
+    One that fails, for example without its library, is reported and left out.
+    """
+    from tests.support import made, model_files
+
+    makers = {make.__name__: (system, make) for system, rows in made.MAKERS.items() for make in rows}
+    for family, rows in model_files.MAKERS.items():
+        makers |= {f"{family}-{name}": (family, make) for name, make in rows.items()}
+    for name, (system, make) in makers.items():
+        if systems and system not in systems:
+            continue
+        home = folder / SOUND / name
+        home.mkdir(parents=True)
+        try:
+            found = make(home / "made")
+        except Exception:  # noqa: BLE001
+            traceback.print_exc()
+            continue
+        path = found[0] if isinstance(found, tuple) else found
+        (home / "path").write_text(str(path.relative_to(home)))
 
 
-def sound(folder: Path) -> Iterator[tuple[str, Path, Path]]:
-    """Name, folder and checkpoint of each."""
+def sound(folder: Path) -> Iterator[Sound]:
+    """Each of them."""
     for note in sorted((folder / SOUND).glob("*/path")):
-        yield note.parent.name, note.parent, note.parent / note.read_text()
-
-
-def write_models(folder: Path, systems: Sequence[str] = ()) -> None:
-    """Small models as their systems save them, with their configs."""
-    from tests.support.model_files import MAKERS
-
-    for family, makers in MAKERS.items():
-        for name, make in makers.items() if not systems or family in systems else ():
-            home = folder / SOUND / f"{family}-{name}"
-            home.mkdir(parents=True)
-            path = make(home / "made")
-            (home / "path").write_text(str(path.relative_to(home)))
+        yield Sound(note.parent.name, note.parent, note.parent / note.read_text())
 
 
 def write_dcp_lies(folder: Path) -> None:
     """Metadata of DCP with one field of every piece of data replaced; made here, for it takes torch to unpickle it."""
-    from attacks import lies
-
     file = folder / SOUND / "dcp" / "made" / ".metadata"
     for field in ("relative_path", "offset", "length") if file.exists() else ():
         for number, value in enumerate((*lies.NAMES, *lies.NUMBERS, -1, None, 0.5)):
@@ -128,7 +124,7 @@ def write_seeds(folder: Path) -> None:
     """Small sound inputs of the parsers for which no checkpoint has a file."""
     import numpy as np
 
-    from attacks import arrays, heads
+    from infra.attacks import arrays, heads
     from tests.support import tf_bundle
 
     place = folder / SEEDS
@@ -165,7 +161,6 @@ def write(folder: Path, systems: Sequence[str] = ()) -> None:
     write_keys(folder)
     write_written(folder)
     write_sound(folder, systems)
-    write_models(folder, systems)
     write_dcp_lies(folder)
     write_seeds(folder)
 

@@ -1,57 +1,106 @@
-"""Records of wherry that somebody else wrote: journals, leases, sidecars, signatures, ledgers and bundles."""
+"""Records of wherry that somebody else wrote: sidecars, signatures, leases, journals and jobs."""
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 import os
-import random
 import shutil
-import sqlite3
-import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from attacks import lies, prepare
-from attacks.archives import write_file
-from attacks.case import LEDGER, MARKER, Case
-from wherry.target.area import JOURNAL
+from infra.attacks import lies, prepare
+from infra.attacks.case import Case, Change, Make, Sound, as_json, write_file
+from infra.attacks.lies import DIGITS
+from wherry.target.staging import JOURNAL
 
-GOLDEN = Path(__file__).resolve().parents[2] / "tests" / "golden"
-_LISTING = "index.json"  # of a bundle
-TARGET = "target"  # where the verb `convert here` writes
-_SIDECARS, _LEASES, _ROWS, _INDEX = 150, 60, 80, 60
+if TYPE_CHECKING:
+    from wherry.workers.records import Records
+
+TARGET = "target"  # where the verb `convert here` writes, and where jobs do
 _LEASE = {"host": "h", "pid": 1, "namespace": "n", "start": 1, "token": "01234567"}
+
+
+def _sparse(file: Path) -> None:
+    file.touch()
+    os.truncate(file, 8 << 30)
+
+
+PLACES: dict[str, Change] = {  # what is put in the place of a record
+    "fifo": os.mkfifo,
+    "folder": Path.mkdir,
+    "device": lambda file: file.symlink_to("/dev/zero"),
+    "outside": lambda file: file.symlink_to("/etc/passwd"),
+    "nowhere": lambda file: file.symlink_to("absent"),
+    "sparse": _sparse,
+}
+
+
+def _put(file: Path, put: Change) -> None:
+    file.unlink(missing_ok=True)
+    put(file)
+
+
+def _overwrite(files: Iterator[Path]) -> None:
+    for file in files:
+        if file.is_file():
+            file.write_bytes(b"\xff" * file.stat().st_size)
 
 
 # ---- Sidecars and signatures
 
+_SIDECARS = {  # lying documents, and the digits of numbers
+    "wherry.json": (150, ("long", "product", "wide", "point")), "wherry.sig": (60, ("long", "wide")),
+}  # fmt: skip
+_NO_SIDECARS = (b"", b"{}", b"[]", b"null", b"{" * 5000, b'{"schema": 99}', b"\xff", bytes(4096))
 
-def _replace_record(place: Path, name: str, data: bytes) -> Callable[[Path], Path]:
+
+def _sidecars(place: Path) -> Iterator[Case]:
+    written = place / prepare.WRITTEN
+    sound = Sound("written", written, written)
+    for name, (count, forms) in _SIDECARS.items():
+        stored = json.loads((written / name).read_bytes())
+        texts = {
+            **{
+                f"{name}/{number}": as_json(row)
+                for number, row in enumerate(lies.documents(stored, count, name))
+            },
+            **{f"{name}/text-{number}": text for number, text in enumerate(_NO_SIDECARS)},
+            **{f"digits-{name}/{what}": text for what, text in lies.texts_of_digits(stored, forms)},
+        }
+        for case, text in texts.items():
+            yield Case(case, sound.replaced(written / name, text))
+
+
+# ---- Leases and anchors
+
+_NO_LEASES = (b"", b"\0" * 99, b"{" * 9000, b"[1]", b"null", b'{"pid":' + b"9" * 9000 + b"}")
+
+
+def _lease(text: bytes) -> Make:
     def make(folder: Path) -> Path:
-        shutil.copytree(place / prepare.WRITTEN, folder / "written")
-        (folder / "written" / name).write_bytes(data)
-        return folder / "written"
+        (folder / f".wherry-{TARGET}.lease").write_bytes(text)
+        (folder / f".wherry-{TARGET}.00112233-01234567").mkdir(mode=0o700)
+        return folder
 
     return make
 
 
-def _sidecars(place: Path) -> Iterator[Case]:
-    for name, count in (("wherry.json", _SIDECARS), ("wherry.sig", _INDEX)):
-        sound = json.loads((place / prepare.WRITTEN / name).read_bytes())
-        for number, found in lies.documents(sound, count, name):
-            text = json.dumps(found).encode("utf-8", "surrogatepass")
-            yield Case(f"{name}/{number}", _replace_record(place, name, text))
-        for number, text in enumerate(
-            (b"", b"{}", b"[]", b"null", b"{" * 5000, b'{"schema": 99}', b"\xff", bytes(4096))
-        ):
-            yield Case(f"{name}/text-{number}", _replace_record(place, name, text))
+def _leases() -> Iterator[tuple[str, Make]]:
+    for number, found in enumerate(lies.documents(_LEASE, 60, "lease")):
+        yield f"lease/{number}", _lease(as_json(found))
+    for number, text in enumerate(_NO_LEASES):
+        yield f"lease/text-{number}", _lease(text)
+    for form, digits in DIGITS.items():
+        anchor = f'{{"hash": "{"a" * 64}", "seq": %s}}'
+        for kind, value in (("number", digits), ("text", f'"{digits}"')):
+            yield f"digits-anchor/{kind}-{form}", write_file("anchor.json", (anchor % value).encode())
+        lease = f'{{"host": "h", "pid": {digits}, "namespace": "n", "start": {digits}, "token": "01234567"}}'
+        yield f"digits-lease/{form}", write_file(f".wherry-{TARGET}.lease", lease.encode())
 
 
-# ---- Leases and journals
+# ---- Journals
 
 
 def killed_before_its_commit(good: Path, folder: Path) -> Path:
@@ -62,7 +111,7 @@ def killed_before_its_commit(good: Path, folder: Path) -> Path:
     if child == 0:
         import wherry
 
-        with replace_value("wherry.target.file_staging:rename_without_replacing", killing):
+        with replace_value("wherry.target.staging:rename_without_replacing", killing):
             wherry.convert(good, folder / TARGET, to="torch-zip", lineage=False)
         os._exit(9)
     os.waitpid(child, 0)
@@ -71,249 +120,189 @@ def killed_before_its_commit(good: Path, folder: Path) -> Path:
     return areas[0]
 
 
-def _lease(text: bytes) -> Callable[[Path], Path]:
-    def make(folder: Path) -> Path:
-        (folder / f".wherry-{TARGET}.lease").write_bytes(text)
-        (folder / f".wherry-{TARGET}.00112233-01234567").mkdir(mode=0o700)
-        return folder
-
-    return make
-
-
-def _area(good: Path, change: Callable[[Path], None]) -> Callable[[Path], Path]:
-    def make(folder: Path) -> Path:
-        change(killed_before_its_commit(good, folder))
-        return folder
-
-    return make
-
-
-def _line(text: bytes) -> Callable[[Path], None]:
-    def change(area: Path) -> None:
-        (area / JOURNAL).write_bytes(text)
-
-    return change
-
-
-def _last_line_changed(at: int) -> Callable[[Path], None]:
-    def change(area: Path) -> None:
-        data = bytearray((area / JOURNAL).read_bytes())
-        data[at % len(data)] ^= 1
-        (area / JOURNAL).write_bytes(data)
-
-    return change
-
-
-def _data_changed(area: Path) -> None:
-    for file in area.rglob("*"):
-        if file.is_file() and file.name != JOURNAL:
-            file.write_bytes(b"\xff" * file.stat().st_size)
+def _flip(at: int, area: Path) -> None:
+    data = bytearray((area / JOURNAL).read_bytes())
+    data[at % len(data)] ^= 1
+    (area / JOURNAL).write_bytes(data)
 
 
 def _link_out(area: Path) -> None:
-    for file in list(area.rglob("*")):
-        if file.is_file():
-            file.unlink()
-            file.symlink_to("/etc/passwd")
+    for file in [file for file in area.rglob("*") if file.is_file()]:
+        _put(file, PLACES["outside"])
 
 
-def _replaced_by_link(area: Path) -> None:
-    shutil.rmtree(area)
-    area.symlink_to("/etc")
+def _link_folder(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.symlink_to("/etc")
 
 
-def _journal_is(put: Callable[[Path], object]) -> Callable[[Path], None]:
-    def change(area: Path) -> None:
-        (area / JOURNAL).unlink(missing_ok=True)
-        put(area / JOURNAL)
+_LINES = (
+    b"\n", b"{}\tmac\n", b"{" * 9000 + b"\t" + b"0" * 64 + b"\n", b"\xff\t\xff\n", bytes(1 << 20), b"a\tb\n" * 9000,
+    b"\t" + b"\xc3\xa9".ljust(64, b"0") + b"\n",
+)  # fmt: skip
+_AREAS: dict[str, Change] = {
+    "data": lambda area: _overwrite(file for file in area.rglob("*") if file.name != JOURNAL),
+    "links": _link_out,
+    "area-is-link": _link_folder,
+    "open": lambda area: area.chmod(0o777),
+    **{
+        name: lambda area, put=PLACES[name]: _put(area / JOURNAL, put)
+        for name in ("fifo", "device", "folder", "outside")
+    },
+    **{f"flipped-{at}": partial(_flip, at) for at in range(0, 400, 40)},
+    **{
+        f"text-{number}": lambda area, text=text: (area / JOURNAL).write_bytes(text)
+        for number, text in enumerate(_LINES)
+    },
+}
 
-    return change
+
+def _journals(place: Path) -> Iterator[tuple[str, Make]]:
+    def area(change: Change, folder: Path) -> Path:
+        change(killed_before_its_commit(place / prepare.GOOD, folder))
+        return folder
+
+    for name, change in _AREAS.items():
+        yield f"journal/{name}", partial(area, change)
 
 
-def _open_to_all(area: Path) -> None:
-    area.chmod(0o777)
+# ---- Jobs of divided conversions: claims, receipts and proofs, altered or signed anew
+
+_KINDS = ("job", "claim", "receipt", "proof")
+_SIGNED, _UNSIGNED = 60, 8  # lying records of each kind, with the user's own signature and without
+_TEXTS = (b"", b"\n", b"{}\tmac\n", b"\xff\t\xff\n", b"{" * 9000 + b"\t" + b"0" * 64 + b"\n", bytes(1 << 20))
+_NAMES = (
+    "claim-receipt-99999-0", "claim-receipt-00000-99999999999999999999", "receipt-99999-00000000",
+    "receipt-00000-ffffffff", "proof-99999-00000000", "claim-receipt-00000-0\nforged", "receipt-\x1b]0;title\x07",
+    "x" * 200,
+)  # fmt: skip
 
 
-def _staging(place: Path) -> Iterator[Case]:
-    good = place / prepare.GOOD
-    for number, found in lies.documents(_LEASE, _LEASES, "lease"):
-        yield Case(f"lease/{number}", _lease(json.dumps(found).encode("utf-8", "surrogatepass")))
-    for number, text in enumerate(
-        (b"", b"\0" * 99, b"{" * 9000, b"[1]", b"null", b'{"pid":' + b"9" * 9000 + b"}")
-    ):
-        yield Case(f"lease/text-{number}", _lease(text))
-    changes: dict[str, Callable[[Path], None]] = {
-        "data": _data_changed,
-        "links": _link_out,
-        "area-is-link": _replaced_by_link,
-        "open": _open_to_all,
-        "fifo": _journal_is(os.mkfifo),
-        "device": _journal_is(lambda path: path.symlink_to("/dev/zero")),
-        "folder": _journal_is(Path.mkdir),
-        "outside": _journal_is(lambda path: path.symlink_to("/etc/passwd")),
-        **{f"flipped-{at}": _last_line_changed(at) for at in range(0, 400, 40)},
-        **{
-            f"text-{number}": _line(text)
-            for number, text in enumerate(
-                (
-                    b"\n",
-                    b"{}\tmac\n",
-                    b"{" * 9000 + b"\t" + b"0" * 64 + b"\n",
-                    b"\xff\t\xff\n",
-                    bytes(1 << 20),
-                    b"a\tb\n" * 9000,
-                    b"\t" + b"\xc3\xa9".ljust(64, b"0") + b"\n",
-                )
+def _be(action: Callable[[], object]) -> None:
+    """Do something in another process, as another worker would."""
+    child = os.fork()
+    if child == 0:
+        action()
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert not status, "a process that makes the job failed"
+
+
+def _split(good: Path, folder: Path) -> None:
+    from wherry.core.request import TargetRequest, convert_request
+    from wherry.workers.job import split
+
+    split(convert_request(str(good), [TargetRequest(str(folder / TARGET), "dcp")], lineage=False), 16)
+
+
+def _work(folder: Path) -> None:
+    from wherry.workers.work import work
+
+    work(str(folder / TARGET))
+
+
+def written_job(good: Path, folder: Path) -> Records:
+    """A job whose units are written and read back, but not committed; one claim is left."""
+    from wherry.store.local_store import locate
+    from wherry.workers.records import job_records
+
+    for action in (partial(_split, good, folder), partial(_work, folder), partial(_work, folder)):
+        _be(action)
+    found = job_records(locate(str(folder / TARGET)))
+    kinds = {name.partition("-")[0].partition(".")[0] for name in found.names()}
+    assert kinds >= set(_KINDS), f"the job has records of {kinds} only"
+    return found
+
+
+def _file_of(found: Records, kind: str) -> Path:
+    return Path(found.folder.path) / next(name for name in found.names() if name.startswith(kind))
+
+
+def _lying(file: Path, number: int, seed: str) -> object:
+    truth = json.loads(file.read_bytes().rpartition(b"\t")[0])
+    return [*lies.documents(truth, number + 1, seed)][-1]
+
+
+def _signed(kind: str, number: int, found: Records) -> None:
+    """Replace a record by one that lies in one place, and is signed."""
+    from wherry.target.signed_log import journal_key, sign
+
+    file = _file_of(found, kind)
+    row = json.loads(json.dumps(_lying(file, number, f"job-{kind}"), default=str))
+    file.write_bytes(sign(row, journal_key()))
+
+
+def _unsigned(kind: str, number: int, found: Records) -> None:
+    file = _file_of(found, kind)
+    mac = file.read_bytes().rpartition(b"\t")[2]
+    file.write_bytes(as_json(_lying(file, number, f"unsigned-{kind}")) + b"\t" + mac)
+
+
+def _open_claim(number: int, found: Records) -> None:
+    """A lying claim on a unit that is not written."""
+    for name in found.names():
+        if name.startswith(("receipt", "proof")):
+            found.remove(name)
+    _signed("claim", number, found)
+
+
+def _many(found: Records) -> None:
+    for number in range(20_000):
+        (Path(found.folder.path) / f"claim-receipt-00000-{number + 10}").write_bytes(b"")
+
+
+def _written(found: Records) -> Iterator[Path]:
+    """Everything that the workers have written, but the records."""
+    for area in Path(found.folder.path).parent.glob(f".wherry-{TARGET}.*"):
+        yield from area.rglob("*") if area.suffix != ".job" else ()
+
+
+def _changes() -> Iterator[tuple[str, Callable[[Records], object]]]:
+    yield "sound", lambda _found: None
+    for kind in _KINDS:
+        for number in range(_SIGNED):
+            yield f"signed-{kind}-{number}", partial(_signed, kind, number)
+        for number in range(_UNSIGNED):
+            yield f"unsigned-{kind}-{number}", partial(_unsigned, kind, number)
+        for number, text in enumerate(_TEXTS):
+            yield (
+                f"text-{kind}-{number}",
+                lambda found, kind=kind, text=text: _file_of(found, kind).write_bytes(text),
             )
-        },
-    }
-    for name, change in changes.items():
-        yield Case(f"journal/{name}", _area(good, change))
-
-
-# ---- Ledgers
-
-
-def _ledger(change: Callable[[sqlite3.Connection], object]) -> Callable[[Path], Path]:
-    def make(folder: Path) -> Path:
-        with closing(sqlite3.connect(folder / LEDGER)) as connection:
-            connection.executescript((GOLDEN / "ledger-4.sql").read_text())
-            change(connection)
-            connection.commit()
-        return folder / LEDGER
-
-    return make
-
-
-def _tables() -> dict[str, list[str]]:
-    with closing(sqlite3.connect(":memory:")) as connection:
-        connection.executescript((GOLDEN / "ledger-4.sql").read_text())
-        names = [
-            row[0]
-            for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
-        ]
-        return {
-            name: [row[1] for row in connection.execute(f'PRAGMA table_info("{name}")')] for name in names
-        }
-
-
-def _value(table: str, column: str, value: Any) -> Callable[[sqlite3.Connection], None]:
-    def change(connection: sqlite3.Connection) -> None:
-        for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
-            connection.execute(f'DROP TRIGGER "{name}"')
-        with suppress(sqlite3.IntegrityError):  # a row that the schema itself refuses
-            connection.execute(f'UPDATE OR IGNORE "{table}" SET "{column}" = ?', (value,))
-
-    return change
-
-
-def _ledgers() -> Iterator[Case]:
-    generator, tables = random.Random("ledger"), _tables()
-    values = (
-        None,
-        "",
-        -1,
-        2**63 - 1,
-        1.5,
-        b"\0",
-        "x" * 99_999,
-        "{" * 9000,
-        "[]",
-        "{}",
-        "null",
-        *lies.NAMES[:14],
-    )
-    for number in range(_ROWS):
-        table = generator.choice(list(tables))
-        column, value = generator.choice(tables[table]), generator.choice(values)
-        text = value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
-        yield Case(f"ledger/{number}-{table}.{column}", _ledger(_value(table, column, text)))
-    scripts = {
-        "trigger": f"CREATE TRIGGER t AFTER INSERT ON statement BEGIN SELECT writefile('{MARKER}', 'x'); END",
-        "extension": "CREATE VIEW v AS SELECT load_extension('evil')",
-        "attach": "CREATE TABLE extra AS SELECT 1",
-        "endless": "DROP TABLE location; CREATE VIEW location AS "
-        "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x+1 FROM c) "
-        "SELECT "
-        "x AS checkpoint_digest, x AS uri, x AS fingerprint, x AS seen, x AS statement FROM c LIMIT 3000000",
-        "version": "PRAGMA user_version = 2147483647",
-        "negative": "PRAGMA user_version = -1",
-        **{f"no-{name}": f'DROP TABLE "{name}"' for name in tables},
-    }
-    for name, script in scripts.items():
-        yield Case(
-            f"ledger/{name}", _ledger(lambda connection, script=script: connection.executescript(script))
+        for name, put in PLACES.items():
+            yield f"{name}-{kind}", lambda found, kind=kind, put=put: _put(_file_of(found, kind), put)
+        for other in (
+            one for one in _KINDS if one != kind
+        ):  # a record with the contents, and the signature, of one of another kind
+            yield (
+                f"{other}-as-{kind}",
+                lambda found, kind=kind, other=other: shutil.copyfile(
+                    _file_of(found, other), _file_of(found, kind)
+                ),
+            )
+    for number in range(_SIGNED):
+        yield f"open-claim-{number}", partial(_open_claim, number)
+    for number, name in enumerate(_NAMES):
+        yield (
+            f"name-{number}",
+            lambda found, name=name: (Path(found.folder.path) / name).write_bytes(b"{}\t00\n"),
         )
-    for number, data in enumerate(
-        (b"", b"SQLite format 3\0" + bytes(84), b"SQLite format 3\0" + b"\xff" * 5000, b"x" * 200)
-    ):
-        yield Case(f"ledger/file-{number}", write_file(LEDGER, data))
+    yield "many", _many
+    yield "link", lambda found: _link_folder(Path(found.folder.path))
+    yield "data", lambda found: _overwrite(_written(found))
 
 
-# ---- Bundles
+def _jobs(place: Path) -> Iterator[tuple[str, Make]]:
+    def job(change: Callable[[Records], object], folder: Path) -> Path:
+        change(written_job(place / prepare.GOOD, folder))
+        return folder / TARGET
 
-
-def evidence() -> dict[str, bytes]:
-    """The members of the golden evidence, with the program that wherry puts into a bundle now."""
-    from wherry.auditor.bundle import program_text
-
-    with zipfile.ZipFile(GOLDEN / "bundle-2.zip") as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    return listed({**members, "__main__.py": program_text()})
-
-
-def listed(contents: dict[str, bytes]) -> dict[str, bytes]:
-    """The contents under an index that agrees."""
-    index = json.loads(contents[_LISTING])
-    index["files"] = {
-        name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        for name, data in contents.items()
-        if name != _LISTING
-    }
-    return {**contents, _LISTING: json.dumps(index).encode()}
-
-
-def bundle(change: Callable[[dict[str, bytes]], object]) -> bytes:
-    """The evidence of the tests with other members."""
-    members = evidence()
-    change(members)
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in members.items():
-            archive.writestr(name, data)
-    return buffer.getvalue()
-
-
-def _bundles() -> Iterator[Case]:
-    members = evidence()
-    for name in (name for name in members if name.endswith(".json")):
-        for number, found in lies.documents(json.loads(members[name]), _INDEX // 3, name):
-            text = json.dumps(found).encode("utf-8", "surrogatepass")
-            yield _bundle(f"{name}-{number}", lambda all_, name=name, text=text: all_.update({name: text}))
-    code = f"open({MARKER!r}, 'w')\n".encode()
-    for number, name in enumerate(
-        ("__main__.py", "hashlib.py", "json/__init__.py", "../evil.py", "/evil.py", "manifests/../x")
-    ):
-        yield _bundle(f"program-{number}", lambda all_, name=name: all_.update({name: code}), evil=True)
-    for exponent in (20, 26, 29):
-        yield _bundle(
-            f"zeros-{exponent}", lambda all_, size=1 << exponent: all_.update({"ledger.jsonl": bytes(size)})
-        )
-    yield _bundle("lines", lambda all_: all_.update({"ledger.jsonl": b"{}\n" * 3_000_000}))
-    yield _bundle("values", lambda all_: all_.update({"report.json": b"[" + b"{}," * 3_000_000 + b"{}]"}))
-    yield _bundle("many", lambda all_: all_.update({f"manifests/{number}": b"" for number in range(30_000)}))
-
-
-def _bundle(name: str, change: Callable[[dict[str, bytes]], object], *, evil: bool = False) -> Case:
-    def make(folder: Path) -> Path:
-        return write_file("evidence.zip", bundle(change))(folder)
-
-    return Case(f"bundle/{name}", make, evil)
+    for name, change in _changes():
+        yield f"job/{name}", partial(job, change)
 
 
 def cases(place: Path) -> Iterator[Case]:
     """Every record; `place` has what `prepare` made."""
     yield from _sidecars(place)
-    yield from _staging(place)
-    yield from _ledgers()
-    yield from _bundles()
+    for name, make in (*_leases(), *_journals(place), *_jobs(place)):
+        yield Case(name, make)

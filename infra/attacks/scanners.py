@@ -13,12 +13,12 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from attacks.case import Case
+    from infra.attacks.case import Case
 
 _ROOT = Path(__file__).resolve().parents[2]
 FLAGGED, PASSED, UNANSWERED = "flagged", "passed", "unanswered"
@@ -90,28 +90,17 @@ class Scanner:
     passed: int
     unanswered: int
 
-    def row(self) -> tuple[object, ...]:
-        """For the table."""
-        return (self.tool, self.version, self.files, self.flagged, self.passed, self.unanswered)
 
-    def to_json(self) -> dict[str, Any]:
-        """All of it."""
-        return asdict(self)
-
-
-def compare_scanners(scratch: Path, cases: Sequence[Case]) -> list[Scanner]:
-    """What wherry and each tool say of the cases that are made to run code."""
+def compare_scanners(scratch: Path, cases: Sequence[Case], commit: str) -> list[Scanner]:
+    """What wherry, of this commit, and each tool say of the cases that are made to run code."""
     with tempfile.TemporaryDirectory(dir=scratch) as home:
         paths: list[str] = []
         for number, case in enumerate(case for case in cases if case.evil):
             folder = Path(home) / str(number)
             folder.mkdir()
-            paths.extend(_files(case.make(folder)))
-        ours = subprocess.run(
-            ["git", "describe", "--always"], cwd=_ROOT, capture_output=True, text=True, check=False
-        )
+            paths.extend(_files(Path(case.make(folder))))
         return [
-            _ask_tool("wherry", sys.executable, ours.stdout.strip(), _WHERRY, paths),
+            _ask_tool("wherry", sys.executable, commit, _WHERRY, paths),
             *(_of_tool(tool, program, paths) for tool, program in TOOLS.items()),
         ]
 

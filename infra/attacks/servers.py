@@ -1,7 +1,8 @@
 """Web servers that lie about what they have: other bytes, other sizes, answers without end, redirects to this machine.
 
-`python -m attacks.servers` serves every lie on a port of 127.0.0.1, which it prints. The name `files.example` leads
-there too, so that a redirect to this machine comes from elsewhere. A connection to any other port counts as executed.
+`python -m infra.attacks.servers` serves every lie on a port of 127.0.0.1, which it prints. The name `files.example`
+has an address elsewhere, since wherry connects to no name that leads to this machine; only the connection is made here.
+So a redirect to this machine comes from elsewhere. A connection to any other port counts as executed.
 """
 
 from __future__ import annotations
@@ -22,23 +23,18 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from attacks import digits, heads
-from attacks.case import Case
+from infra.attacks import heads
+from infra.attacks.case import Case
+from infra.attacks.lies import LONG
 
 HOST = "files.example"
 HERE = "127.0.0.1"
+ELSEWHERE = "203.0.113.7"  # of documentation: no name of this machine, so that wherry connects to it
 FILE = "m.safetensors"
 TIMEOUT = "1s"  # of a store: a silent server ends by it, and retries within twice as long
 VERBS = (
-    "detect",
-    "inspect",
-    "inspect digest",
-    "verify digest",
-    "plan",
-    "convert torch",
-    "fetch",
-    "audit check",
-)
+    "detect", "inspect", "inspect digest", "verify digest", "plan", "convert torch", "fetch", "audit check",
+)  # fmt: skip
 _HEADER = json.dumps({"w": {"dtype": "F32", "shape": [4096], "data_offsets": [0, 16384]}}).encode()
 BODY = heads.safetensors(_HEADER)[:-32] + bytes(range(256)) * 64
 _DATA = len(BODY) - 16384  # where the tensor begins
@@ -128,9 +124,9 @@ def _changing(requested: ByteRange) -> Iterable[bytes]:
     ]
 
 
-_NUMBERS = ("-1", "x", "0", "1", f"{2**40}", f"{2**63}", digits.LONG, "7, 8", "\u0663")
+_NUMBERS = ("-1", "x", "0", "1", f"{2**40}", f"{2**63}", LONG, "7, 8", "\u0663")
 _PACKINGS = ("gzip", "deflate", "br", "zstd", "gzip, gzip", "x")
-_STATUSES = ("304", "401 x", "416", "418 \x1b]0;title\x07", "500", "999", "x", digits.LONG)
+_STATUSES = ("304", "401 x", "416", "418 \x1b]0;title\x07", "500", "999", "x", LONG)
 _TARGETS = {
     "metadata": "http://169.254.169.254/latest/meta-data/iam", "metadata-name": "http://metadata.google.internal/",
     "file": "file:///etc/passwd", "ftp": "ftp://127.0.0.1/x", "store": "gs://bucket/x", "data": "data:,x",
@@ -234,7 +230,7 @@ class Handler(BaseHTTPRequestHandler):
 @contextlib.contextmanager
 def running() -> Iterator[int]:
     """A process that serves every lie; its port."""
-    command = [sys.executable, "-m", "attacks.servers"]
+    command = [sys.executable, "-m", "infra.attacks.servers"]
     streams: dict[str, Any] = {
         "stdin": subprocess.PIPE,
         "stdout": subprocess.PIPE,
@@ -250,16 +246,20 @@ def running() -> Iterator[int]:
 # ---- In the child
 
 
-def resolve_here(port: int) -> None:
-    """From now on, the name of the server leads to this machine, in this process."""
-    resolve = socket.getaddrinfo
+def connect_here(port: int) -> None:
+    """From now on, connections to the server's address elsewhere lead to this machine, in this process."""
+    resolve, connect = socket.getaddrinfo, socket.socket.connect
 
     def found(host: Any, at: Any, *values: Any, **named: Any) -> Any:
-        if host == HOST:
-            return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (HERE, int(at or port)))]
+        if host in (HOST, ELSEWHERE):
+            place = ELSEWHERE, int(at or port)
+            return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", place)]
         return resolve(host, at, *values, **named)
 
-    socket.getaddrinfo = found
+    def connected(self: socket.socket, place: Any) -> None:
+        connect(self, (HERE, place[1]) if place[0] == ELSEWHERE else place)
+
+    socket.getaddrinfo, socket.socket.connect = found, connected
 
 
 def cases(port: int) -> Iterator[Case]:

@@ -8,7 +8,6 @@ and no command names, counts as executed (`server`).
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -18,8 +17,8 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from attacks import heads, prepare
-from attacks.case import MARKER, OUTSIDE, SECRET, Case
+from infra.attacks import heads, prepare
+from infra.attacks.case import OUTSIDE, SECRET, TOUCH, Case
 
 VERBS = (
     *("detect", "discover", "inspect digest", "verify digest", "audit digest", "convert recorded", "promote policy"),
@@ -32,7 +31,6 @@ EVENT_VERBS = (
 )  # what the export flow asks; other commands go where their user says
 _FILE, _SIGNATURE = "model.safetensors", "wherry.sig"
 _LONG = "x" * 240
-_TOUCH = f"touch {MARKER}"
 # Names of runs, which a route puts into the path of its target.
 NAMES = {
     "quoted": "x%2f..%2f..%2f..%2fvictim",
@@ -57,10 +55,10 @@ NAMES = {
     "fragment": "a#b",
     "at": "a@b",
     "colon": "s3:bucket",
-    "shell": f"$({_TOUCH})",
-    "ticks": f"`{_TOUCH}`",
-    "semicolon": f"a; {_TOUCH}",
-    "quote": f"a'; {_TOUCH}; '",
+    "shell": f"$({TOUCH})",
+    "ticks": f"`{TOUCH}`",
+    "semicolon": f"a; {TOUCH}",
+    "quote": f"a'; {TOUCH}; '",
     "double": 'a" b',
     "newline": "a\nb: forged",
     "escape": "\x1b]0;title\x07",
@@ -152,7 +150,7 @@ def cases(place: Path) -> Iterator[Case]:
         place: the sound checkpoints of `prepare`.
     """
     for name, text in NAMES.items():
-        yield Case(f"run-name/{name}", partial(_run, text), _TOUCH in text)
+        yield Case(f"run-name/{name}", partial(_run, text), TOUCH in text)
     for name, swap in _SWAPS.items():
         yield Case(f"race/{name}", partial(_race, swap))
     for mode in _MODES:
@@ -171,8 +169,7 @@ def events() -> Iterator[Case]:
 def _sound(folder: Path, text: bytes = b"") -> Path:
     """A sound checkpoint, a file in a new folder."""
     folder.mkdir(parents=True)
-    data = heads.safetensors(json.dumps(heads.HEADER).encode())
-    (folder / _FILE).write_bytes(data[: -len(text)] + text if text else data)
+    (folder / _FILE).write_bytes(heads.SOUND[: len(heads.SOUND) - len(text)] + text)
     return folder
 
 
@@ -199,30 +196,24 @@ def _event(uri: str, folder: Path) -> str:
 # ---- Files that change while they are read
 
 
-def _to_link(run: Path, outside: Path, aside: Path) -> None:
-    """The folder becomes a link out of the root, and back."""
-    run.rename(aside)
-    run.symlink_to(outside / "run")
+def _exchanged(
+    run: Path, outside: Path, aside: Path, place: str, put: Callable[[Path, Path], object] | None
+) -> None:
+    """The folder or its file becomes something else, or nothing, and is there again."""
+    file = run / place
+    file.rename(aside)
+    if put:
+        put(file, outside / "run" / place)
     time.sleep(_SWAP_SECONDS)
-    run.unlink()
-    aside.rename(run)
-
-
-def _file_to_link(run: Path, outside: Path, aside: Path) -> None:
-    """The file becomes a link out of the root, and back."""
-    (run / _FILE).rename(aside)
-    (run / _FILE).symlink_to(outside / "run" / _FILE)
-    time.sleep(_SWAP_SECONDS)
-    (run / _FILE).unlink()
-    aside.rename(run / _FILE)
+    if put:
+        file.unlink()
+    aside.rename(file)
 
 
 def _content(run: Path, _outside: Path, aside: Path) -> None:
     """The file is replaced by another sound one."""
-    shutil.copy(run / _FILE, aside)
-    with aside.open("r+b") as file:
-        file.seek(-8, os.SEEK_END)
-        file.write(os.urandom(8))
+    data = (run / _FILE).read_bytes()
+    aside.write_bytes(data[:-8] + os.urandom(8))
     aside.rename(run / _FILE)
 
 
@@ -235,26 +226,16 @@ def _length(run: Path, _outside: Path, aside: Path) -> None:
     aside.rename(run / _FILE)
 
 
-def _device(run: Path, _outside: Path, aside: Path) -> None:
-    """The file becomes a pipe, which nobody writes, and back."""
-    (run / _FILE).rename(aside)
-    os.mkfifo(run / _FILE)
-    time.sleep(_SWAP_SECONDS)
-    (run / _FILE).unlink()
-    aside.rename(run / _FILE)
-
-
-def _presence(run: Path, _outside: Path, aside: Path) -> None:
-    """The folder goes and comes."""
-    run.rename(aside)
-    time.sleep(_SWAP_SECONDS)
-    aside.rename(run)
-
-
 _SWAPS = {
-    "folder-link": _to_link, "file-link": _file_to_link, "content": _content, "length": _length, "device": _device,
-    "presence": _presence,
-}  # fmt: skip
+    "folder-link": partial(_exchanged, place="", put=Path.symlink_to),
+    "file-link": partial(_exchanged, place=_FILE, put=Path.symlink_to),
+    "device": partial(
+        _exchanged, place=_FILE, put=lambda file, _other: os.mkfifo(file)
+    ),  # which nobody writes
+    "presence": partial(_exchanged, place="", put=None),
+    "content": _content,
+    "length": _length,
+}
 
 
 def _race(swap: Callable[[Path, Path, Path], None], folder: Path) -> Path:

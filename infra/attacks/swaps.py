@@ -33,7 +33,7 @@ from safetensors.numpy import save_file
 if TYPE_CHECKING:
     from wherry.config.config import Config
     from wherry.core.request import SourceRequest
-    from wherry.routes.routes import RouteTarget
+    from wherry.nightly.routes import RouteTarget
 
 RESULTS = Path(__file__).resolve().parents[1] / "attack-swaps.json"
 SECRET = "what only this user may read"
@@ -115,8 +115,8 @@ def sources(read: Config, uri: str, number: int) -> Iterator[tuple[SourceRequest
     """The request and targets that the route gives: of a survey in every second round, else of an event."""
     from wherry.core.request import SourceRequest
     from wherry.formats.detect import resolve_source
-    from wherry.routes.routes import explain, wanted_targets
-    from wherry.routes.survey import survey
+    from wherry.nightly.routes import explain, wanted_targets
+    from wherry.nightly.survey import survey
 
     [route] = read.routes
     if number % 2:

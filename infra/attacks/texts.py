@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
-from attacks import heads
-from attacks.archives import write_file
-from attacks.case import MARKER, Case
+from infra.attacks import heads
+from infra.attacks.case import MARKER, TOUCH, Case, write_file, write_files
 
 _PARTS = 120_000  # of a dotted key: tomllib makes a table of each, and copies the key for each
 _DEEP = 20_000
-_TOUCH = f"touch {MARKER}"
 
 
 def _laughs(levels: int, width: int) -> str:
@@ -51,10 +48,10 @@ YAML = {
     "itself": "&a [*a]",
     "merge-itself": "a: &a {<<: *a}",
     "merge": "base_emb_dim: 8\n<<: {<<: {<<: {a: 1}}}",
-    "tag-object": f"!!python/object/apply:os.system ['{_TOUCH}']",
+    "tag-object": f"!!python/object/apply:os.system ['{TOUCH}']",
     "tag-name": "a: !!python/name:os.system ''",
     "tag-module": "a: !!python/module:evil_module ''",
-    "tag-new": f"a: !!python/object/new:type {{args: [x, [], {{}}], state: '{_TOUCH}'}}",
+    "tag-new": f"a: !!python/object/new:type {{args: [x, [], {{}}], state: '{TOUCH}'}}",
     "tag-tuple": "a: !!python/tuple [1, 2]",
     "tag-own": "a: !evil {x: 1}",
     "tag-values": "a: !!int x\nb: !!float []\nc: !!bool {}\nd: !!timestamp 2026-99-99",
@@ -80,8 +77,8 @@ GIN = {
     "macro-long": f"M = '{'x' * 1_000_000}'\n"
     + "\n".join(f"network.T5Config.a{n} = %M" for n in range(5000)),
     "include": "include '/etc/passwd'\ninclude 'model.gin'\ninclude '../x.gin'\nnetwork.T5Config.emb_dim = 8",
-    "import": f"import evil_module\nfrom os import system\nnetwork.T5Config.emb_dim = @system('{_TOUCH}')",
-    "call": f"network.T5Config.emb_dim = __import__('os').system('{_TOUCH}')",
+    "import": f"import evil_module\nfrom os import system\nnetwork.T5Config.emb_dim = @system('{TOUCH}')",
+    "call": f"network.T5Config.emb_dim = __import__('os').system('{TOUCH}')",
     "parentheses": f"network.T5Config.emb_dim = {'(' * 9000}1{')' * 9000}",
     "signs": f"network.T5Config.emb_dim = {'-' * 90_000}1",
     "sum": f"network.T5Config.emb_dim = {'1+' * 90_000}1j",
@@ -106,7 +103,7 @@ JSON = {
         {"model_type": "x", "auto_map": {"AutoConfig": "evil_module.Evil"}, "trust_remote_code": True}
     ),
     "expression": json.dumps(
-        {"model_type": "llama", "num_hidden_layers": f"__import__('os').system('{_TOUCH}')"}
+        {"model_type": "llama", "num_hidden_layers": f"__import__('os').system('{TOUCH}')"}
     ),
 }
 # Names of the files, which say how they are parsed.
@@ -124,17 +121,6 @@ def cases() -> Iterator[Case]:
         for file in files:
             for name, text in texts.items():
                 data = text.encode()
+                both = {f"model/{file}": data, file: data, "model/model.safetensors": heads.SOUND}
                 yield Case(f"text-alone/{file}-{name}", write_file(file, data), MARKER in text)
-                yield Case(f"text-beside/{file}-{name}", _file_at_model(file, data), MARKER in text)
-
-
-def _file_at_model(file: str, data: bytes) -> Callable[[Path], Path]:
-    def make(folder: Path) -> Path:
-        place = folder / "model"
-        place.mkdir()
-        (place / file).write_bytes(data)
-        (folder / file).write_bytes(data)
-        (place / "model.safetensors").write_bytes(heads.safetensors(json.dumps(heads.HEADER).encode()))
-        return place
-
-    return make
+                yield Case(f"text-next-to/{file}-{name}", write_files(both, "model"), MARKER in text)

@@ -54,13 +54,7 @@ MISTAKING: dict[str, tuple[str, ...]] = {
     "audit check": ("audit", "--check", "{path}"),
     "verify signature": ("verify-signature", "{path}", "--key", "{keys}/public.pem", "--quiet"),
     "signature": (
-        "verify-signature",
-        "{good}",
-        "--key",
-        "{keys}/public.pem",
-        "--signature",
-        "{path}",
-        "--quiet",
+        "verify-signature", "{good}", "--key", "{keys}/public.pem", "--signature", "{path}", "--quiet",
     ),
     "key": ("verify-signature", "{good}", "--key", "{path}", "--quiet"),
     "config": ("plan", "{good}", "{out}", "--to", "orbax", "--config", "{path}"),
@@ -72,7 +66,7 @@ MISTAKING: dict[str, tuple[str, ...]] = {
     "config show": ("config", "show", "--config", "{path}"),
     "deploy": ("deploy", "{path}"),
     "anchor": ("ledger", "check", "--anchor", "{path}"),
-}
+}  # fmt: skip
 WRITING: dict[str, tuple[str, ...]] = {
     "fetch": ("fetch", "{path}", "{out}.copy", "--quiet"),
     "work": ("work", "{path}", "--expiry", "1s", "--quiet"),
@@ -104,7 +98,7 @@ LEFT = {
     "help": "opens no file",
     "completion": "opens no file",
     "config example": "opens no file",
-    "lineage serve": "runs until it is stopped; tests/site attacks its pages",
+    "lineage serve": "runs until it is stopped; tests/trace attacks its pages",
     "serve": "runs until it is stopped; reads what `deploy` reads",
 }
 VERBS = {**LOOKING, **READING, **MISTAKING, **WRITING}

@@ -138,9 +138,6 @@ class Watch:
 
 
 _JUDGES: dict[str, Callable[[Watch, str, tuple[Any, ...]], str | None]] = {
-    "open": Watch._judge_open,
-    "exec": Watch._judge_execution,
-    "os.kill": Watch._judge_signal,
-    "import": Watch._judge_import,
-    "ctypes.dlopen": Watch._judge_library,
-}
+    "open": Watch._judge_open, "exec": Watch._judge_execution, "os.kill": Watch._judge_signal,
+    "import": Watch._judge_import, "ctypes.dlopen": Watch._judge_library,
+}  # fmt: skip

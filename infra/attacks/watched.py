@@ -12,14 +12,9 @@ from typing import Any
 from infra.attacks.watch import MARKER, REPORT
 
 _ENDS = (
-    "os.system",
-    "os.exec",
-    "os.posix_spawn",
-    "subprocess.Popen",
-    "socket.connect",
-    "pickle.find_class",
+    "os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "socket.connect", "pickle.find_class",
     "pty.spawn",
-)
+)  # fmt: skip
 _parent = os.getpid()
 
 

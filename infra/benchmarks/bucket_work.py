@@ -247,15 +247,9 @@ def _put(uri: str, name: str, blocks: Iterator[Any]) -> None:
 
 
 WORKS = {
-    "wherry": wherry,
-    "client": client,
-    "client-unread": partial(client, back=False),
-    "copy": fsspec_copy,
-    "copy-proved": proved_copy,
-    "remove": remove,
-    "torch-save": torch_save,
-    "tensorstore": tensorstore_write,
-}
+    "wherry": wherry, "client": client, "client-unread": partial(client, back=False), "copy": fsspec_copy,
+    "copy-proved": proved_copy, "remove": remove, "torch-save": torch_save, "tensorstore": tensorstore_write,
+}  # fmt: skip
 
 
 def main() -> None:

@@ -297,11 +297,8 @@ def _values(found: Results) -> dict[str, Any]:
 
     def values(one: Measured) -> dict[str, Any]:
         stated = {
-            "seconds": one.cost.work,
-            "peak": one.cost.peak,
-            "staged": one.staged,
-            "emulator": one.emulator,
-        }
+            "seconds": one.cost.work, "peak": one.cost.peak, "staged": one.staged, "emulator": one.emulator,
+        }  # fmt: skip
         return stated | one.counted
 
     rows = {
@@ -359,13 +356,10 @@ def _reads(name: str) -> int:
 
 def _peer_cells(name: str, size: int, costs: Sequence[Measured]) -> list[str]:
     return [
-        name,
-        f"{size / 1e9:.2f}",
-        f"{median(one.cost.work for one in costs):.2f}",
+        name, f"{size / 1e9:.2f}", f"{median(one.cost.work for one in costs):.2f}",
         f"{max(one.cost.peak for one in costs) / 1e6:.0f}",
-        f"{costs[-1].counted['processor'] / size * 1e9:.2f}",
-        f"{costs[-1].emulator / size * 1e9:.2f}",
-    ]
+        f"{costs[-1].counted['processor'] / size * 1e9:.2f}", f"{costs[-1].emulator / size * 1e9:.2f}",
+    ]  # fmt: skip
 
 
 def _judge(text: str, reached: bool) -> str:

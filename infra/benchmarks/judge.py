@@ -2,22 +2,112 @@
 
 Each pair gets a verdict for each peer, and one for the machine: the bound, the cost of read-back, and memory. A row
 that could not be measured is a verdict too, with the reason; nothing is left out.
+
+The bound of a row is the least time that this machine needs for it, from the rates that `rates.py` measured.
+
+The device and the cores work at the same time, so the bound is the longer of two times:
+
+- *device*: bytes written, divided by the rate of durable writes. With read-back the same bytes are also read from
+  storage: either afterwards, at the rate of reads, or meanwhile, at the rate of writing and reading back; whichever is
+  faster. The source is in the page cache and takes no device time, except where the row reads it cold.
+- *processor*: the sum of what no implementation can avoid, divided by the number of cores: the source is copied from
+  the page cache (unless it is cold), decoded or encoded where the row has a codec, and hashed once with BLAKE3; what is
+  read back is hashed too. Codecs and the hash of the source count uncompressed bytes.
+
+Nothing else is counted: neither the start of the interpreter, nor checksums of a container, nor transposition.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks.bound import Bound, Job, find_bound
-from benchmarks.cases import Pair, Probe, Run, floor
+from benchmarks.cases import Pair, Probe, Run, floor, ours_of
 
 if TYPE_CHECKING:
-    from benchmarks.bound import Rates
     from benchmarks.measure import Cost
 
-PEER, MACHINE, PROBE = "peer", "machine", "probe"
+_HASH, _CACHE = "BLAKE3", "page cache read"
+
+
+class Rates(NamedTuple):
+    """What the machine does in bytes per second.
+
+    Attributes:
+        cores: number of cores.
+        core: name of an operation → rate of one core while all of them work.
+        write, read: rates of the device.
+        write_and_read: rate at which bytes are written and read back meanwhile.
+    """
+
+    cores: int
+    core: Mapping[str, float]
+    write: float
+    read: float
+    write_and_read: float
+
+
+class Job(NamedTuple):
+    """The bytes of a row and what happens to them.
+
+    Attributes:
+        source, written: bytes of the input and of the output, as they are stored.
+        codecs: operations that the tensors go through.
+        cold: whether the source is read from storage.
+        read_back: whether the output is read back from storage.
+    """
+
+    source: int
+    written: int
+    codecs: tuple[str, ...] = ()
+    cold: bool = False
+    read_back: bool = False
+
+
+class Bound(NamedTuple):
+    """The least seconds of the device and of the processor."""
+
+    device: float
+    processor: float
+
+    @property
+    def seconds(self) -> float:
+        """The least time of the row."""
+        return max(self.device, self.processor)
+
+
+def rates_of(measured: Mapping[str, Any]) -> Rates:
+    """The rates from what `rates.py` prints."""
+    device = {name: rate["best"] for name, rate in measured["device"]["rates"].items()}
+    core = {name: rate["per_core"] for name, rate in measured["core"].items()}
+    return Rates(measured["cores"], core, device["write"], device["read"], device["write and read back"])
+
+
+def find_bound(job: Job, rates: Rates) -> Bound:
+    """The bound of a row."""
+    return Bound(_device_seconds(job, rates), _processor_seconds(job, rates))
+
+
+def _device_seconds(job: Job, rates: Rates) -> float:
+    reading = job.source / rates.read if job.cold else 0.0
+    written, read = job.written / rates.write, job.written / rates.read
+    if job.read_back:
+        return reading + min(written + read, job.written / rates.write_and_read)
+    return reading + written
+
+
+def _processor_seconds(job: Job, rates: Rates) -> float:
+    tensors = max(job.source, job.written)  # of a row with a codec, the compressed side is the smaller one
+    seconds = sum(tensors / rates.core[name] for name in (_HASH, *job.codecs))
+    if not job.cold:
+        seconds += job.source / rates.core[_CACHE]
+    if job.read_back:
+        seconds += job.written / rates.core[_HASH]
+    return seconds / rates.cores
+
+
+PEER, MACHINE, LINE, PROBE = "peer", "machine", "line", "probe"
 
 
 class Summary(NamedTuple):
@@ -56,9 +146,8 @@ class Rule(NamedTuple):
 RULES = {
     "faster": Rule(True, "{:.2f}× of {:g}×"),
     "faster_read_back": Rule(True, "with read-back {:.2f}× of {:g}×"),
-    "read_back": Rule(False, "read-back takes the time {:.2f}×, at most {:g}×"),
-    "multiple": Rule(False, "{:.2f}× the bound, at most {:g}×"),
-    "multiple_read_back": Rule(False, "with read-back {:.2f}× the bound, at most {:g}×"),
+    "multiple": Rule(False, "{:.2f}× the machine's time, at most {:g}×"),
+    "multiple_read_back": Rule(False, "with read-back {:.2f}× the machine's time, at most {:g}×"),
     "memory": Rule(False, "peak {:.0f} MB of {:.0f} MB", 1e6),
     "value": Rule(False, "{:.3g} of {:g}"),
 }
@@ -91,10 +180,11 @@ class Verdict(NamedTuple):
     """One line of a table.
 
     Attributes:
-        kind: `peer`, `machine` or `probe`.
+        kind: `peer`, `machine`, `line` or `probe`.
         row: the case.
         peer: what ours was compared with; empty where it was not compared with a peer.
-        measures: key of `RULES` → number, required or not; empty if the row was not measured.
+        measures: key of `RULES` → number, required or not; of a line, what `_measure_line` names. Empty if the row was
+            not measured.
         judgements: those that are required, and goals.
         missing: why it was not measured; empty if it was.
         unit: of the value of a probe.
@@ -156,7 +246,7 @@ def summarise(run: Run, costs: Sequence[Cost], nbytes: int) -> Summary:
 def judge(
     case: Pair | Probe, found: Mapping[str, Summary], failed: Mapping[str, str], rates: Rates
 ) -> list[Verdict]:
-    """The lines of one case: of a pair one for each peer and one for the machine.
+    """The rows of one case: of a pair one for each peer, one for the machine, and the line of its sizes.
 
     Args:
         case: what is required.
@@ -167,7 +257,7 @@ def judge(
     if isinstance(case, Probe):
         return [_judge_probe(case, found, failed)]
     against = [_judge_peer(case, peer, found, failed, rates) for peer in case.peers]
-    return [*against, _judge_machine(case, found, failed, rates)]
+    return [*against, _judge_machine(case, found, failed, rates), _judge_line(case, found, failed)]
 
 
 def _judge_probe(case: Probe, found: Mapping[str, Summary], failed: Mapping[str, str]) -> Verdict:
@@ -191,7 +281,7 @@ def _judge_probe(case: Probe, found: Mapping[str, Summary], failed: Mapping[str,
 def _judge_peer(
     case: Pair, peer: Run, found: Mapping[str, Summary], failed: Mapping[str, str], rates: Rates
 ) -> Verdict:
-    if missing := _missing(case, [*_ours(case), peer], found, failed):
+    if missing := _missing(case, [*ours_of(case), peer], found, failed):
         return Verdict(PEER, case.name, peer.name, missing=missing)
     verdict, other = _measure_verdict(PEER, case, found, rates)._replace(peer=peer.name), found[peer.name]
     measures = {"faster": other.wall_s / found[case.ours.name].wall_s}
@@ -204,17 +294,17 @@ def _judge_machine(
     case: Pair, found: Mapping[str, Summary], failed: Mapping[str, str], rates: Rates
 ) -> Verdict:
     copies = [floor(case.ours.source)] if case.floor else []
-    if missing := _missing(case, [*_ours(case), *copies], found, failed):
+    if missing := _missing(case, [*ours_of(case), *copies], found, failed):
         return Verdict(MACHINE, case.name, missing=missing)
     verdict, ours = _measure_verdict(MACHINE, case, found, rates), found[case.ours.name]
-    peaks = [(found[run.name].peak_bytes, found[run.name].anonymous_bytes) for run in _ours(case)]
+    peaks = [(found[run.name].peak_bytes, found[run.name].anonymous_bytes) for run in ours_of(case)]
     peak = max(peak for peak, _anonymous in peaks)
     measures = {"memory": float(peak)}
+    start = case.required.start
     if verdict.bound:
-        measures["multiple"] = ours.wall_s / verdict.bound.seconds
+        measures["multiple"] = ours.wall_s / (verdict.bound.seconds + start)
     if verdict.default and verdict.bound_read_back:
-        measures["read_back"] = verdict.default.wall_s / ours.wall_s
-        measures["multiple_read_back"] = verdict.default.wall_s / verdict.bound_read_back.seconds
+        measures["multiple_read_back"] = verdict.default.wall_s / (verdict.bound_read_back.seconds + start)
     return verdict._replace(
         floor=next((found[run.name] for run in copies), None),
         measures=measures,
@@ -222,6 +312,31 @@ def _judge_machine(
         peak_bytes=peak,
         anonymous_bytes=max(anonymous for _peak, anonymous in peaks),
     )
+
+
+def _judge_line(case: Pair, found: Mapping[str, Summary], failed: Mapping[str, str]) -> Verdict:
+    """What a row costs before its first byte, and for each GB; nothing is required of it."""
+    pairs = [(run, run.tenth) for run in ours_of(case)]
+    if missing := _missing(case, [run for pair in pairs for run in pair], found, failed):
+        return Verdict(LINE, case.name, missing=missing)
+    ends = ["", "_read_back"]
+    return Verdict(LINE, case.name, measures={
+        f"{name}{end}": value
+        for end, (whole, tenth) in zip(ends, pairs, strict=False)
+        for name, value in _measure_line(found[whole.name], found[tenth.name]).items()
+    })  # fmt: skip
+
+
+def _measure_line(whole: Summary, tenth: Summary) -> dict[str, float]:
+    """Start in seconds and seconds a GB of source, by the clock and of processors, from two sizes."""
+    gigabytes = (whole.source_bytes - tenth.source_bytes) / 1e9
+    slope = (whole.wall_s - tenth.wall_s) / gigabytes
+    cpu_slope = (whole.cpu_s - tenth.cpu_s) / gigabytes
+    size = whole.source_bytes / 1e9
+    return {
+        "start": whole.wall_s - slope * size, "slope": slope,
+        "cpu_start": whole.cpu_s - cpu_slope * size, "cpu_slope": cpu_slope,
+    }  # fmt: skip
 
 
 def _measure_verdict(kind: str, case: Pair, found: Mapping[str, Summary], rates: Rates) -> Verdict:
@@ -256,10 +371,6 @@ def _meets(name: str, measured: float, limit: float) -> bool:
 def _find_bound(case: Pair, ours: Summary, rates: Rates, *, read_back: bool = False) -> Bound:
     written = 0 if case.ours.cold else ours.written_bytes
     return find_bound(Job(ours.source_bytes, written, case.codecs, case.ours.cold, read_back), rates)
-
-
-def _ours(case: Pair) -> list[Run]:
-    return [run for run in (case.ours, case.default) if run]
 
 
 def _missing(

@@ -1,21 +1,30 @@
-"""The rows that need more than one process: a kill and a resume, a plan that reads no tensor, an audit and a verify."""
+"""The rows that measure one number of ours: a resume, a plan that reads no tensor, many tensors, an audit, a kernel.
+
+The kernel has 1 GB and its axes in every order, and is hashed; it is compared with a plain copy that is hashed. Both go
+from one array in memory to another whose pages were touched before, in one thread, and hash the result leaf by leaf:
+the row is about transposition alone, and no disk hides it.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import permutations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.files import files_of, size_of
-from benchmarks.inputs import make_sparse
+from benchmarks.inputs import make_many, make_sparse
 
 _WHERRY = (sys.executable, "-m", "wherry.cli")
+_PLAIN = ("--verify", "none", "--family", "none", "--no-lineage")
 _HEAD = 8 << 10  # bytes at the start of a file that detection may look at
 _POLL = 0.001
 
@@ -66,6 +75,32 @@ def plan(source: str, target: str) -> Callable[[], float]:
         return seconds
 
     return run
+
+
+def many(source: str, target: str) -> Callable[[], float]:
+    """Convert small tensors to DCP: microseconds of processors for each, beyond those of a checkpoint of one."""
+
+    def run() -> float:
+        with TemporaryDirectory(dir=Path(target).parent) as folder:
+            make_many(Path(folder) / "one", 1)
+            least = _processor_seconds("convert", f"{folder}/one", f"{folder}/out", "--to", "dcp", *_PLAIN)
+        seconds = _processor_seconds("convert", source, target, "--to", "dcp", *_PLAIN)
+        return (seconds - least) * 1e6 / _count_tensors(Path(source))
+
+    return run
+
+
+def _count_tensors(folder: Path) -> int:
+    with (folder / "model.safetensors").open("rb") as file:
+        return len(json.loads(file.read(int.from_bytes(file.read(8), "little"))).keys() - {"__metadata__"})
+
+
+def _processor_seconds(*words: str) -> float:
+    """Processor seconds of a command of wherry that has to succeed, and of its children."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    _time_command(*words)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def audit(source: str, target: str) -> Callable[[], float]:
@@ -119,3 +154,47 @@ def _count(pid: int, field: str) -> int:
     except (FileNotFoundError, ProcessLookupError, PermissionError):  # it is gone, or waits to be reaped
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith(f"{field}:")), 0)
+
+
+_LEAF = 4 << 20
+_ITEM = 2  # bytes of a bfloat16
+_NOMINAL = 2_200_000_000
+# A scanned attention kernel: embed, layer, head, width of a head. 1.07 GB.
+_SHAPE = (8192, 16, 32, 128)
+
+
+def kernel(size: str) -> Callable[[], float]:
+    """The slowest order's time, as a multiple of the copy's; `size` other than 2.2 GB shrinks the kernel alike."""
+    import numpy as np
+
+    from wherry.layout.copies import permute
+
+    shape = (max(_SHAPE[0] * int(size) // _NOMINAL, 1), *_SHAPE[1:])
+    count = int(np.prod(shape))
+    source = memoryview(np.random.default_rng(1).bytes(count * _ITEM))
+    target = memoryview(bytearray(b"\1") * (count * _ITEM))
+    array = np.frombuffer(source, "u2").reshape(shape)
+
+    def copy() -> None:
+        target[:] = source
+
+    def run() -> float:
+        floor = _time(copy, target)
+        slowest = 0.0
+        for order in permutations(range(len(shape))):
+            view = array.transpose(order)
+            out = np.frombuffer(target, "u2").reshape(view.shape)
+            taken = _time(lambda view=view, out=out: permute(view, out), target)
+            print(f"{order}: {taken:.2f} s, {taken / floor:.2f} × {floor:.2f} s", file=sys.stderr)
+            slowest = max(slowest, taken)
+        return slowest / floor
+
+    return run
+
+
+def _time(fill: Callable[[], None], target: memoryview) -> float:
+    started = time.monotonic()
+    fill()
+    for start in range(0, len(target), _LEAF):
+        hashlib.sha256(target[start : start + _LEAF]).digest()
+    return time.monotonic() - started

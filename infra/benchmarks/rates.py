@@ -1,10 +1,15 @@
 """Measures what this machine does per second, before any row runs: hashes, codecs, copies, and the device.
 
-The bound of each row follows from these numbers (`bound.py`), so this program shares no code with wherry: it calls
+The bound of each row follows from these numbers (`judge.py`), so this program shares no code with wherry: it calls
 libraries that every tool can use. Each operation works in reused memory on numbers like those of the inputs, once in
 one thread and once in as many threads as there are cores. A rate is bytes divided by processor time, which other
 processes disturb little, and the best of several passes counts. `python -m benchmarks.rates FOLDER SIZE` prints JSON
 with bytes per second; codecs count decoded bytes.
+
+Of the device under a folder, durable writes, reads past the page cache, and both at once are measured. Large blocks go
+past the page cache, from several threads, into and out of a preallocated file: no other way to use a file is faster.
+What was read back in the third measurement had been written in the same pass, as a conversion does that reads back what
+it writes. Each number is the best of several passes, since a bound must not be slower than the machine.
 """
 
 from __future__ import annotations
@@ -30,10 +35,124 @@ import zstandard
 from blake3 import blake3
 from isal import isal_zlib
 
-from benchmarks.device import device_rates
-from benchmarks.files import aligned_buffer
-from benchmarks.inputs import weights
-from benchmarks.inputs_zarr import weights as weights_float32
+from benchmarks.files import aligned_buffer, open_direct
+from benchmarks.inputs import weights, weights_float32
+
+Act: TypeAlias = "Callable[[int, Lane, int], None]"  # with a file, a thread's memory and an offset
+
+_LANES = (2, 4, 8)  # threads; what a device needs differs
+_DISK_PASSES = 2
+_DISK_BLOCK, _SMALL_BLOCK = 8 << 20, 1 << 20
+
+
+class Lane(NamedTuple):
+    """The memory of one thread: what it writes and where it reads."""
+
+    out: memoryview
+    back: memoryview
+
+
+class Disk(NamedTuple):
+    """A file on the device, and how it is used.
+
+    Attributes:
+        path: the file.
+        size: its bytes, a multiple of `block`.
+        block: bytes of one request.
+    """
+
+    path: Path
+    size: int
+    block: int
+
+
+def device_rates(folder: Path, size: int) -> dict[str, Any]:
+    """Bytes per second of `write`, `read` and `write and read back`, and whether they went past the page cache."""
+    block = _DISK_BLOCK if size >= 8 * _DISK_BLOCK else _SMALL_BLOCK
+    disk = Disk(folder / "device", -(-size // block) * block, block)
+    lanes = [_lane(block) for _number in range(max(_LANES))]
+    passes: dict[str, list[float]] = {"write": [], "read": [], "write and read back": []}
+    for count in _LANES * _DISK_PASSES:
+        for name, run in (("write and read back", _write_and_read), ("write", _write), ("read", _read)):
+            passes[name].append(disk.size / run(disk, lanes[:count]))
+    direct = _is_direct(disk)
+    disk.path.unlink()
+    return {
+        "bytes": disk.size,
+        "direct": direct,
+        "rates": {name: {"best": max(rates), "least": min(rates)} for name, rates in passes.items()},
+    }
+
+
+def _lane(block: int) -> Lane:
+    out = aligned_buffer(block)
+    out[:] = os.urandom(block)
+    return Lane(out, aligned_buffer(block))
+
+
+def _write(disk: Disk, lanes: list[Lane]) -> float:
+    """Seconds to write the file durably."""
+
+    def act(file: int, lane: Lane, start: int) -> None:
+        _whole(os.pwrite(file, lane.out, start), disk)
+
+    return _time(disk, lanes, act, new=True)
+
+
+def _read(disk: Disk, lanes: list[Lane]) -> float:
+    """Seconds to read it."""
+
+    def act(file: int, lane: Lane, start: int) -> None:
+        _whole(os.preadv(file, [lane.back], start), disk)
+
+    return _time(disk, lanes, act, new=False)
+
+
+def _write_and_read(disk: Disk, lanes: list[Lane]) -> float:
+    """Seconds to write it durably and to read every block of it back meanwhile."""
+
+    def act(file: int, lane: Lane, start: int) -> None:
+        _whole(os.pwrite(file, lane.out, start), disk)
+        _whole(os.preadv(file, [lane.back], start), disk)
+
+    return _time(disk, lanes, act, new=True)
+
+
+def _time(disk: Disk, lanes: list[Lane], act: Act, *, new: bool) -> float:
+    if new:
+        disk.path.unlink(missing_ok=True)
+    file, direct = open_direct(disk.path, os.O_RDWR | os.O_CREAT)
+    try:
+        if not direct:
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        started = time.monotonic()
+        if new:
+            os.posix_fallocate(file, 0, disk.size)
+        with ThreadPoolExecutor(len(lanes)) as pool:
+            lists = [range(at * disk.block, disk.size, len(lanes) * disk.block) for at in range(len(lanes))]
+            for _done in pool.map(_run_lane, repeat(act), repeat(file), lanes, lists):
+                pass
+        os.fdatasync(file)
+        return time.monotonic() - started
+    finally:
+        os.close(file)
+
+
+def _run_lane(act: Act, file: int, lane: Lane, starts: range) -> None:
+    for start in starts:
+        act(file, lane, start)
+
+
+def _is_direct(disk: Disk) -> bool:
+    file, direct = open_direct(disk.path, os.O_RDWR)
+    os.close(file)
+    return direct
+
+
+def _whole(done: int, disk: Disk) -> None:
+    if done != disk.block:
+        raise OSError(f"{done} of {disk.block} bytes of {disk.path} were written or read")
+
 
 Work: TypeAlias = "Callable[[], int]"  # does one piece of work, returns its bytes
 

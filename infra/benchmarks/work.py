@@ -13,27 +13,21 @@ from importlib import import_module
 
 # name → module and function; the function does its imports and returns what is to be timed.
 WORKS = {
-    "copy-and-hash": "floor:copy_and_hash",
-    "torch-save": "peers_torch:torch_save",
-    "torch-to-dcp": "peers_torch:torch_to_dcp",
-    "dcp-to-torch": "peers_torch:dcp_to_torch",
-    "dcp-to-safetensors": "peers_torch:dcp_to_safetensors",
-    "safetensors-to-dcp": "peers_torch:safetensors_to_dcp",
-    "torch-to-safetensors": "peers_torch:torch_to_safetensors",
+    "copy-and-hash": "floor:copy_and_hash", "torch-save": "peers:torch_save",
+    "torch-to-dcp": "peers:torch_to_dcp", "dcp-to-torch": "peers:dcp_to_torch",
+    "dcp-to-safetensors": "peers:dcp_to_safetensors",
+    "safetensors-to-dcp": "peers:safetensors_to_dcp",
+    "torch-to-safetensors": "peers:torch_to_safetensors",
     "safetensors-to-orbax": "peers:safetensors_to_orbax",
-    "orbax-to-safetensors": "peers:orbax_to_safetensors",
-    "transformers": "peers:transformers_reshard",
-    "transformers-dequantize": "peers:transformers_dequantize",
-    "mergekit": "peers:mergekit_reshard",
-    "sign": "peers:sign",
-    "verify-signature": "peers:verify_signature",
-    "t5x-to-huggingface": "peers_zarr:t5x_to_huggingface",
-    "paxml-to-maxtext": "peers_zarr:paxml_to_maxtext",
-    "kernel": "kernel:kernel",
-    "resume": "probes:resume",
-    "plan": "probes:plan",
+    "orbax-to-safetensors": "peers:orbax_to_safetensors", "transformers": "peers:transformers_reshard",
+    "transformers-dequantize": "peers:transformers_dequantize", "mergekit": "peers:mergekit_reshard",
+    "sign": "peers:sign", "verify-signature": "peers:verify_signature",
+    "t5x-to-huggingface": "peers:t5x_to_huggingface", "paxml-to-maxtext": "peers:paxml_to_maxtext",
+    "huggingface-to-maxtext": "peers:huggingface_to_maxtext",
+    "maxtext-to-huggingface": "peers:maxtext_to_huggingface",
+    "kernel": "probes:kernel", "resume": "probes:resume", "plan": "probes:plan", "many": "probes:many",
     "audit": "probes:audit",
-}
+}  # fmt: skip
 
 
 def main() -> None:

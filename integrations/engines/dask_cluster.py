@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 from distributed.security import Security
 
+from wherry.core import child
+from wherry.core.child import Child
+from wherry.core.json_document import json_value
 from wherry.errors import StorageError, missing_extra
-from wherry.remote.waits import waiting
-from wherry.runtime import child
-from wherry.runtime.child import Child
-from wherry.storage.folders import PREFIX
-from wherry.text.json_values import json_value
+from wherry.store.folders import PREFIX
+from wherry.store.waits import waiting
 from wherry.workers.coordinator import ALLOWED_LOSSES
 from wherry.workers.engines import stop, variables
 

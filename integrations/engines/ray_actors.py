@@ -24,7 +24,7 @@ from ray.util.scheduling_strategies import (  # pyright: ignore[reportMissingImp
 )
 
 from wherry.errors import StorageError, UsageError
-from wherry.storage.folders import PREFIX
+from wherry.store.folders import PREFIX
 from wherry.workers.coordinator import WorkerFunction, Workplace
 from wherry.workers.engines import variables
 
@@ -35,10 +35,10 @@ _SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_TOKEN": secrets.token_hex
 
 
 class RayActor:
-    """What runs on a worker."""
+    """The actor that runs on a worker."""
 
     def run(self, function: WorkerFunction, *arguments: Any) -> Mapping[str, Any]:
-        """Call a function of `wherry.workers.work`."""
+        """Call a function of `wherry.workers`."""
         return function(*arguments)
 
 

@@ -21,11 +21,12 @@ from typing import Any
 from wherry.core.keypath import KeyPath, render
 from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import AxisName, TensorSpec
+from wherry.cures import Argument, Blank, Cure
 from wherry.errors import MismatchError, NotFoundError, missing_extra
+from wherry.layout.axes import BOX_TAG, BOXES, Rules, mesh_axes
+from wherry.layout.forms import BOX, OLD_VARIABLE
 from wherry.ledger.resolve import open_checkpoint
-from wherry.storage.sidecar import read_sidecar
-from wherry.tree.axes import BOX_TAG, BOXES, Rules, mesh_axes
-from wherry.tree.forms import BOX, OLD_VARIABLE
+from wherry.store.sidecar import read_sidecar
 
 
 def rebuild_boxes(tree: Any, checkpoint: Manifest | str | os.PathLike[str]) -> Any:
@@ -176,7 +177,7 @@ def _require(found: list[KeyPath], checkpoint: Any) -> None:
         raise NotFoundError(
             "no axis names recorded for any leaf of this tree",
             uri=uri,
-            cure="pass --set axes=FILE when you convert the checkpoint",
+            cure=Cure("pass {} when you convert the checkpoint", Argument("set", Blank("axes=FILE"))),
         )
 
 

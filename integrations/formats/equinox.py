@@ -14,18 +14,16 @@ from dataclasses import replace
 from typing import Any, cast
 
 from wherry.core.detection import Detection, Evidence
+from wherry.core.json_document import parse_json
 from wherry.core.keypath import KeyPath
+from wherry.core.limits import SMALL, beyond, exceeds, scale_limit
 from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, UnsupportedError, WherryError
-from wherry.formats.format import Format, Glimpse, Holds, Opened
-from wherry.formats.glimpse import Signs
+from wherry.formats.format import Format, Glimpse, Holds, Opened, Signs
 from wherry.integrations.containers.flat.strides import PlacedTensor, StridedReader
 from wherry.integrations.containers.npz.npy import MAGIC, NpyHeader, read_header
-from wherry.storage.location import Location
-from wherry.store.store import Entry
-from wherry.text.json_document import parse_json
-from wherry.text.limits import SMALL, beyond, exceeds, scale_limit
+from wherry.store.location import Location
 
 SUFFIX = ".eqx"
 VERSION = ".npy records, no names"
@@ -49,16 +47,7 @@ def _detect(glimpse: Glimpse) -> Detection | None:
             seen = "starts with a .npy record, and more follow"
     elif glimpse.head.startswith(b"{") and (named or b"\n" + MAGIC in glimpse.head):
         seen = "a line of JSON, then .npy records"
-    if seen is None:
-        return None
-    return Detection(
-        uri=glimpse.location.uri,
-        format="equinox",
-        format_version=VERSION,
-        writer="equinox",
-        kind="params",
-        evidence=(Evidence(glimpse.location.name, seen),),
-    )
+    return glimpse.detected("equinox", VERSION, "equinox", seen, kind="params") if seen else None
 
 
 class _RecordWindow:
@@ -92,10 +81,9 @@ def _open(location: Location, detection: Detection) -> Opened:
         )
     kind = "params" if all("float" in spec.dtype for spec in specs.values()) else "other"
     manifest = Manifest(tensors=specs, step=detection.step, kind=kind, custom=custom)
-    member = Entry(location.name, entry.size, is_dir=False, mark=entry.mark)
     seen = Evidence(location.name, f"{len(specs)} records, identified only by their numbers")
     return Opened(
-        replace(detection, kind=kind).seen(seen), manifest, StridedReader(location, placed, (member,))
+        replace(detection, kind=kind).seen(seen), manifest, StridedReader(location, placed, (entry,))
     )
 
 

@@ -20,22 +20,21 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from wherry.core.account import TRAINING_STATE, ignored_file
 from wherry.core.detection import Detection, Evidence
 from wherry.core.keypath import KeyPath, render
-from wherry.core.manifest import Companion, Manifest
+from wherry.core.lazy_dataclass import dataclass
+from wherry.core.manifest import Manifest
 from wherry.core.steps import step_number
 from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import HostileError, IncompleteError, UnsupportedError
-from wherry.formats.contents import Extent
-from wherry.formats.format import Format, Glimpse, Holds, Opened
-from wherry.formats.glimpse import Signs
-from wherry.integrations.containers.flat.reader import FlatReader
-from wherry.integrations.containers.flat.strides import StridedReader, require_honest_size
-from wherry.integrations.containers.torch.archive import Archive, read_object
+from wherry.formats.format import Extent, Format, Glimpse, Holds, Opened, Signs
+from wherry.integrations.containers.flat.reader import FlatReader, Surroundings
+from wherry.integrations.containers.flat.strides import StridedReader
+from wherry.integrations.containers.torch.archive import Archive, read_archive
 from wherry.integrations.containers.torch.values import (
     COORDINATE,
     DTENSOR,
@@ -45,9 +44,8 @@ from wherry.integrations.containers.torch.values import (
     REPLICATE,
     SHAPE,
 )
-from wherry.integrations.containers.zip.read import read_directory
 from wherry.layout.runs import cut
-from wherry.storage.location import Location
+from wherry.store.location import Location
 
 _FILE = re.compile(r"(?P<kind>model|optim|extra_state)_world_size_(?P<size>\d+)_rank_(?P<rank>\d+)\.pt")
 _MODEL = "model"
@@ -82,11 +80,9 @@ def detect(glimpse: Glimpse) -> Detection | None:
     if not rows:
         return None
     first = min(rows, key=lambda row: (int(row["size"]), int(row["rank"])))
-    evidence = Evidence(first[0], f"{len(rows)} of the files of {first['size']} ranks")
-    return Detection(
-        glimpse.location.uri, "fsdp", format_version="DTensor", writer="torch.distributed.tensor",
-        step=step_number(glimpse.location.name), kind="params", evidence=(evidence,),
-    )  # fmt: skip
+    seen = Evidence(first[0], f"{len(rows)} of the files of {first['size']} ranks")
+    step = step_number(glimpse.location.name)
+    return glimpse.detected("fsdp", "DTensor", "torch.distributed.tensor", seen, step=step, kind="params")
 
 
 def open_fsdp(location: Location, detection: Detection) -> Opened:
@@ -100,7 +96,7 @@ def open_fsdp(location: Location, detection: Detection) -> Opened:
     """
     names = {entry.name: entry for entry in location.entries()}
     files = _rank_files(location, names)
-    archives = [_open_archive(location.join(name)) for name in files]
+    archives = [read_archive(location.join(name), RANK_RULES, bare=True) for name in files]
     parts: dict[str, list[LocalTensor]] = {}
     for rank, archive in enumerate(archives):
         for name, part in _parts(rank, archive, location.join(files[rank]), len(files)):
@@ -116,22 +112,22 @@ def open_fsdp(location: Location, detection: Detection) -> Opened:
         ignored_file(name, TRAINING_STATE, "state of the trainer", "only parameters are read")
         for name in sorted(others)
     )
-    companions = [
-        one for one in names.values() if one.name.endswith(".json") and not one.is_dir and one.size >= 0
-    ]
+    around = Surroundings(
+        [one for one in names.values() if one.name.endswith(".json") and not one.is_dir and one.size >= 0]
+    )
     manifest = Manifest(
         specs,
         step=detection.step,
         kind="params",
-        companions=tuple(Companion(one.name, one.size) for one in companions),
+        companions=around.listed,
     )
     found = replace(detection, format_version=f"DTensor, {len(files)} ranks")
-    reader = FlatReader(location, places, (*own, *companions), frozenset(one.name for one in companions))
+    reader = FlatReader(location, places, (*own, *around.companions), around.names)
     return Opened(found.seen(Evidence(files[0], f"{len(specs)} whole tensors")), manifest, reader, ignored)
 
 
 def _rank_files(location: Location, names: Iterable[str]) -> list[str]:
-    """The names of the files of a model, by rank; all are there, and of one number of ranks."""
+    """The names of a model's files, by rank; refuses a missing file, and files of different numbers of ranks."""
     rows = [match for name in names if (match := _FILE.fullmatch(name)) and match["kind"] == _MODEL]
     sizes = {int(row["size"]) for row in rows}
     if len(sizes) != 1:
@@ -151,13 +147,6 @@ def _rank_files(location: Location, names: Iterable[str]) -> list[str]:
             f"{len(found)} files of {size} ranks", uri=location.uri, cure="do not use this checkpoint"
         )
     return [found[rank] for rank in range(size)]
-
-
-def _open_archive(location: Location) -> Archive:
-    archive = read_object(location, read_directory(location), {}, RANK_RULES)
-    if archive.placed:
-        require_honest_size(archive.placed, location)
-    return archive
 
 
 def _parts(rank: int, archive: Archive, place: Location, ranks: int) -> Iterator[tuple[str, LocalTensor]]:

@@ -37,27 +37,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from wherry.core.detection import Detection, Evidence, Kind
 from wherry.core.keypath import KeyPath
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import TensorSpec
+from wherry.cures import Command, Cure
 from wherry.errors import IncompleteError, WherryError
 from wherry.formats.format import Format, Glimpse, Holds, Opened, Option, Options
 from wherry.formats.systems import TreeForm
 from wherry.integrations.containers.orbax import detection, layout, tree
 from wherry.integrations.containers.orbax import write as orbax
 from wherry.integrations.containers.orbax.detection import SIGNS, other_items
-from wherry.integrations.containers.orbax.item import WithinReader, open_item
+from wherry.integrations.containers.orbax.item import open_item
 from wherry.integrations.containers.orbax.tree import msgpack_tree, own_notes
 from wherry.integrations.containers.orbax.write import MARKER, arrays_of, checkpoint_file, item_files
 from wherry.integrations.containers.zarr.metadata import STORABLE
-from wherry.integrations.containers.zarr.reader import ArrayReader
-from wherry.storage.location import Location
+from wherry.integrations.containers.zarr.reader import ArrayReader, WithinReader
+from wherry.layout.tree_reading import read_leaves
+from wherry.store.location import Location
 from wherry.target.file_map import FileMap, Scene, map_of_chunks, within
-from wherry.tree.tree_reading import read_leaves
 
 WRAPPED: KeyPath = ("params", "params")
 _OTHER_ROOTS: tuple[KeyPath, ...] = (("params",), ("base",), ("model_params",), ())
@@ -289,9 +291,10 @@ def open_found(found: MaxTextStep) -> Opened:
         custom = {**manifest.custom, NAME: seen.to_json()}
         manifest = replace(manifest, kind=found.kind or manifest.kind, custom=custom)
     item = replace(found.item, detection=opened.detection)
-    shardings = {path: spec.sharding for path, spec in manifest.tensors.items() if spec.sharding is not None}
-    extra_files = _STEP_FILES if found.home != found.item.location else ()
-    reader = WithinReader(opened.reader, found.home, shardings=shardings, extra_files=extra_files)
+    around = _STEP_FILES if found.home != found.item.location else ()
+    parts = {_relative(found.home, found.item.location).rstrip("/"): found.item.location}
+    parts |= {name: found.home.join(name) for name in around}
+    reader = WithinReader(opened.reader, parts, manifest.tensors)
     ignored = other_items(found.item.location, found.home)
     return Opened(describe_step(replace(found, shape=seen, item=item)), manifest, reader, ignored)
 
@@ -418,7 +421,7 @@ def open_maxtext(location: Location, detection: Detection) -> Opened:
     found = find(Glimpse(location))
     if found is None:
         raise IncompleteError(
-            "MaxText item not found", uri=detection.uri, cure="run `wherry detect` on the folder"
+            "MaxText item not found", uri=detection.uri, cure=Cure("run {} on the folder", Command("detect"))
         )
     opened = open_found(found)
     known = {*describe_step(found).evidence, *opened.detection.evidence}

@@ -19,18 +19,16 @@ from typing import Literal
 
 from wherry.core.detection import Detection, Evidence
 from wherry.core.keypath import KeyPath, parse, render
-from wherry.core.manifest import Companion, Manifest, Value
+from wherry.core.manifest import Manifest, Value
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, IncompleteError
-from wherry.formats.format import Format, Glimpse, Holds, Opened
-from wherry.formats.glimpse import Signs
+from wherry.formats.format import Format, Glimpse, Holds, Opened, Signs
 from wherry.integrations.containers.flat.strides import PlacedTensor, StridedReader
 from wherry.integrations.containers.torch.archive import read_archive
 from wherry.integrations.containers.zip.read import LOCAL_MAGIC
 from wherry.integrations.formats.huggingface.folder import read_json, surroundings
 from wherry.integrations.formats.huggingface.weights import find_weights
-from wherry.storage.location import Location
-from wherry.store.store import Entry
+from wherry.store.location import Location
 
 _PART = re.compile(r"consolidated\.(\d{2})\.pth")
 SINGLE = "consolidated.pth"
@@ -73,20 +71,11 @@ def _detect(glimpse: Glimpse) -> Detection | None:
     names = _parts(glimpse.location, glimpse.entries)
     if not names or find_weights(glimpse.entries) is not None:
         return None
-    return Detection(
-        uri=glimpse.location.uri,
-        format="meta-consolidated",
-        format_version=SINGLE if names == [SINGLE] else f"{len(names)} consolidated.NN.pth",
-        writer="Meta",
-        kind="params",
-        evidence=(
-            Evidence(names[0], "one file with Meta's names")
-            if names == [SINGLE]
-            else Evidence(
-                names[0], f"{len(names)} files with Meta's names, one for each model-parallel rank"
-            ),
-        ),
-    )
+    version, seen = SINGLE, "one file with Meta's names"
+    if names != [SINGLE]:
+        version = f"{len(names)} consolidated.NN.pth"
+        seen = f"{len(names)} files with Meta's names, one for each model-parallel rank"
+    return glimpse.detected("meta-consolidated", version, "Meta", Evidence(names[0], seen), kind="params")
 
 
 def _open(location: Location, detection: Detection) -> Opened:
@@ -108,11 +97,9 @@ def _open(location: Location, detection: Detection) -> Opened:
         values |= {(*prefix, *path): value for path, value in archive.tree.values.items()}
     _require_numbered(_expected_files(specs), names, location)
     neighbours = surroundings(location, set(names), names[0])
-    companions = tuple(Companion(one.name, one.size) for one in neighbours.companions)
-    manifest = Manifest(tensors=specs, values=values, kind="params", companions=companions)
-    own = [Entry(name, entries[name].size, is_dir=False, mark=entries[name].mark) for name in names]
-    files = (*own, *neighbours.companions)
-    reader = StridedReader(location, placed, files, frozenset(one.name for one in companions))
+    manifest = Manifest(tensors=specs, values=values, kind="params", companions=neighbours.listed)
+    files = (*(entries[name] for name in names), *neighbours.companions)
+    reader = StridedReader(location, placed, files, neighbours.names)
     params = Evidence(_PARAMS, "found" if _PARAMS in entries else "missing: the model's sizes are not stated")
     return Opened(replace(detection, kind="params").seen(params), manifest, reader, tuple(neighbours.ignored))
 

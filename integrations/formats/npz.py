@@ -13,9 +13,9 @@ from dataclasses import replace
 from wherry.core.detection import Detection, Evidence
 from wherry.core.keypath import render
 from wherry.core.manifest import Manifest, without_chunks
+from wherry.cures import Argument, Cure
 from wherry.errors import UnrepresentableError, WherryError
-from wherry.formats.format import Format, Glimpse, Holds, Opened, Options
-from wherry.formats.glimpse import Signs
+from wherry.formats.format import Format, Glimpse, Holds, Opened, Options, Signs
 from wherry.integrations.containers.npz.npy import WRITABLE
 from wherry.integrations.containers.npz.reader import (
     SUFFIX,
@@ -25,9 +25,8 @@ from wherry.integrations.containers.npz.reader import (
     leaves_folder,
     read_contents,
 )
-from wherry.integrations.containers.zip.read import LOCAL_MAGIC, first_name, read_directory
-from wherry.storage.location import Location
-from wherry.store.store import Entry
+from wherry.integrations.containers.zip.read import local_member, read_directory
+from wherry.store.location import Location
 from wherry.target.file_map import FileMap, Scene
 
 _EMPTY_MAGIC = b"PK\x05\x06"  # the end record: an archive without members has nothing else
@@ -36,7 +35,7 @@ STORED, DEFLATED = "npz", "npz, compressed"
 
 def _detect(glimpse: Glimpse) -> Detection | None:
     empty = glimpse.head.startswith(_EMPTY_MAGIC) and glimpse.location.name.endswith(".npz")
-    if not empty and not (glimpse.head.startswith(LOCAL_MAGIC) and first_name(glimpse.head).endswith(SUFFIX)):
+    if not empty and not local_member(glimpse.head)[0].endswith(SUFFIX):
         return None
     try:
         names = read_directory(glimpse.location).members
@@ -45,28 +44,20 @@ def _detect(glimpse: Glimpse) -> Detection | None:
         names, seen = {}, f"a zip archive that starts with a .npy record; {error.what}"
     if not all(name.endswith(SUFFIX) for name in names):
         return None
-    return Detection(
-        uri=glimpse.location.uri,
-        format="npz",
-        format_version=STORED,
-        writer="numpy",
-        evidence=(Evidence(glimpse.location.name, seen),),
-    )
+    return glimpse.detected("npz", STORED, "numpy", seen)
 
 
 def _open(location: Location, detection: Detection) -> Opened:
     contents = read_contents(location)
-    entry = location.present()
     kind = "params" if holds_floats(contents.specs) else "other"
     manifest = Manifest(tensors=contents.specs, values=contents.values, step=detection.step, kind=kind)
-    member = Entry(location.name, entry.size, is_dir=False, mark=entry.mark)
     seen = [
         f"{len(contents.placed)} stored and {len(contents.deflated)} deflated arrays",
         *sorted(contents.notes),
     ]
     precise = replace(detection, format_version=DEFLATED if contents.deflated else STORED, kind=kind)
     evidence = (Evidence(location.name, text) for text in seen)
-    return Opened(precise.seen(*evidence), manifest, NpzReader(location, contents, (member,)))
+    return Opened(precise.seen(*evidence), manifest, NpzReader(location, contents, (location.present(),)))
 
 
 def _prepare(manifest: Manifest, _options: Options) -> Manifest:
@@ -75,7 +66,7 @@ def _prepare(manifest: Manifest, _options: Options) -> Manifest:
             raise UnrepresentableError(
                 "the name would leave the folder into which the archive is unpacked",
                 path=render(path),
-                cure="rename it with --rename, or choose another target",
+                cure=Cure("rename it with {}, or choose another target", Argument("rename")),
             )
     return without_chunks(manifest)
 

@@ -14,11 +14,9 @@ from typing import Any
 
 from wherry.core.detection import Detection, Evidence
 from wherry.core.keypath import KeyPath, render
-from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, NotACheckpointError
-from wherry.formats.format import HEAD_BYTES, Format, Glimpse, Holds, Opened
-from wherry.formats.glimpse import Signs
+from wherry.formats.format import HEAD_BYTES, Format, Glimpse, Holds, Opened, Signs
 from wherry.integrations.containers.flat.strides import StridedReader
 from wherry.integrations.containers.pickle.machine import load
 from wherry.integrations.containers.pickle.numpy_objects import NUMPY_RULES, PickledArray, placed_array
@@ -27,9 +25,8 @@ from wherry.integrations.containers.pickle.tree import PickleTree, plant
 from wherry.integrations.containers.pickle.values import open_for_walk
 from wherry.integrations.containers.safetensors.header import plausible
 from wherry.integrations.containers.torch.archive import is_legacy
-from wherry.storage.location import Location
-from wherry.store.store import Entry
-from wherry.tree.tree_reading import read_tree
+from wherry.layout.tree_reading import read_tree
+from wherry.store.location import Location
 
 _MARKS = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
 _TEXT_STARTS = tuple(bytes([opcode]) for opcode in b"(cid]}l")  # protocols 0 and 1 have no magic
@@ -47,13 +44,8 @@ def _detect(glimpse: Glimpse) -> Detection | None:
     protocol = head[1] if binary else 0
     names = [wanted.name for wanted in stream.globals]
     wants = f"refers to {', '.join(names[:3])}" if names else "refers to no globals in its first bytes"
-    return Detection(
-        uri=glimpse.location.uri,
-        format="numpy-pickle",
-        format_version=f"pickle protocol {protocol}",
-        writer="python pickle",
-        evidence=(Evidence(glimpse.location.name, f"a pickle of protocol {protocol} that {wants}"),),
-    )
+    seen = f"a pickle of protocol {protocol} that {wants}"
+    return glimpse.detected("numpy-pickle", f"pickle protocol {protocol}", "python pickle", seen)
 
 
 def _wants_arrays(stream: Stream) -> bool:
@@ -92,23 +84,15 @@ def _open(location: Location, detection: Detection) -> Opened:
             "the pickle contains no arrays", uri=location.uri, cure="pass the file with the weights"
         )
     placed = {path: placed_array(location, array) for path, array in arrays.items()}
-    step = _step(tree)
-    manifest = Manifest(
-        tensors=_specs(arrays),
-        values=tree.values,
-        empties=tree.empties,
-        lists=frozenset(tree.lists),
-        step=step if detection.step is None else detection.step,
-        custom=tree.custom,
-    )
+    step = _step(tree) if detection.step is None else detection.step
+    manifest = tree.manifest(_specs(arrays), step)
     tops = {path[0] for path in (*manifest.tensors, *manifest.values) if path}
     # Training scripts pickle a step next to the parameters.
     is_state = len(tops) > 1 and not tops.isdisjoint(_STEPS)
     manifest = replace(manifest, kind="train-state" if is_state else read_tree(manifest).whole)
-    member = Entry(location.name, entry.size, is_dir=False, mark=entry.mark)
     seen = Evidence(location.name, f"{len(placed)} arrays, {len(tree.values)} other values")
     precise = replace(detection, kind=manifest.kind, step=manifest.step).seen(seen)
-    return Opened(precise, manifest, StridedReader(location, placed, (member,)))
+    return Opened(precise, manifest, StridedReader(location, placed, (entry,)))
 
 
 def _specs(arrays: dict[KeyPath, PickledArray]) -> dict[KeyPath, TensorSpec]:

@@ -18,15 +18,13 @@ from wherry.core.detection import Detection, Evidence
 from wherry.core.keypath import KeyPath, render
 from wherry.core.manifest import Manifest
 from wherry.core.steps import step_number
-from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, IncompleteError, NotACheckpointError
-from wherry.formats.format import Format, Glimpse, Holds, Opened
-from wherry.formats.glimpse import Signs
+from wherry.formats.format import Format, Glimpse, Holds, Opened, Signs
 from wherry.integrations.containers.orbax import layout
 from wherry.integrations.containers.zarr.listing import Listing
 from wherry.integrations.containers.zarr.metadata import METADATA_NAMES
-from wherry.storage.location import Location
-from wherry.storage.sidecar import OWN_NAMES
+from wherry.store.location import Location
+from wherry.store.sidecar import OWN_NAMES
 
 NAME = "ocdbt"
 _DATA = "d"
@@ -38,14 +36,9 @@ def detect(glimpse: Glimpse) -> Detection | None:
     entries = glimpse.entries
     if layout.MANIFEST not in entries or _DATA not in entries or layout.look_at_item(glimpse) is not None:
         return None
-    return Detection(
-        uri=glimpse.location.uri,
-        format=NAME,
-        format_version="ocdbt",
-        writer="tensorstore (Levanter or jax.experimental.array_serialization)",
-        step=step_number(glimpse.location.name),
-        evidence=(Evidence(layout.MANIFEST, "an OCDBT database without any file of Orbax"),),
-    )
+    writer = "tensorstore (Levanter or jax.experimental.array_serialization)"
+    seen = Evidence(layout.MANIFEST, "an OCDBT database without any file of Orbax")
+    return glimpse.detected(NAME, "ocdbt", writer, seen, step=step_number(glimpse.location.name))
 
 
 def open_database(location: Location, detection: Detection) -> Opened:
@@ -76,10 +69,7 @@ def open_database(location: Location, detection: Detection) -> Opened:
         raise CorruptError(
             "an array is stored inside of another array", uri=location.uri, path=render(inside)
         )
-    specs = {
-        path: TensorSpec(path, array.zarr.shape, array.zarr.dtype, chunks=array.zarr.chunks)
-        for path, array in arrays.found.items()
-    }
+    specs = {path: array.spec(path) for path, array in arrays.found.items()}
     versions = sorted({array.zarr.version for array in arrays.found.values()})
     ignored = tuple(
         ignored_file(name, FILES, "a folder" if entry.is_dir else "a file", "it is not in the database")

@@ -44,9 +44,9 @@ from wherry.integrations.containers.orbax.layout import TREE, JsonObject, read_j
 from wherry.integrations.containers.orbax.tree import ItemTree, read_tree
 from wherry.integrations.containers.orbax.write import HANDLER, MARKER, arrays_of, checkpoint_file, item_files
 from wherry.integrations.containers.zarr.metadata import STORABLE
-from wherry.storage.location import Location
+from wherry.layout.forms import BOX, wrapped_leaves
+from wherry.store.location import Location
 from wherry.target.file_map import File, FileMap, Scene, map_of_chunks
-from wherry.tree.forms import BOX, wrapped_leaves
 
 FILE = "penzai.json"
 FIELD = "penzai"
@@ -128,7 +128,8 @@ def read_names(rows: JsonObject, ranks: Mapping[KeyPath, int], uri: str) -> dict
     found: dict[KeyPath, ArrayNames] = {}
     for label, row in rows.items():
         try:
-            path = parse(row["path"]) if "path" in row else _path_of(label, ranks)
+            named = (label, NAMED_ARRAY)
+            path = parse(row["path"]) if "path" in row else named if named in ranks else (label,)
             axes = _axes(row)
             found[path] = ArrayNames(label, axes, dict(row.get("metadata") or {}))
         except (KeyError, TypeError, ValueError) as error:
@@ -179,10 +180,6 @@ def rows_of(manifest: Manifest, uri: str = "") -> JsonObject:
 def file_text(rows: JsonObject) -> str:
     """The file `penzai.json`."""
     return json.dumps({"version": _VERSION, "arrays": rows})
-
-
-def _path_of(label: str, ranks: Mapping[KeyPath, int]) -> KeyPath:
-    return (label, NAMED_ARRAY) if (label, NAMED_ARRAY) in ranks else (label,)
 
 
 def _axes(row: JsonObject) -> tuple[AxisName, ...] | None:

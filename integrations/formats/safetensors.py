@@ -8,16 +8,18 @@ Names are one part of a key path, exactly as stored; `__metadata__` is the manif
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Manifest
-from wherry.formats.format import Format, Glimpse, Holds, Opened, Options
-from wherry.formats.glimpse import Signs
+from wherry.formats.format import Format, Glimpse, Holds, Opened, Options, Signs
 from wherry.integrations.containers.flat.one_file import open_one
 from wherry.integrations.containers.safetensors import header as safetensors
-from wherry.integrations.containers.safetensors.header import DTYPES, placed_tensors
-from wherry.integrations.containers.safetensors.layout import METADATA_FORMAT, kept_metadata, lay_out
-from wherry.storage.location import Location
-from wherry.target.file_map import FileMap, Scene
+from wherry.integrations.containers.safetensors.header import DTYPES, METADATA_FORMAT, placed_tensors
+from wherry.store.location import Location
+
+if TYPE_CHECKING:
+    from wherry.target.file_map import FileMap, Scene
 
 SUFFIX = ".safetensors"
 VERSION = "single file"
@@ -35,14 +37,7 @@ def _detect(glimpse: Glimpse) -> Detection | None:
         seen = f"its name ends in {SUFFIX}; its first bytes are not a safetensors header"
     else:
         return None
-    return Detection(
-        uri=glimpse.location.uri,
-        format="safetensors",
-        format_version=VERSION,
-        writer="safetensors",
-        kind="params",
-        evidence=(Evidence(glimpse.location.name, seen),),
-    )
+    return glimpse.detected("safetensors", VERSION, "safetensors", seen, kind="params")
 
 
 def _open(location: Location, detection: Detection) -> Opened:
@@ -53,6 +48,8 @@ def _open(location: Location, detection: Detection) -> Opened:
 
 
 def _layout(manifest: Manifest, options: Options, _scene: Scene) -> FileMap:
+    from wherry.integrations.containers.safetensors.layout import kept_metadata, lay_out
+
     metadata = kept_metadata(manifest.custom, options["metadata_format"])
     return lay_out({".": list(manifest.tensors.values())}, metadata)
 

@@ -27,21 +27,20 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from google_crc32c import value as crc32c
 
 from wherry.core.detection import Detection, Evidence
 from wherry.core.keypath import KeyPath
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.manifest import Manifest, Value
 from wherry.core.steps import step_number
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
-from wherry.formats.contents import Extent, RangeChecksum
-from wherry.formats.format import Format, Glimpse, Holds, Opened
-from wherry.formats.glimpse import Signs
+from wherry.formats.format import Extent, Format, Glimpse, Holds, Opened, RangeChecksum, Signs
 from wherry.integrations.containers.flat.reader import FlatReader
-from wherry.storage.location import Location
+from wherry.store.location import Location
 from wherry.store.store import Entry
 
 FOOTER = 48
@@ -293,7 +292,7 @@ def _text(data: bytes, crc: int, name: str, uri: str) -> str:
 
 
 def _shape(entry: dict[int, list[int | bytes]], name: str, uri: str) -> tuple[int, ...]:
-    """TensorShapeProto: 2 dimensions (1 their extents), 3 whether the rank is unknown."""
+    """The shape in a TensorShapeProto; field 2 holds the dimensions (extents in field 1), field 3 an unknown rank."""
     stored = entry.get(2, [b""])[-1]
     proto = _fields(stored if isinstance(stored, bytes) else b"", uri)
     dimensions = proto.get(2, [])
@@ -379,9 +378,7 @@ def _open(location: Location, detection: Detection) -> Opened:
     seen = Evidence(
         index.name, f"{len(bundle.specs)} tensors in {len(bundle.files)} files, {len(bundle.values)} strings"
     )
-    entry = index.present()
-    members = (Entry(index.name, entry.size, is_dir=False, mark=entry.mark), *bundle.files.values())
-    reader = FlatReader(location, bundle.places, members)
+    reader = FlatReader(location, bundle.places, (index.present(), *bundle.files.values()))
     return Opened(detection.seen(seen), manifest, reader)
 
 

@@ -15,8 +15,7 @@ from typing import NoReturn
 from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Manifest, without_chunks
 from wherry.errors import UnsupportedError, WherryError
-from wherry.formats.format import Format, Glimpse, Holds, Opened, Options
-from wherry.formats.glimpse import Signs
+from wherry.formats.format import Format, Glimpse, Holds, Opened, Options, Signs
 from wherry.integrations.containers.flat.strides import StridedReader
 from wherry.integrations.containers.torch.archive import (
     CONSTANTS,
@@ -30,11 +29,10 @@ from wherry.integrations.containers.torch.archive import (
 )
 from wherry.integrations.containers.torch.layout import WRITABLE, Archives, archives_map, build, pickle_object
 from wherry.integrations.containers.torch.values import RULES
-from wherry.integrations.containers.zip.read import LOCAL_MAGIC, first_name, read_directory
-from wherry.storage.location import Location
-from wherry.store.store import Entry
+from wherry.integrations.containers.zip.read import LOCAL_MAGIC, local_member, read_directory
+from wherry.layout.tree_reading import read_tree
+from wherry.store.location import Location
 from wherry.target.file_map import FileMap, Scene
-from wherry.tree.tree_reading import read_tree
 
 VERSION = "zip, version 3"
 _OLD_SCRIPT = "/model.json"  # of torch 1.0 and 1.1
@@ -48,17 +46,9 @@ def _detect(glimpse: Glimpse) -> Detection | None:
         found = roots(read_directory(glimpse.location))
         seen = f"a zip archive with {found[0]}{PICKLE}" if found else None
     except WherryError as error:  # a truncated file has no directory, but torch writes its pickle first
-        cut = first_name(glimpse.head).endswith(PICKLE)
+        cut = local_member(glimpse.head)[0].endswith(PICKLE)
         seen = f"a zip archive that starts with a pickle; {error.what}" if cut else None
-    if seen is None:
-        return None
-    return Detection(
-        uri=glimpse.location.uri,
-        format="torch-zip",
-        format_version="zip",
-        writer="torch",
-        evidence=(Evidence(glimpse.location.name, seen),),
-    )
+    return glimpse.detected("torch-zip", "zip", "torch", seen) if seen else None
 
 
 def _open(location: Location, detection: Detection) -> Opened:
@@ -68,21 +58,12 @@ def _open(location: Location, detection: Detection) -> Opened:
 
 
 def _open_archive(location: Location, detection: Detection, archive: Archive) -> Opened:
-    entry = location.present()
     tree = archive.tree
-    manifest = Manifest(
-        tensors=archive.specs,
-        values=tree.values,
-        empties=tree.empties,
-        lists=frozenset(tree.lists),
-        step=detection.step,
-        custom=tree.custom,
-    )
+    manifest = tree.manifest(archive.specs, detection.step)
     manifest = replace(manifest, kind=read_tree(manifest).whole)
-    member = Entry(location.name, entry.size, is_dir=False, mark=entry.mark)
     seen = Evidence(location.name, f"{len(archive.placed)} tensors, {len(tree.values)} other values")
     precise = replace(detection, kind=manifest.kind).seen(seen)
-    return Opened(precise, manifest, StridedReader(location, archive.placed, (member,)))
+    return Opened(precise, manifest, StridedReader(location, archive.placed, (location.present(),)))
 
 
 def _prepare(manifest: Manifest, _options: Options) -> Manifest:
@@ -104,34 +85,18 @@ def _detect_script(glimpse: Glimpse) -> Detection | None:
     ending = next((ending for ending in (CONSTANTS, _OLD_SCRIPT) if roots(directory, ending)), None)
     if ending is None:
         return None
-    return Detection(
-        uri=glimpse.location.uri,
-        format="torchscript",
-        format_version="TorchScript zip",
-        writer="torch",
-        evidence=(
-            Evidence(glimpse.location.name, f"a zip archive with {roots(directory, ending)[0]}{ending}"),
-        ),
-    )
+    seen = f"a zip archive with {roots(directory, ending)[0]}{ending}"
+    return glimpse.detected("torchscript", "TorchScript zip", "torch", seen)
 
 
 def _detect_legacy(glimpse: Glimpse) -> Detection | None:
-    uri, name = glimpse.location.uri, glimpse.location.name
     if is_legacy(glimpse.head):
-        seen = Evidence(name, "starts with torch's magic number, pickled")
-        return Detection(
-            uri, "torch-legacy", format_version="legacy stream", writer="torch", evidence=(seen,)
-        )
+        seen = "starts with torch's magic number, pickled"
+        return glimpse.detected("torch-legacy", "legacy stream", "torch", seen)
     if is_tar(glimpse.head):
-        return Detection(
-            uri,
-            "torch-legacy",
-            format_version="tar",
-            writer="torch 0.1",
-            verdict="unsupported",
-            reason=_TAR,
-            evidence=(Evidence(name, "a tar archive that starts with a member name of torch"),),
-        )
+        seen = "a tar archive that starts with a member name of torch"
+        found = glimpse.detected("torch-legacy", "tar", "torch 0.1", seen)
+        return replace(found, verdict="unsupported", reason=_TAR)
     return None
 
 

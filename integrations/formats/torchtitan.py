@@ -25,7 +25,7 @@ from wherry.formats.format import Adapted, Format, Glimpse, Opened
 from wherry.integrations.formats import dcp
 from wherry.integrations.formats.dcp.folder import METADATA
 from wherry.integrations.formats.dcp.layout import NESTED, VERSION
-from wherry.storage.location import Location
+from wherry.store.location import Location
 
 _HEAD = 1 << 18
 _OF_LINGUA = "params.json"  # a folder with this file is Lingua's, whose names these are too
@@ -45,14 +45,8 @@ def _detect(glimpse: Glimpse) -> Detection | None:
     found = _find_evidence(glimpse.location)
     if found is None:
         return None
-    return Detection(
-        uri=glimpse.location.uri,
-        format="torchtitan",
-        format_version=VERSION,
-        writer="torchtitan",
-        step=step_number(glimpse.location.name),
-        evidence=(first, Evidence(METADATA, found)),
-    )
+    seen, step = Evidence(METADATA, found), step_number(glimpse.location.name)
+    return glimpse.detected("torchtitan", VERSION, "torchtitan", first, seen, step=step)
 
 
 def _find_evidence(location: Location) -> str | None:

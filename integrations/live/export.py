@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
 from wherry.core.keypath import KeyPath
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import UnrepresentableError, UnsupportedError, WherryError
 from wherry.live.snapshot import Box, LiveTensor

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from wherry.core.lazy_dataclass import dataclass
 from wherry.errors import IncompleteError, UnsupportedError
 
 _LONGEST = 4096

@@ -15,10 +15,11 @@ modules, optimizers and NNX modules are changed in place, at the end.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from wherry.core.keypath import KeyPath, render
+from wherry.core.lazy_dataclass import dataclass
 from wherry.errors import UnrepresentableError
 from wherry.integrations.live.leaves import dtype_of, is_plain, prng_of, shape_of, sharding_of
 from wherry.integrations.live.nodes import Node, WrapperFacts, is_penzai, is_torch, open_node
@@ -45,7 +46,7 @@ class StateTree:
 
 @dataclass(slots=True)
 class _StateWalk:
-    """What one walk over a state has seen.
+    """The leaves and nodes that one walk over a state has found.
 
     Attributes:
         variables: label → the Penzai variable with that label.

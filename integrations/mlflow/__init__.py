@@ -1,11 +1,12 @@
 """MLflow: model versions that point at checkpoints. Re-exports the public names of the modules in this package.
 
-A version is registered by reference: its source is the checkpoint's URI, its tags carry the digests, and a small
-run holds receipt and manifest as JSON. Tensor bytes are never uploaded to MLflow, and MLflow's own loader does not
-apply: the tag `wherry.fetch` has the command to use instead.
+A version is registered by reference: its source has the checkpoint's digest, its tags the place, and a small run
+holds receipt and manifest as JSON. Tensor bytes are never uploaded to MLflow; its loaders read the checkpoint through
+`model`, and the tag `wherry.fetch` has the command that copies it without MLflow.
 
 - `client`: the stores, and their errors as wherry's errors.
 - `versions`: one version per model and checkpoint, with any number of concurrent callers.
+- `model`: a version as an MLflow model: the artifact repository of `wherry://`, the MLmodel file, the loader.
 - `runs`: what MLflow's pages show: the run with its artifacts, source → converted; `figures`: its numbers and words.
 - `marks`: what an audit writes on a version.
 - `aliases`: moving aliases that other callers move too; `promote`: candidate → champion → previous, and back.

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from wherry.errors import TargetInUseError
 from wherry.integrations.mlflow.client import colliding
-from wherry.remote.waits import waiting
+from wherry.store.waits import waiting
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

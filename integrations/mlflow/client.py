@@ -9,7 +9,7 @@ Facts (MLflow 3.17):
   the database's message. Version numbers collide too; MLflow itself tries three times. Both are retried here.
 - `search_model_versions` leaves `aliases` empty; the aliases of all versions are a mapping of the registered model.
 - Its sessions of `requests` are made by one function, from which every one comes with checked connections here.
-- The client waits up to two minutes for each of eight attempts and says nothing; `wherry.remote.waits` does.
+- The client waits up to two minutes for each of eight attempts and says nothing; `wherry.store.waits` does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache, wraps
 from typing import Any, TypeVar, cast
 from urllib.parse import quote
@@ -29,12 +28,13 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.utils import request_utils
 
+from wherry.core.lazy_dataclass import dataclass
 from wherry.errors import StorageError, UsageError, WherryError
 from wherry.integrations.mlflow_probe import START_MLFLOW, require_answer
 from wherry.integrations.mlflow_version import not_registered
-from wherry.remote.addresses import configured_servers, guard_requests, refusal_in, require_configured_address
-from wherry.remote.waits import waiting
-from wherry.storage.home import sqlite_file, without_secrets
+from wherry.store.addresses import configured_servers, guard_requests, refusal_in, require_configured_address
+from wherry.store.home import sqlite_file, without_secrets
+from wherry.store.waits import waiting
 
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 

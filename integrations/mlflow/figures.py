@@ -14,11 +14,11 @@ from collections.abc import Mapping
 
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param
 
-from wherry.core.algorithms import algorithm_of
+from wherry.core.digest import algorithm_of
 from wherry.core.receipt import CheckpointRef
 from wherry.errors import printable
 from wherry.models.register import VersionFacts
-from wherry.storage.sidecar import Sidecar
+from wherry.store.sidecar import Sidecar
 
 LINEAGE_TAG = "wherry.lineage_page"
 RUN_PAGE_TAG = "wherry.prefect_run"
@@ -37,8 +37,8 @@ def params_of(sidecar: Sidecar) -> list[Param]:
     }
     if receipt is not None:
         values |= {"source_format": receipt.source.format, "family": receipt.family}
-        values |= {name: receipt.asked.get(name) for name in ("only", "ignore")}
-        stated = receipt.asked.get("options")
+        values |= {name: receipt.requested.get(name) for name in ("only", "ignore")}
+        stated = receipt.requested.get("options")
         # Those in force, defaults included, and those that were stated for the layout.
         options = {**(stated if isinstance(stated, dict) else {}), **receipt.options}
         values |= {f"options.{name}": value for name, value in options.items()}
@@ -90,7 +90,7 @@ def source_dataset(source: CheckpointRef) -> DatasetInput:
 
 
 def description(tags: Mapping[str, str]) -> str:
-    """Description on the version's page: what it is, and how to fetch it. MLflow's own loader does not apply."""
+    """Description on the version's page: what it is, and how to fetch it."""
     version = f" ({tags['wherry.format_version']})" if tags["wherry.format_version"] else ""
     made = f", converted from `{_code(tags['wherry.source_uri'])}`" if "wherry.source_uri" in tags else ""
     lines = [f"Checkpoint in format {tags['wherry.format']}{version}{made}. Fetch and verify it:"]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from wherry.config.settings import embedded_registry_uri, mlflow_tracking_uri
-from wherry.core.algorithms import digest_uri
+from wherry.core.digest import digest_uri
 from wherry.core.progress import logger
 from wherry.errors import MismatchError, NotFoundError
 from wherry.integrations.mlflow.promote import promoting
@@ -22,9 +22,9 @@ from wherry.ledger.record import open_ledger, statements
 from wherry.ledger.resolve import resolve_model
 from wherry.ledger.statements import Statement
 from wherry.models.register import enter
-from wherry.storage.home import without_secrets
-from wherry.storage.sidecar import read_sidecar
-from wherry.storage.stores import locate
+from wherry.store.home import without_secrets
+from wherry.store.local_store import locate
+from wherry.store.sidecar import read_sidecar
 
 _log = logger(__name__)
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mlflow.exceptions import MlflowException
 
+from wherry.core.lazy_dataclass import dataclass
+from wherry.cures import Cure
 from wherry.errors import NotFoundError
 from wherry.integrations.mlflow.aliases import aliases, exclusive, move_aliases, tag_version
 from wherry.integrations.mlflow.client import ABSENT, Stores, open_client
@@ -94,7 +95,7 @@ def rollback_target(name: str, alias: str, *, tracking_uri: str, registry_uri: s
         if target is None or target == now:
             raise NotFoundError(
                 f"no previous version of alias {alias} of {name}",
-                cure=f"promote a version: {promote_command(name, alias)}",
+                cure=Cure("promote a version: {}", promote_command(name, alias)),
             )
         return target, now
 

@@ -33,7 +33,7 @@ from wherry.integrations.mlflow_version import (
     unknown_version,
 )
 from wherry.ledger.resolve import DELETED_TAG, DIGEST_TAG
-from wherry.storage.home import without_secrets
+from wherry.store.home import without_secrets
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mlflow.entities import LoggedModelInput, LoggedModelOutput
@@ -22,6 +21,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
 from wherry.config.settings import mlflow_tracking_uri
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.progress import logger
 from wherry.core.receipt import CheckpointRef
 from wherry.integrations.mlflow.client import (
@@ -37,8 +37,8 @@ from wherry.integrations.mlflow.client import (
 from wherry.integrations.mlflow.figures import description, metrics_of, params_of, source_dataset
 from wherry.ledger.resolve import DIGEST_TAG, URI_TAG, WEIGHTS_TAG
 from wherry.models.register import VersionFacts
-from wherry.storage.home import ensure_home, mlflow_artifacts, sqlite_file, without_secrets
-from wherry.storage.sidecar import Sidecar
+from wherry.store.home import ensure_home, mlflow_artifacts, sqlite_file, without_secrets
+from wherry.store.sidecar import Sidecar
 from wherry.target.janitor import forget_runs, left_runs, noting_run, owner_text, text_has_ended
 
 if TYPE_CHECKING:

@@ -10,24 +10,26 @@ adopted version stays, and a caller that sees a withdrawal waits for its end. An
 creating and searching leaves a duplicate above the winner; the next caller that adopts the winner removes the duplicate
 if it is old and has no alias.
 
-An MLflow server refuses local paths as source, but accepts a custom scheme. Local checkpoints are therefore registered
-as `wherry://<algorithm>/<checkpoint digest>`, with the path in the tag `wherry.uri`.
+The source of a version is `wherry://<algorithm>/<checkpoint digest>`, from which `model` serves MLflow's loaders; the
+place is in the tag `wherry.uri`. An MLflow server accepts such a scheme, and refuses local paths.
 """
 
 from __future__ import annotations
 
+import json
 import shlex
 import time
 import uuid
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlflow.exceptions import MlflowException
+from mlflow.utils.mlflow_tags import MLFLOW_MODEL_VERSIONS
 
-from wherry.core.algorithms import digest_uri
+from wherry.config.settings import lineage_url
+from wherry.core.digest import digest_uri
+from wherry.core.lazy_dataclass import dataclass
 from wherry.errors import StorageError
 from wherry.integrations.mlflow.aliases import aliases, exclusive, move_aliases, set_tag, tag_version
 from wherry.integrations.mlflow.client import (
@@ -42,14 +44,11 @@ from wherry.integrations.mlflow.client import (
     quote_value,
 )
 from wherry.integrations.mlflow.figures import LINEAGE_TAG, RUN_PAGE_TAG, description
-from wherry.integrations.mlflow.runs import forget_run, record_run
+from wherry.integrations.mlflow.runs import LOGGED_MODEL_TAG, forget_run, record_run
 from wherry.ledger.resolve import DELETED_TAG, DIGEST_TAG, URI_TAG, VERIFIED_TAG, WEIGHTS_TAG
-from wherry.lineage.address import lineage_url
 from wherry.models.register import VersionFacts
-from wherry.remote.waits import waiting
-from wherry.storage.home import sqlite_file
-from wherry.storage.sidecar import Sidecar
-from wherry.storage.stores import locate
+from wherry.store.sidecar import Sidecar
+from wherry.store.waits import waiting
 from wherry.version import __version__
 
 if TYPE_CHECKING:
@@ -62,8 +61,6 @@ ADOPTED_TAG = "wherry.adopted"
 WITHDRAWN_TAG = "wherry.withdrawn"
 # Tags that a version gets when it is used; a version with any of them is not a leftover.
 _USED_TAGS = (ADOPTED_TAG, DELETED_TAG, "wherry.promoted_", "wherry.replaced.", "wherry.rolled_back")
-# Schemes that a registry stores unchanged and that other MLflow clients can read.
-_PORTABLE = ("gs", "s3")
 _ROUNDS = 5
 _STALE_SECONDS = 600.0  # the creator of an older duplicate is presumed dead
 _YOUNG_SECONDS = 3600.0  # an attempt that created a version may take this long
@@ -98,7 +95,7 @@ def registering(
         sidecar: identity, manifest and receipt of the checkpoint.
         uri: URI of the checkpoint.
         name: the registered model; created if it does not exist.
-        facts: what a new version tells besides.
+        facts: what a new version states in addition.
         alias: alias to set on the version.
         tags: tags to set on the version; they override wherry's own.
         tracking_uri: store of the run with receipt and manifest.
@@ -113,7 +110,7 @@ def registering(
     with open_client(stores) as client:
         _ensure_model(client, name)
         ours = _our_tags(sidecar, uri, facts)
-        source = _source(sidecar, uri, registry_uri)
+        source = digest_uri(sidecar.checkpoint.checkpoint_digest)
         version, undo = _settle(
             client, name, ours[DIGEST_TAG], lambda: _create(client, name, source, ours, sidecar, facts)
         )
@@ -153,6 +150,8 @@ def _settle(
         if winner is None:
             created, recorded = create()
             try:
+                link = json.dumps([{"name": created.name, "version": created.version}])
+                client.set_logged_model_tags(recorded.tags[LOGGED_MODEL_TAG], {MLFLOW_MODEL_VERSIONS: link})
                 winner = lowest(client, name, digest)
             except BaseException as error:
                 _withdraw(client, created, recorded, error)
@@ -293,13 +292,3 @@ def _our_tags(sidecar: Sidecar, uri: str, facts: VersionFacts) -> dict[str, str]
         tags["wherry.source_digest"] = receipt.source.checkpoint_digest
         tags |= {"wherry.load": receipt.snippet.strip()} if receipt.snippet.strip() else {}
     return tags
-
-
-def _source(sidecar: Sidecar, uri: str, registry_uri: str) -> str:
-    """The version's source: the URI if the registry accepts it, else a `wherry://` URI with the digest."""
-    location = locate(uri)
-    if location.store.protocol in _PORTABLE:
-        return location.uri
-    if location.store.capabilities.local and sqlite_file(registry_uri) is not None:
-        return Path(location.path).as_uri()
-    return digest_uri(sidecar.checkpoint.checkpoint_digest)

@@ -1,10 +1,10 @@
 """Native loading: load checkpoints with the systems' own libraries in a child process, and compare the tensors.
 
-`LOADERS` maps each format to the library that loads it; `wherry.runtime.child` runs the module CHILD.
+`LOADERS` maps each format to the library that loads it; `wherry.core.child` runs the module CHILD.
 
 No loader may execute anything from a checkpoint, even if a file is replaced between wherry's own check and the load:
 loaders read everything as data. A library that would unpickle, import or follow a name from the checkpoint instead gets
-what wherry has read without executing it. tests/verifier/test_native_attacks.py attacks each row of the table.
+what wherry has read without executing it. tests/prove/test_native_attacks.py attacks each row of the table.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     python -m wherry.integrations.native.child < REQUEST > ANSWER          (JSON; a `schema` number in both)
 
-`wherry.runtime.child` starts it in a new empty folder, which is also the cache of Hugging Face's libraries, so that
+`wherry.core.child` starts it in a new empty folder, which is also the cache of Hugging Face's libraries, so that
 nothing that was downloaded earlier is executed, and in the sandbox the folder for temporary files.
 
 The request has the function, the paths, and the manifest with a digest for each tensor. The process enters the sandbox
-of `wherry.runtime.sandbox` before it touches the checkpoint: files are limited before numpy and the libraries start
+of `wherry.core.sandbox` before it touches the checkpoint: files are limited before numpy and the libraries start
 threads, calls after the imports and after the devices are ready. Each array is fetched from its devices shard by shard,
 replicas once, and its digest is compared. Output of the library goes to the standard error.
 """
@@ -23,18 +23,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wherry.core.algorithms import algorithm_of, new_hash
-from wherry.core.digest import LEAF, tensor_digest
+from wherry.core import sandbox
+from wherry.core.digest import LEAF, algorithm_of, new_hash, tensor_digest
+from wherry.core.json_document import json_value
 from wherry.core.keypath import render
 from wherry.core.manifest import Manifest, from_json
-from wherry.errors import UnsupportedError
+from wherry.cures import in_python
+from wherry.errors import UnsupportedError, WherryError
 from wherry.integrations.live.nodes import is_torch
 from wherry.integrations.live.trees import survey
 from wherry.integrations.native import NoModelError, UnsafeLibraryError
 from wherry.live.match import Leaf, Pair, match
 from wherry.mover.output import as_bytes
-from wherry.runtime import sandbox
-from wherry.text.json_values import json_value
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,7 +57,8 @@ def answer_request(request: dict[str, Any]) -> dict[str, Any]:
 
     Returns:
         `failed` (path and reason of each tensor that differs from the manifest), `checked`, `sharded` and `devices`; or
-        `refused`, the library's error message; or `unsafe` or `unsupported`, with `cure`: why loading was not tried.
+        `refused`, the library's error message; or `unsafe` or `unsupported`, why loading was not tried, with `cure` and
+        `cure_in_python`.
         `sandbox` says what was limited: `files`, `calls`, `network`.
     """
     try:
@@ -71,9 +72,15 @@ def answer_request(request: dict[str, Any]) -> dict[str, Any]:
         module, limits = _import_confined(request["sandbox"], request["package"], name)
         return {**_load(request, getattr(module, function)), "devices": devices(), "sandbox": limits}
     except UnsafeLibraryError as error:
-        return {"unsafe": error.what, "cure": error.cure}
+        return {"unsafe": error.what, **_words(error)}
     except UnsupportedError as error:  # of the library or of the sandbox, not of the checkpoint
-        return {"unsupported": error.what, "cure": error.cure}
+        return {"unsupported": error.what, **_words(error)}
+
+
+def _words(error: WherryError) -> dict[str, str]:
+    """The cure in the words of a shell and in those of Python; the caller knows which it needs."""
+    cure = error.cure or ""
+    return {"cure": str(cure), "cure_in_python": in_python(cure)}
 
 
 def _import_confined(wanted: dict[str, Any] | None, package: str, name: str) -> tuple[Any, list[str]]:

@@ -1,4 +1,4 @@
-"""Compare the logits of two Hugging Face folders, computed by transformers on one input; see `wherry.verifier.native`.
+"""Compare the logits of two Hugging Face folders, computed by transformers on one input; see `wherry.prove.native`.
 
 Both models run in float32 on one device. Equal weights give the same logits up to the order of summation; a cast in the
 conversion shows as a relative error. Errors up to `BOUND` are explained by float32 itself.

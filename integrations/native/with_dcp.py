@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from wherry.core.tensorspec import TensorSpec
+from wherry.formats.format import Glimpse
 from wherry.integrations.formats.dcp.folder import read_contents
 from wherry.integrations.formats.dcp.metadata import DcpIndex
-from wherry.integrations.formats.megatron import latest
+from wherry.integrations.formats.megatron import newest_step
 from wherry.integrations.native import with_torch
 from wherry.integrations.native.with_torch import device, require_safe_torch
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
 
 
 def prepare() -> None:
@@ -61,10 +62,10 @@ def load_distributed(folder: Path | str, specs: Mapping[str, TensorSpec]) -> Any
 
 def load_megatron(folder: Path | str, specs: Mapping[str, TensorSpec]) -> Any:
     """Load a step of Megatron-Core in the format `torch_dist`, or the newest step of a run, as a folder of DCP."""
-    step = latest(locate(str(folder)))
-    if not step:
+    _, prefix = newest_step(Glimpse(locate(str(folder)))) or (None, "")
+    if not prefix:
         return load_distributed(folder, specs)
-    return load_distributed(f"{folder}/{step}" if isinstance(folder, str) else folder / step, specs)
+    return load_distributed(f"{folder}/{prefix}" if isinstance(folder, str) else folder / prefix, specs)
 
 
 def _metadata(index: DcpIndex) -> Any:

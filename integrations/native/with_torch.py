@@ -14,19 +14,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from wherry.core.json_document import json_value
 from wherry.core.tensorspec import TensorSpec
+from wherry.cures import Argument, Cure
 from wherry.errors import MismatchError, NotFoundError
 from wherry.installation import package_command
 from wherry.integrations.formats.huggingface.weights import find_weights
 from wherry.integrations.native import NoModelError, UnsafeLibraryError
-from wherry.storage.location import MOST_CONFIG
-from wherry.storage.stores import locate
-from wherry.text.json_values import json_value
+from wherry.store.local_store import locate
+from wherry.store.location import MOST_CONFIG
 
 SAFE = (2, 10)  # the oldest torch whose `weights_only` is not known to run code
 CONFIG = "config.json"
 _MOST_INDEX = 64 << 20
-_READ_ALL = "pass --level digest, which reads every byte"
+_READ_ALL = Cure("pass {}, which reads every byte", Argument("level", "digest"))
 _OTHER_LIBRARIES = {  # stem of the weights → what it is
     "adapter_model": "adapter: PEFT loads it onto its base, which is no part of the checkpoint",
     "diffusion_pytorch_model": "model of diffusers",
@@ -116,7 +117,11 @@ def require_safe_torch() -> None:
         oldest = ".".join(map(str, SAFE))
         raise UnsafeLibraryError(
             f"torch {version} is unsafe: weights_only=True can execute code from a file",
-            cure=f"run `{package_command(f'torch>={oldest}')}`, or verify with --level digest",
+            cure=Cure(
+                "run `{}`, or verify with {}",
+                package_command(f"torch>={oldest}"),
+                Argument("level", "digest"),
+            ),
         )
 
 

@@ -36,8 +36,8 @@ from wherry.integrations.openlineage.datasets import (
 from wherry.integrations.openlineage.transport import transport
 from wherry.ledger.replay import has_failed
 from wherry.ledger.statements import Statement
-from wherry.storage.sidecar import Sidecar, read_sidecar
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
+from wherry.store.sidecar import Sidecar, read_sidecar
 from wherry.version import __version__
 
 NAMESPACE = "wherry"

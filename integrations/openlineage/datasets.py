@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from wherry.core.algorithms import algorithm_of, digits_of
+from wherry.core.digest import algorithm_of, digits_of
 from wherry.core.keypath import render
 from wherry.core.receipt import CheckpointRef
 from wherry.errors import UsageError
-from wherry.storage.sidecar import Sidecar
-from wherry.storage.stores import locate
-from wherry.tree.spelling import NAMES, RENAMED
+from wherry.layout.spelling import NAMES, RENAMED
+from wherry.store.local_store import locate
+from wherry.store.sidecar import Sidecar
 from wherry.version import __version__
 
 SPEC = "2-0-2"

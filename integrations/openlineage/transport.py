@@ -20,13 +20,14 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
 from wherry.core.emit import post
+from wherry.cures import Command, Cure
 from wherry.errors import StorageError, UsageError, storage_error
-from wherry.storage.home import without_secrets
+from wherry.store.home import without_secrets
 
 API_KEY = "OPENLINEAGE_API_KEY"
 _PATH = "/api/v1/lineage"
 _SECONDS = 5.0  # for one event: with automatic delivery, a conversion waits for it
-_CURE = "check the server, then run `wherry ledger deliver openlineage`"
+_CURE = Cure("check the server, then run {}", Command("ledger deliver", "openlineage"))
 
 
 def transport(destination: str) -> Callable[[Sequence[dict[str, Any]]], None]:

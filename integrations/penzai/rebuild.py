@@ -17,7 +17,7 @@ from wherry.core.tensorspec import AxisName
 from wherry.errors import MismatchError, NotFoundError, missing_extra
 from wherry.integrations.containers.orbax.layout import ASSETS, TREE, read_json
 from wherry.integrations.formats import penzai
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
 
 CONFIG = "penzai_config.json"
 

@@ -3,7 +3,7 @@
 The steps depend on each other and run in this order: preflight, work pools, global concurrency limits, deployments,
 automations. Prefect's own `prefect deploy --all` creates the deployments, so that `prefect.yaml` means exactly what
 Prefect's documentation says; missing deployments are detected afterwards, since the command skips invalid entries with
-only a warning. It runs in a child process (see `wherry.runtime.child`) in an empty folder, so the entrypoints of
+only a warning. It runs in a child process (see `wherry.core.child`) in an empty folder, so the entrypoints of
 deployments must be installed modules.
 """
 
@@ -14,7 +14,7 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,9 @@ import yaml
 
 from wherry.config.config import load_config
 from wherry.config.file import config_file
+from wherry.core import child
+from wherry.core.lazy_dataclass import dataclass
+from wherry.cures import Cure, program
 from wherry.errors import StorageError, UsageError
 from wherry.integrations.prefect.automations import (
     ensure_automations,
@@ -31,9 +34,8 @@ from wherry.integrations.prefect.automations import (
 )
 from wherry.integrations.prefect.documents import read_yaml
 from wherry.integrations.prefect.pools import Outcome, WorkPool, ensure_pools, read_pools
-from wherry.runtime import child
-from wherry.watch import preflight
-from wherry.watch.notify import channels
+from wherry.nightly import preflight
+from wherry.nightly.notify import channels
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
@@ -87,7 +89,7 @@ class DeployReport:
     automations: dict[str, Outcome]
 
     def to_json(self) -> dict[str, Any]:
-        """For `--json`; deployments are name → id."""
+        """The JSON form, which `--json` prints; deployments are name → id."""
         return {"schema": 1, **asdict(self)}
 
 
@@ -292,6 +294,6 @@ async def _deployment_id(client: PrefectClient, name: str) -> str:
     if not found:
         raise UsageError(
             f"prefect deploy skipped the deployment {name}",
-            cure="run `prefect deploy --all` and read its warnings",
+            cure=Cure("run {} and read its warnings", program("prefect", "deploy", "--all")),
         )
     return str(found[0].id)

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
+from wherry.core.config_text import parse_yaml, read_config
 from wherry.errors import NotFoundError, UsageError
-from wherry.text.config_text import parse_yaml, read_config
 
 
 def read_yaml(file: Path, what: str, cure: str) -> dict[str, Any]:

@@ -11,14 +11,16 @@ from __future__ import annotations
 import copy
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from wherry.core.json_document import json_value
+from wherry.core.lazy_dataclass import dataclass
+from wherry.cures import Argument, Cure
 from wherry.errors import UsageError, storage_error
 from wherry.installation import package_command
-from wherry.text.json_values import json_value
-from wherry.watch.preflight import POOL_TYPES
+from wherry.nightly.preflight import POOL_TYPES
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
@@ -59,7 +61,9 @@ def read_pools(folder: Path) -> tuple[WorkPool, ...]:
     pools = tuple(read_pool(path) for path in sorted(folder.glob("*.json")))
     if not pools:
         raise UsageError(
-            "no work pool files found", uri=str(folder), cure="pass the folder of the pools with --pools"
+            "no work pool files found",
+            uri=str(folder),
+            cure=Cure("pass the folder of the pools with {}", Argument("pools")),
         )
     return pools
 

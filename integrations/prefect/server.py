@@ -9,8 +9,8 @@ from __future__ import annotations
 from prefect.settings import get_current_settings
 
 from wherry.errors import UsageError
-from wherry.remote.probe import await_answer
-from wherry.storage.home import without_secrets
+from wherry.store.home import without_secrets
+from wherry.store.probe import await_answer
 
 CURE = "start it with `prefect server start`, or check PREFECT_API_URL"
 
@@ -29,7 +29,7 @@ def answering_server() -> str | None:
 
 
 def required_server() -> str:
-    """As `answering_server`, where a server is needed.
+    """Like `answering_server`, where a server is needed.
 
     Raises:
         UsageError: no server is configured.

@@ -22,15 +22,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from wherry.core.algorithms import SHA256, new_hash
+from wherry.core import threads
+from wherry.core.digest import SHA256, new_hash
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.progress import Meter, OnProgress
 from wherry.core.request import SourceRequest
 from wherry.core.units import short
+from wherry.cures import Argument, Command, Cure
 from wherry.errors import MismatchError, NotFoundError, schema_error, storage_error
 from wherry.integrations.signing.bundle import (
     IDENTITY,
@@ -40,11 +43,10 @@ from wherry.integrations.signing.bundle import (
     open_signature,
     seal_statement,
 )
-from wherry.runtime import threads
-from wherry.storage.folders import put_file
-from wherry.storage.location import Location
-from wherry.storage.sidecar import SIGNATURE_NAME, read_sidecar, signature_location
-from wherry.storage.stores import locate
+from wherry.store.folders import put_file
+from wherry.store.local_store import locate
+from wherry.store.location import Location
+from wherry.store.sidecar import SIGNATURE_NAME, read_sidecar, signature_location
 
 __all__ = ["SignatureCheck", "identity", "load_key", "load_public_key", "require", "sign", "verify"]
 
@@ -261,7 +263,10 @@ def _identity(location: Location) -> dict[str, Any]:
         raise MismatchError(
             "the files do not match the sidecar",
             uri=location.uri,
-            cure="run `wherry verify --level digest` to compare the bytes with the recorded digests",
+            cure=Cure(
+                "run {} to compare the bytes with the recorded digests",
+                Command("verify", Argument("level", "digest")),
+            ),
         )
     names = ("checkpoint_digest", "weights_digest", "format", "format_version")
     return {"schema": _SCHEMA, **{name: getattr(known, name) for name in names}}

@@ -15,7 +15,11 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from wherry.core.algorithms import ALGORITHMS
+from wherry.core.config_text import read_config
+from wherry.core.digest import ALGORITHMS
+from wherry.core.json_document import parse_json
+from wherry.core.limits import JsonLimits
+from wherry.cures import Argument, Blank, Command, Cure
 from wherry.errors import (
     CorruptError,
     MismatchError,
@@ -25,10 +29,7 @@ from wherry.errors import (
     describe_exception,
     missing_extra,
 )
-from wherry.storage.location import Location
-from wherry.text.config_text import read_config
-from wherry.text.json_document import parse_json
-from wherry.text.limits import JsonLimits
+from wherry.store.location import Location
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
@@ -80,10 +81,14 @@ def _load_key(key: str | os.PathLike[str], loader: str, *password: bytes | None)
         )  # fmt: skip
     if not private and b"PRIVATE KEY-----" in data:
         raise UsageError(
-            "this is a private key; a signature is checked with the public key", uri=file,
-            cure=f"write the public key: `openssl ec -in {shlex.quote(file)} -pubout -out public.pem`; "
-            "then pass --key public.pem",
-        )  # fmt: skip
+            "this is a private key; a signature is checked with the public key",
+            uri=file,
+            cure=Cure(
+                "write the public key: `openssl ec -in {} -pubout -out public.pem`; then pass {}",
+                shlex.quote(file),
+                Argument("key", "public.pem"),
+            ),
+        )
     try:
         return getattr(serialization, loader)(data, *password)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -158,7 +163,11 @@ def open_signature(place: Location, public: EllipticCurvePublicKey) -> dict[str,
     """
     entry = place.stat()
     if entry is None:
-        raise NotFoundError("signature not found", uri=place.uri, cure="run `wherry sign URI --key KEY`")
+        raise NotFoundError(
+            "signature not found",
+            uri=place.uri,
+            cure=Cure("run {}", Command("sign", Blank("URI"), Argument("key", Blank("KEY")))),
+        )
     try:
         data = place.read_whole(_LIMITS.nbytes)
         return _predicate(_document(data, place.uri), public, place.uri)

@@ -7,13 +7,13 @@ import pytest
 from safetensors.numpy import save_file
 
 from tests.support.bucket_fixtures import on_both
-from wherry.auditor.audit import audit
-from wherry.auditor.report import summary
 from wherry.converter.convert import convert
 from wherry.errors import UsageError
 from wherry.ledger.record import record_sidecar
-from wherry.verifier import evidence
-from wherry.verifier.verify import verify
+from wherry.prove import evidence
+from wherry.prove.audit import audit
+from wherry.prove.report import summary
+from wherry.prove.verify import verify
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from safetensors.numpy import save_file
 from wherry.converter.convert import convert
 from wherry.errors import NotFoundError
 from wherry.formats.discover import discover, walk
-from wherry.storage.location import Location
-from wherry.storage.object_view import ListingView, view_for_walk
+from wherry.store.location import Location
+from wherry.store.object_view import ListingView, view_for_walk
 from wherry.store.store import S3, Entry
 
 

@@ -12,7 +12,7 @@ from tests.support.bucket_fixtures import on_both
 from tests.support.buckets import forget_filesystems
 from tests.support.faults import ALWAYS, status
 from wherry.errors import StorageError
-from wherry.remote.waits import RetryPolicy
+from wherry.store.waits import RetryPolicy
 from wherry.target.clean import clean
 
 BUSY = status(503, b"busy")

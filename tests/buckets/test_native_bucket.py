@@ -11,9 +11,9 @@ import pytest
 
 import wherry
 from tests.support.bucket_fixtures import on_both
+from wherry.core import child
 from wherry.errors import MismatchError, StorageError, UnsupportedError
-from wherry.runtime import child
-from wherry.verifier import native as subject
+from wherry.prove import native as subject
 
 pytest_plugins = ("tests.support.warm_native",)
 pytestmark = pytest.mark.usefixtures("forked_loaders")

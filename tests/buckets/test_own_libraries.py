@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from wherry.converter.convert import convert
-from wherry.verifier.verify import verify
+from wherry.prove.verify import verify
 
 DRIVERS = {"gs": "gcs", "s3": "s3"}
 VALUES = np.arange(12, dtype=np.float32).reshape(3, 4)

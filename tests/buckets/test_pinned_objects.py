@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 from wherry.converter.convert import convert
 from wherry.errors import MismatchError
 from wherry.ledger.resolve import detect
-from wherry.verifier.verify import verify
+from wherry.prove.verify import verify
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from tests.support.bucket_fixtures import on_both
 from tests.support.object_stores import leftover_names
 from wherry.errors import CorruptError, MismatchError, TargetExistsError, UnsupportedError
 from wherry.ledger.record import open_ledger
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
 from wherry.target.upload_run import UploadRun
 
 VALUES = np.arange(96 << 10, dtype=np.float32).reshape(96, 1024)

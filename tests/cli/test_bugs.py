@@ -16,8 +16,8 @@ from tests.support.command import command, small
 from wherry.cli.errors import to_wherry_error
 from wherry.errors import StorageError, UnsupportedError, UsageError
 from wherry.ledger.record import open_ledger
-from wherry.remote.failures import translate_error
-from wherry.storage.stores import locate
+from wherry.store.failures import translate_error
+from wherry.store.local_store import locate
 from wherry.store.remote_store import FsspecStore
 
 # A module that Python imports at its start; it breaks one verb as a bug would.
@@ -27,7 +27,7 @@ from importlib.abc import MetaPathFinder
 
 class Finder(MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name == "wherry.console.formats":
+        if name == "wherry.cli.format_list":
             thread = threading.Thread(target=lambda: 1 / 0)
             thread.start()
             thread.join()

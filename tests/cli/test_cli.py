@@ -1,6 +1,7 @@
 """The command line: cheap to start, says what the library says, documented word for word."""
 
 import json
+import os
 import re
 import resource
 import subprocess
@@ -13,8 +14,10 @@ from safetensors.numpy import save_file
 
 import wherry as library
 from tests.support.readme import EVERYTHING, PAGES, TEXTS
-from wherry.cli import cli
+from wherry.cli import cli, results
 from wherry.errors import WherryError
+from wherry.store import device
+from wherry.store.device import DeviceRates
 
 
 def wherry(*arguments):
@@ -46,12 +49,52 @@ def test_help_and_version_cost_little(arguments):
     assert spent < 0.3, f"{spent:.2f} s of CPU"
 
 
+# What takes long to import, and none of these commands uses. Times depend on the machine, what is loaded does not.
+HEAVY = (
+    "prefect mlflow torch jax orbax flax transformers tensorstore sqlalchemy pydantic fsspec rich yaml asyncio ssl"
+    " http.client email urllib.request importlib.metadata numpy"
+)
+UNUSED = {
+    "--help": "sqlite3 ctypes hashlib tomllib difflib wherry.cli.commands wherry.core.request wherry.formats",
+    "detect": "sqlite3 tomllib difflib wherry.cli.audit wherry.cli.models wherry.config.config wherry.converter"
+    " wherry.ledger.database wherry.target.files wherry.workers",
+    "convert": "tomllib difflib wherry.config.config wherry.workers.job wherry.store.hub wherry.store.remote_store"
+    " wherry.target.object_staging wherry.target.clean wherry.layout.tree_reading wherry.families",
+}
+MOST = {"--help": 145, "detect": 265, "convert": 370}  # modules, of which Python itself has 30
+
+
+@pytest.mark.parametrize("command", UNUSED)
+def test_a_command_imports_what_it_uses(tmp_path, command):
+    source = tmp_path / "a.safetensors"
+    save_file({f"layer.{number}.w": np.eye(3, number + 1, dtype="f4") for number in range(4)}, source)
+    words = {
+        "--help": ["--help"],
+        "detect": ["detect", source],
+        "convert": ["convert", source, tmp_path / "out", "--to", "dcp"],
+    }[command]
+    code = """
+import atexit, sys
+atexit.register(lambda: print(*sys.modules, file=sys.stderr))
+from wherry.__main__ import main
+main()
+"""
+    command_line = [sys.executable, "-c", code, *words]
+    environment = {**os.environ, "WHERRY_HOME": str(tmp_path / "home")}
+    done = subprocess.run(command_line, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    loaded = done.stderr.splitlines()[-1].split()
+    assert "click" in loaded, "the check itself must see what is loaded"
+    assert sorted({*HEAVY.split(), *UNUSED[command].split()} & set(loaded)) == []
+    assert len(loaded) <= MOST[command]
+
+
 @pytest.mark.parametrize("command", ["import wherry", "import wherry.cli", "convert"])
 def test_neither_prefect_nor_mlflow_nor_torch_nor_jax_is_imported(model, tmp_path, command):
     code = command
     if command == "convert":
         code = f"import wherry; wherry.convert({str(model)!r}, {str(tmp_path / 'out')!r}, to='orbax')"
-    heavy = ("prefect", "mlflow", "torch", "jax", "orbax", "flax", "transformers")
+    heavy = ("prefect", "mlflow", "torch", "jax", "orbax", "flax", "transformers", "sqlalchemy", "pydantic")
     check = f"{code}; import sys; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -124,6 +167,37 @@ def commands(group, prefix=()):
 def shown(*words):
     runner = CliRunner()
     return runner.invoke(cli, [*words, "--help"], prog_name="wherry", terminal_width=100).output.strip()
+
+
+def test_a_conversion_prints_its_distance_to_the_device(model, tmp_path, monkeypatch):
+    """The bytes of its files by the rates that were measured; what is resumed or short is compared with nothing."""
+    measured = []
+
+    def device_rates(folder):
+        measured.append(folder)
+        return DeviceRates(write=1e3, read=2e3)
+
+    monkeypatch.setattr(device, "device_rates", device_rates)
+
+    def bytes_row(target, *options):
+        done = CliRunner().invoke(
+            cli, ["convert", str(model), str(target), "--to", "dcp", "--family", "none", *options]
+        )
+        assert done.exit_code == 0, done.output
+        [row] = re.findall(r"^ *bytes:? +(.*)$", done.output, re.MULTILINE)
+        return row
+
+    assert bytes_row(tmp_path / "short").endswith("B/s")
+    assert measured == []
+    monkeypatch.setattr(results, "_LEAST_SECONDS", 0)
+    for name, options, passes in [("read", [], 1 + 1 / 2), ("unread", ["--verify", "none"], 1)]:
+        row = bytes_row(tmp_path / name, *options)
+        nbytes = sum(file.stat().st_size for file in (tmp_path / name).iterdir())
+        [seconds] = re.findall(r" in ([0-9.]+) m?s", row)
+        assert measured.pop() == tmp_path
+        found = float(re.search(r", ([0-9.]+)× the device's time$", row)[1])
+        unit = 1e-3 if " ms" in row else 1
+        assert found == pytest.approx(float(seconds) * unit / (passes * nbytes / 1e3), abs=0.06), row
 
 
 def test_help_does_not_depend_on_earlier_calls():

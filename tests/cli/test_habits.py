@@ -10,9 +10,9 @@ import pytest
 
 from tests.support.command import small, typed
 from tests.support.tiny_models import save_tiny
-from wherry.console import tables
+from wherry.cli import say
 from wherry.core.progress import Progress, UnitCounts
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
 
 
 @pytest.fixture
@@ -112,8 +112,8 @@ def test_the_option_that_the_cure_names_accepts_what_is_there(folder, capfd):
     ],
 )  # fmt: skip
 def test_progress_in_a_log_is_one_plain_line(now, line, monkeypatch, capsys):
-    monkeypatch.setattr(tables, "LINE_SECONDS", 0.0)
-    with tables.bar(quiet=False) as report:
+    monkeypatch.setattr(say, "LINE_SECONDS", 0.0)
+    with say.bar(quiet=False) as report:
         report(now)
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("", f"{line}\n")
@@ -121,8 +121,8 @@ def test_progress_in_a_log_is_one_plain_line(now, line, monkeypatch, capsys):
 
 def test_progress_in_a_log_has_a_line_every_so_often(monkeypatch, capsys):
     clock = iter([0.0, 1.0, 9.9, 10.0, 11.0, 19.0, 20.0, 20.5])
-    monkeypatch.setattr(tables.time, "monotonic", lambda: next(clock))
-    with tables.bar(quiet=False) as report:
+    monkeypatch.setattr(say.time, "monotonic", lambda: next(clock))
+    with say.bar(quiet=False) as report:
         for done in range(7):
             report(Progress("convert", done, 7, 1.0, None, "a"))
     assert re.findall(r"^convert: (\d) B", capsys.readouterr().err, re.MULTILINE) == ["2", "5"]
@@ -142,16 +142,16 @@ def test_a_log_that_cannot_be_written_ends_no_work(monkeypatch):
         def flush(self):
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tables, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(say, "LINE_SECONDS", 0.0)
     monkeypatch.setattr(sys, "stderr", Full())
-    with tables.bar(quiet=False) as report:
+    with say.bar(quiet=False) as report:
         report(Progress("convert", 1, 7, 1.0, None, "a"))
     assert written
 
 
 @pytest.mark.parametrize("words", ["--quiet", "--json"])
 def test_no_progress_where_none_is_wanted(words, folder, capfd, monkeypatch):
-    monkeypatch.setattr(tables, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(say, "LINE_SECONDS", 0.0)
     code, printed = typed(f"convert HOME/a.safetensors HOME/b.npz {words}", folder, capfd)
     assert (code, "left; " in printed, "convert: " in printed) == (0, False, False)
 

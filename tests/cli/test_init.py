@@ -14,8 +14,8 @@ from wherry.cli import cli
 from wherry.config.config import load_config
 from wherry.config.package_data import package_path
 from wherry.errors import TargetExistsError, UsageError
-from wherry.routes.check import check
-from wherry.routes.first import FirstRoute, first_config, write_config
+from wherry.nightly.check import check
+from wherry.nightly.first import FirstRoute, first_config, write_config
 
 
 @pytest.fixture

@@ -32,8 +32,8 @@ ORIGINS = [
 class Distribution:
     """What importlib.metadata knows of an installed package."""
 
-    def __init__(self, text):
-        self.text = text
+    def __init__(self, text, requires=()):
+        self.text, self.requires = text, requires
 
     def read_text(self, _name):
         """A file of its metadata."""
@@ -93,8 +93,15 @@ def test_an_environment_of_uv_has_no_pip(environment, monkeypatch):
     )
 
 
-def test_a_tool_of_pipx_is_changed_by_pipx(environment):
+def test_a_tool_of_pipx_is_changed_by_pipx(environment, monkeypatch):
     (environment / "pipx_metadata.json").write_text("{}")
+    assert installation.extra_command("hub") == "pip install 'wherry[hub]'", (
+        "of `pipx run`: no tool has its name"
+    )
+    tool = environment.rename(environment.parent / "venvs") / environment.name
+    tool.mkdir()
+    (tool / "pipx_metadata.json").write_text("{}")
+    monkeypatch.setattr(sys, "prefix", str(tool))
     assert installation.extra_command("hub") == "pipx runpip 'an env' install 'wherry[hub]'"
 
 
@@ -112,14 +119,36 @@ def test_a_receipt_that_cannot_be_read_is_that_of_a_tool_of_uv_no_more(environme
     assert installation.extra_command("hub") == "pip install 'wherry[hub]'"
 
 
-@pytest.mark.skipif(shutil.which("uv") is None, reason="uv is not installed")
-def test_uv_itself_accepts_the_command_for_its_tool(tmp_path, monkeypatch):
-    """A small wheel of the name wherry, installed by uv as a tool; then the printed command adds an extra to it."""
-    wheel = tmp_path / "wherry-1-py3-none-any.whl"
+def test_a_wherry_that_uvx_runs_keeps_the_extras_whose_packages_are_there(environment, monkeypatch):
+    requires = ("numpy", "wherry[s3]; extra == 'all'", "mlflow<4,>=3.1; extra == 'mlflow'", 's3fs; extra == "s3"',
+                "mlflow; extra == 'demo'", "rich; extra == 'demo'")  # fmt: skip
+
+    def find(name):
+        if name not in ("wherry", "mlflow"):
+            raise PackageNotFoundError
+        return Distribution(None, requires)
+
+    monkeypatch.setattr(installation, "distribution", find)
+    monkeypatch.setattr(sys, "prefix", str(environment / "archive-v0" / "x"))
+    assert installation.extra_command("hub") == "uvx --from 'wherry[hub,mlflow]' wherry"
+    assert installation.package_command("a<2", "b", upgrade=True) == (
+        "uvx --upgrade --from 'wherry[mlflow]' --with 'a<2' --with b wherry"
+    )
+
+
+@pytest.fixture
+def small_wheel(tmp_path, monkeypatch):
+    """A small wheel of the name wherry, whose command prints what this module says of its own installation."""
+    wheel = tmp_path / "a wheel" / "wherry-1-py3-none-any.whl"
+    wheel.parent.mkdir()
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("tiny.py", "def main(): pass\n")
+        archive.write(installation.__file__, "installation.py")
+        archive.writestr("tiny.py", "def main():\n import installation as i\n print(i.extra_command('hub'))\n"
+                         " print(i.package_command('wherry'))\n")  # fmt: skip
         archive.writestr("wherry-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: wherry\nVersion: 1\n"
-                         "Provides-Extra: mlflow\nProvides-Extra: hub\n")  # fmt: skip
+                         "Provides-Extra: mlflow\nProvides-Extra: hub\nProvides-Extra: s3\n"
+                         "Requires-Dist: wherry; extra == 'mlflow'\n"
+                         "Requires-Dist: absent>=1; extra == 's3'\n")  # fmt: skip
         archive.writestr(
             "wherry-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )
@@ -129,12 +158,30 @@ def test_uv_itself_accepts_the_command_for_its_tool(tmp_path, monkeypatch):
         monkeypatch.setenv(f"UV_{name}_DIR", str(tmp_path / name))
     monkeypatch.setenv("UV_OFFLINE", "1")
     monkeypatch.setenv("UV_PYTHON", sys.executable)
-    subprocess.run(["uv", "tool", "install", f"{wheel}[mlflow]"], check=True, capture_output=True)
+    return wheel
+
+
+def printed(command):
+    return subprocess.run(command, shell=True, check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+with_uv = pytest.mark.skipif(shutil.which("uv") is None, reason="uv is not installed")
+
+
+@with_uv
+def test_uv_itself_accepts_the_command_for_its_tool(small_wheel, tmp_path, monkeypatch):
+    """The wheel is installed by uv as a tool; then the printed command adds an extra to it."""
+    subprocess.run(["uv", "tool", "install", f"{small_wheel}[mlflow]"], check=True, capture_output=True)
     (receipt,) = (tmp_path / "TOOL").rglob("uv-receipt.toml")
-    (stated,) = (tmp_path / "TOOL").rglob("direct_url.json")
-    monkeypatch.setattr(sys, "prefix", str(receipt.parent))
-    monkeypatch.setattr(installation, "distribution", lambda _name: Distribution(stated.read_text()))
-    command = installation.extra_command("hub")
-    assert command == f"uv tool install '{wheel}[hub,mlflow]'"
-    subprocess.run(command, shell=True, check=True, capture_output=True)
+    command, _ = printed([tmp_path / "TOOL_BIN" / "wherry"])
+    assert command == f"uv tool install '{small_wheel}[hub,mlflow]'"
+    printed(command)
     assert 'extras = ["hub", "mlflow"]' in receipt.read_text()
+
+
+@with_uv
+def test_uvx_itself_accepts_the_commands_for_what_it_runs(small_wheel):
+    extra, package = printed(f"uvx --from '{small_wheel}' wherry")
+    assert extra == f"uvx --from '{small_wheel}[hub]' wherry", "no package is there that an extra needs"
+    assert package == f"uvx --from '{small_wheel}' --with wherry wherry"
+    assert printed(extra) == printed(package) == [extra, package]

@@ -85,7 +85,7 @@ def test_what_is_printed_before_the_errors_are_imported_are_their_words():
 SWALLOWED = """
 import signal, sys
 from wherry.cli import main
-import wherry.console.formats as shown
+import wherry.cli.format_list as shown
 
 def swallow(rows, **how):
     try:

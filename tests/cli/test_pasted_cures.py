@@ -1,8 +1,4 @@
-"""Every command of a cure is pasted and works: placeholders get what a user would put there.
-
-`test_cures` finds the commands in the code and parses them; here they run, in a folder with checkpoints, a job, a key
-and a wherry.toml.
-"""
+"""A cure leads on: every command of one is pasted, and works or leads to another."""
 
 from __future__ import annotations
 
@@ -28,7 +24,11 @@ WORDS = {
 LINES = {
     "audit --level digest 1": "audit --level digest HOME",
     "commit 1": "commit HOME/finished",
+    "commit /job": "commit HOME/finished",
     "work 1": "work HOME/job",
+    "work /job": "work HOME/job",
+    "register 1 --model 1": "register HOME/one --model pasted",
+    "convert 1 TARGET --to huggingface": "convert HOME/llama HOME/new --to huggingface",
     "discover 1": "discover HOME",
     "formats 1": "formats dcp",
     "formats NAME": "formats dcp",
@@ -39,21 +39,18 @@ LINES = {
     "lineage show 1": "lineage show HOME/converted",
     "merge 'A*0.5' 'B*0.5' DST --to FORMAT": "merge HOME/llama*0.5 HOME/llama*0.5 HOME/new --to huggingface",
     "nightly": "nightly --dry-run",
-    "promote URI --model 11": "promote HOME/converted --model pasted --alias champion",
+    "promote URI --model 1": "promote HOME/converted --model pasted --alias champion",
     "resolve 1": "resolve models:/pasted",
     "clean 1": "clean HOME",
 }
 # Verb → what was typed before it.
 _SPLIT = "split HOME/one HOME/{} --to dcp"
-BEFORE = {
-    "work": (_SPLIT.format("job"),),
-    "commit": (_SPLIT.format("finished"), "work HOME/finished"),
-}
+BEFORE = {"work": (_SPLIT.format("job"),), "commit": (_SPLIT.format("finished"), "work HOME/finished")}
 # Commands that run until they are stopped, or need a server: their tests are elsewhere.
 ELSEWHERE = {
-    "lineage serve": "tests/site", "deploy": "tests/infra/test_deployments.py",
+    "lineage serve": "tests/trace", "deploy": "tests/infra/test_deployments.py",
     "ledger deliver openlineage": "tests/ledger",
-    "merge BASE ADAPTER DST --to FORMAT": "tests/merger/test_adapter.py",
+    "merge BASE ADAPTER DST --to FORMAT": "tests/transform/test_adapter.py",
     "rewrite 1 TARGET --as 1 --format orbax": "tests/formats/orbax/test_orbax_commits.py",
 }  # fmt: skip
 

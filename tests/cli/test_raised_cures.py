@@ -60,8 +60,19 @@ SCAN = "write `(--set 'scan=[^`]+)` to stack"
 MERGE = r"write `wherry merge 'A(\*0\.5)' 'B(\*0\.5)' DST (--to) FORMAT`"
 MERGED = f"merge '{MODEL}<1>' '{MODEL}<2>' HOME/new <3> huggingface"
 ENGINES = "choose one of: (threads), (processes):N"
+RANKS = "HOME/new --to vllm-sharded"
 ROWS = [
     # options of a conversion
+    Raised(f"convert {MODEL} {RANKS} --set tp=3", "… … cannot be divided among … …, as vLLM requires",
+           "for example (--set tp=1)", f"convert {MODEL} {RANKS} <1>"),
+    Raised(f"convert {MODEL} {RANKS} --set tp=none", "invalid value for option tp: …",
+           "number of ranks: (--set tp=4)", f"convert {MODEL} {RANKS} <1>"),
+    Raised(f"convert HOME/neox {RANKS}", "no rule divides a model … among vLLM's ranks",
+           "such as (--to huggingface)", "convert HOME/neox HOME/new <1>"),
+    Raised(f"convert HOME/coded {RANKS}", "the weights are quantised; vllm-sharded is written for plain weights",
+           "add (--set dequantize=bfloat16)", f"convert HOME/coded {RANKS} <1>"),
+    Raised(f"convert HOME/mixed {RANKS}", "… is one tensor of vLLM, but its parts have the element types …",
+           "choose one with (--dtype bfloat16)", f"convert HOME/mixed {RANKS} <1>"),
     Raised(f"{TO_MAXTEXT} --config HOME/junk.json",
            "--config … is not the config of a model…: it states none of its sizes",
            "pass the model's (config.json), .* with (--config)", f"{TO_MAXTEXT} <2> {MODEL}/<1>"),
@@ -310,6 +321,9 @@ def folder(tmp_path_factory, own_home):
     folder = tmp_path_factory.mktemp("raised")
     small(folder / "one.safetensors")
     save_tiny(folder / "model", "llama")
+    save_tiny(folder / "neox", "gptneox")
+    wherry.convert(folder / "model", folder / "coded", to="huggingface", options={"quantize": "fp8"})
+    mixed(folder / "model", folder / "mixed")
     wherry.convert(folder / "one.safetensors", folder / "dcp", to="dcp")
     wherry.convert(folder / "one.safetensors", folder / "torch.pt", to="torch-zip")
     wherry.convert(folder / "model", folder / "converted", to="orbax")
@@ -339,6 +353,15 @@ def folder(tmp_path_factory, own_home):
     ):
         subprocess.run(shlex.split(command), check=True, capture_output=True, cwd=folder)
     return folder
+
+
+def mixed(source, target):
+    """A model of which one projection has another element type."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(source, target)
+    tensors, name = load_file(target / "model.safetensors"), "model.layers.0.self_attn.k_proj.weight"
+    save_file({**tensors, name: tensors[name].half()}, target / "model.safetensors")
 
 
 @pytest.fixture

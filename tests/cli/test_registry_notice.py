@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from wherry.console.say import show_waits
+from wherry.cli.say import show_waits
 
 LOG = "wherry.ledger.resolve"
 

@@ -21,7 +21,7 @@ from wherry.config.config import load_config
 from wherry.config.trust import require_own_prefect_settings
 from wherry.core.services import service
 from wherry.errors import HostileError, NotFoundError, UsageError
-from wherry.storage import home
+from wherry.store import home
 
 
 @pytest.fixture(autouse=True)
@@ -253,12 +253,7 @@ def test_what_others_hide_says_nothing(own, tmp_path, monkeypatch, caplog):
     assert not caplog.messages
 
 
-LINKS = {
-    "below a file": "config.json/x",
-    "too long": "x" * 300,
-    "loop": "link",
-    "nothing": "nothing",
-}
+LINKS = {"below a file": "config.json/x", "too long": "x" * 300, "loop": "link", "nothing": "nothing"}
 
 
 @pytest.mark.parametrize("target", LINKS.values(), ids=LINKS)

@@ -11,14 +11,13 @@ from click.testing import CliRunner
 
 from tests.support.ledger import conversion, node
 from wherry.cli import cli
-from wherry.config import digests
-from wherry.config.digests import DIGEST_ENV, digest_choice
-from wherry.config.settings import ledger_url
-from wherry.core.algorithms import BLAKE3, SHA256
+from wherry.config import settings
+from wherry.config.settings import DIGEST_ENV, digest_choice, ledger_url
+from wherry.core.digest import BLAKE3, SHA256
 from wherry.core.receipt import Receipt
 from wherry.errors import UsageError
 from wherry.ledger.record import open_ledger, record_conversion
-from wherry.storage.home import sqlite_file
+from wherry.store.home import sqlite_file
 
 
 @pytest.fixture
@@ -26,7 +25,7 @@ def no_fips(tmp_path, monkeypatch):
     """A host of which the test decides whether it is in FIPS mode; it is not."""
     file = tmp_path / "fips_enabled"
     file.write_text("0\n")
-    monkeypatch.setattr(digests, "_FIPS", file)
+    monkeypatch.setattr(settings, "_FIPS", file)
     return file
 
 

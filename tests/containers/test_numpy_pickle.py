@@ -12,20 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import wherry
-from tests.support.formats import (
-    assert_as_expected,
-    assert_ends_well,
-    canonical,
-    cases,
-    expected,
-    mutated,
-    opened,
-    place,
-)
+from tests.support.formats import assert_ends_well, canonical, mutated, opened
 from wherry.errors import CorruptError, HostileError, NotACheckpointError, UnsupportedError
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import find_format
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
 from wherry.store.remote_store import remote_store
 from wherry.testing import readers
 
@@ -47,15 +38,6 @@ def bytes_of(array) -> bytes:
     return (
         array.astype(array.dtype.newbyteorder("<")).tobytes() if array.dtype.kind != "V" else array.tobytes()
     )
-
-
-@pytest.mark.parametrize("case", cases("numpy-pickle"))
-def test_corpus(case):
-    found, row = opened(place(case), "numpy-pickle"), expected(case)
-    assert_as_expected(found, row)
-    assert found.detection.format_version == row["layout_version"]
-    assert (found.detection.kind, found.detection.step) == (row["kind"], row["step"])
-    readers.check_reader(found, regions=2)
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])

@@ -35,7 +35,7 @@ from wherry.integrations.containers.zarr import metadata, stream
 from wherry.mover.pool import Pool
 from wherry.mover.read import band_at, place
 from wherry.mover.source import Source
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
 
 
 def spilled_bytes(folder, budget=16 * MIB, step=3 * MIB + 1):

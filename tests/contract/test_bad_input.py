@@ -217,7 +217,7 @@ def test_disk_that_fills_up_while_writing(model, tmp_path, to, monkeypatch):
     """The same without mounting: the system call that would fail on a full disk fails."""
     import wherry as library
     from wherry.errors import StorageError
-    from wherry.storage import stores
+    from wherry.store import local_store as stores
 
     def full(*_arguments, **_options):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

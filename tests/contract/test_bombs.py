@@ -9,13 +9,16 @@ import subprocess
 import pytest
 
 import wherry
-from tests.support.infra import load
+from infra.attacks import bombs
+from infra.attacks.case import Case
+from infra.attacks.server import Server
+from infra.attacks.verbs import LOOKING
+from wherry.core import json_document, limits
 from wherry.errors import HostileError
 from wherry.formats.discover import DEEPEST
 from wherry.integrations.containers.msgpack import index as msgpack_index
 from wherry.integrations.containers.orbax import tree
-from wherry.storage.stores import locate
-from wherry.text import json_scan, limits
+from wherry.store.local_store import locate
 
 LOWERED = {
     "wherry.integrations.containers.pickle.machine:_MOST_BYTES": 1 << 20,
@@ -26,8 +29,8 @@ LOWERED = {
     "wherry.integrations.formats.gguf.header:_MOST_TEXTS": 1000,
     "wherry.integrations.containers.ocdbt.read:_MOST_BYTES": 10_000,
     "wherry.integrations.containers.ocdbt.read:_MOST_ENTRIES": 1000,
-    "wherry.text.json_scan:_MOST_WHOLE": 100,
-    "wherry.text.json_scan:PIECE": 1 << 12,
+    "wherry.core.json_document:_MOST_WHOLE": 100,
+    "wherry.core.json_document:PIECE": 1 << 12,
 }
 BOMBS = {
     "orbax_metadata": 30_000,
@@ -61,13 +64,12 @@ def lowered(monkeypatch):
     monkeypatch.setattr(f"{formats}.huggingface.shards.LARGE", few)
     for name, value in LOWERED.items():
         monkeypatch.setattr(name.replace(":", "."), value)
-    monkeypatch.setattr(json_scan, "_MOST_WHOLE_BYTES", 1 << 12)
+    monkeypatch.setattr(json_document, "_MOST_WHOLE_BYTES", 1 << 12)
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_bomb_is_refused_by_what_it_becomes(name, lowered, tmp_path, monkeypatch):
-    bombs = load("attacks.bombs", monkeypatch)
-    bomb = getattr(bombs, name)(tmp_path / "bomb", BOMBS[name])
+def test_a_bomb_is_refused_by_what_it_becomes(name, lowered, tmp_path):
+    bomb = bombs.make(name, tmp_path / "bomb", BOMBS[name])
     found = wherry.detect(bomb)
     assert found.verdict == "malicious", found.reason
     assert "exceeds the limit of" in found.reason
@@ -76,18 +78,18 @@ def test_a_bomb_is_refused_by_what_it_becomes(name, lowered, tmp_path, monkeypat
 
 
 def test_a_tree_that_was_refused_is_not_parsed_again(lowered, tmp_path, monkeypatch):
-    bombs, read, calls = load("attacks.bombs", monkeypatch), tree.read_tree, []
+    read, calls = tree.read_tree, []
     monkeypatch.setattr(tree, "read_tree", lambda place: calls.append(place) or read(place))
     with pytest.raises(HostileError, match="exceeds the limit of 1,000 entries") as caught:
-        wherry.inspect(bombs.orbax_rows(tmp_path / "bomb", 3000))
+        wherry.inspect(bombs.make("orbax_rows", tmp_path / "bomb", 3000))
     assert "WHERRY_LIMITS" in caught.value.cure
     assert len(calls) == 1
 
 
 def test_a_msgpack_map_is_refused_before_its_first_key(lowered, tmp_path, monkeypatch):
-    bombs, key, read = load("attacks.bombs", monkeypatch), msgpack_index.Walk._key, []
+    key, read = msgpack_index.Walk._key, []
     monkeypatch.setattr(msgpack_index.Walk, "_key", lambda walk, path: read.append(1) or key(walk, path))
-    file = next(bombs.msgpack_keys(tmp_path / "bomb", 3000).parent.rglob("checkpoint_1"))
+    file = next(bombs.make("msgpack_keys", tmp_path / "bomb", 3000).parent.rglob("checkpoint_1"))
     with pytest.raises(HostileError, match="exceeds the limit of"):
         msgpack_index.index_file(locate(str(file)))
     assert read == [1]  # that of the map around it
@@ -96,18 +98,17 @@ def test_a_msgpack_map_is_refused_before_its_first_key(lowered, tmp_path, monkey
 @pytest.mark.parametrize(
     "name", ["x.pkl", "model.pt", "model.npz", "model.npy", "model.gguf", "model.safetensors"]
 )
-def test_a_sparse_file_of_terabytes_is_refused(name, tmp_path, monkeypatch):
+def test_a_sparse_file_of_terabytes_is_refused(name, tmp_path):
     heads = {"x.pkl": b"\x80\x04(", "model.gguf": b"GGUF", "model.npy": b"\x93NUMPY\x02\x00\xff\xff\xff\x7f"}
-    bombs = load("attacks.bombs", monkeypatch)
-    path = bombs.sparse(name, heads.get(name, b""))(tmp_path / "bomb", 1 << 28)
+    path = bombs.sparse(name, heads.get(name, b""), 1 << 40, tmp_path / "bomb")
     assert path.stat().st_size == 1 << 40
     assert wherry.detect(path).verdict != "ok"
 
 
 @pytest.fixture
-def deep(tmp_path, monkeypatch):
+def deep(tmp_path):
     """A tree that Python cannot remove, since `rmtree` calls itself for each level."""
-    yield load("attacks.bombs", monkeypatch).deep_folders(tmp_path / "deep", 3000)
+    yield bombs.deep_folders(tmp_path / "deep", 3000)
     subprocess.run(["rm", "-rf", tmp_path / "deep"], check=True)
 
 
@@ -116,7 +117,7 @@ def test_a_deep_tree_ends_neither_discover_nor_audit(tmp_path, deep):
     found = list(wherry.discover(tmp_path / "deep", on_skip=skipped.append))
     assert [one.uri for one in found] == [str(tmp_path / "deep" / "model")]
     assert [row.reason for row in skipped] == [f"folders are nested more than {DEEPEST} levels deep"]
-    from wherry.auditor.audit import audit
+    from wherry.prove.audit import audit
 
     assert audit([str(tmp_path / "deep")]).ok
 
@@ -128,10 +129,11 @@ def test_a_deep_tree_ends_neither_discover_nor_audit(tmp_path, deep):
      ("safetensors_header", 1_600_000), ("pickle_dicts", 19_000_000), ("gguf_keys", 4_000_000),
      ("msgpack_keys", 3_900_000), ("ocdbt_keys", 20_000_000)],
 )  # fmt: skip
-def test_no_verb_takes_more_than_the_promised_memory_and_time(name, count, tmp_path, monkeypatch):
-    bombs, probe = load("attacks.bombs", monkeypatch), load("attacks.probe", monkeypatch)
-    path = getattr(bombs, name)(tmp_path / "bomb", count)
-    for verb in probe.VERBS:
-        run = probe.runs(verb, str(path))
+def test_no_verb_takes_more_than_the_promised_memory_and_time(name, count, tmp_path):
+    (tmp_path / "home").mkdir()
+    server = Server(tmp_path, tmp_path, tmp_path / "home", tmp_path)
+    case = Case(f"bomb/{name}", lambda folder: bombs.make(name, folder / "bomb", count))
+    for run in server.examine(case, list(LOOKING)):
         assert run.megabytes <= 300, run
         assert run.seconds <= 5, run
+        assert not run.faults, run

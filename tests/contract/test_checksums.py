@@ -31,7 +31,7 @@ ARCHIVES = {
 # Without one; a codec may have its own: gzip's CRC-32, and zstd's checksum, which zarr 3 asks for.
 PLAIN = {
     "flax-msgpack", "huggingface", "huggingface-flax", "maxtext", "orbax", "paxml", "penzai", "safetensors",
-    "t5x-legacy", "t5x-orbax",
+    "t5x-legacy", "t5x-orbax", "vllm-sharded",
 }  # fmt: skip
 # Formats that are only read: those in READ have a checksum over their data, and a case below. The others have none:
 # `verify` reads every byte of them, and finds another one where the ledger or a sidecar has the digests.

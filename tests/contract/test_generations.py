@@ -17,7 +17,7 @@ from tests.support.generations import loaded
 from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import TensorSpec
 from wherry.formats.registry import find_format
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
 from wherry.testing import samples, writers
 from wherry.testing.samples import random_bytes
 

@@ -24,9 +24,9 @@ import wherry
 from tests.support import hostile
 from tests.support.corpus import PREFIX, needs, needs_corpus
 from tests.support.formats import CORPUS, expected, home, place
-from tests.support.imitations import Imitation, imitations, made, table
+from tests.support.imitations import imitations, table
 from wherry.errors import HostileError, MismatchError, UsageError, WherryError
-from wherry.formats.pin import take_pin
+from wherry.formats.checkpoint import take_pin
 from wherry.integrations.containers.pickle.survey import survey
 
 EXIT = {"ok": 0, "incomplete": 5, "corrupt": 5, "malicious": 6, "not-a-checkpoint": 4, "unsupported": 4}
@@ -174,17 +174,6 @@ def test_what_must_not_create_the_marker_names_it(case):
     """Otherwise a payload that ran would go unseen."""
     named = hostile.MARKER.encode() in unpacked(place(case))
     assert expected(case)["must_not_create"] == [hostile.MARKER] * named
-
-
-def test_a_maker_that_fails_says_the_same_to_the_next_test(monkeypatch):
-    def cannot(_home):
-        raise KeyError("the library has moved")
-
-    row = Imitation("none", "ok", cannot)
-    monkeypatch.setattr("tests.support.imitations.table", lambda: {"made-cannot": row})
-    for _ in range(2):
-        with pytest.raises(KeyError, match="the library has moved"):
-            made("made-cannot")
 
 
 def test_every_hostile_file_of_the_corpus_is_made_here(corpus):

@@ -7,8 +7,8 @@ import pytest
 import wherry
 from tests.support.formats import canonical, opened
 from tests.support.made import MAKERS
+from wherry.layout.spelling import stated_names
 from wherry.testing import readers
-from wherry.tree.spelling import stated_names
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 ROWS = [pytest.param(name, maker, id=maker.__name__) for name, makers in MAKERS.items() for maker in makers]

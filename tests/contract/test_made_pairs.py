@@ -20,7 +20,7 @@ from wherry.formats.registry import find_format, formats
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 SAME_TREE = LayoutRequest(family=NONE)  # containers alone: no tree is taken for a model's
-# PaxML's 57 arrays are carried once here; tests/view/test_systems_made.py takes every generation to every system.
+# PaxML's 57 arrays are carried once here; tests/transform/test_systems.py takes every generation to every system.
 SOURCES = {
     maker.__name__: (name, maker)
     for name, makers in MAKERS.items()
@@ -90,8 +90,14 @@ def refusal(name, to, paths, around):
         return f"{to} is no container: without a layout"
     if to in NAMED:
         return None if name in LINGUA.get(to, ()) else named_refusal(name, to)
-    if (find_format(to).holds.depth or 99) < max(map(len, paths)):
-        return f"{to} cannot hold a key path of "
+    holds, deepest = find_format(to).holds, max(map(len, paths))
+    if (holds.depth or 99) < deepest or (holds.ranks and deepest > 1):
+        deeper = (holds.depth or 99) < deepest
+        return (
+            f"{to} cannot hold a key path of "
+            if deeper
+            else "a key path in rank files is a name, or the number"
+        )
     if name not in REFUSED.get(to, ()):
         return None
     before, after = around

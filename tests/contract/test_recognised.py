@@ -13,45 +13,13 @@ import numpy as np
 import pytest
 
 import wherry
-from tests.support.formats import CORPUS, assert_as_expected, canonical, cases, expected, opened, place
+from tests.support.formats import CORPUS, canonical, cases, opened
 from wherry.errors import CorruptError, HostileError, UnrepresentableError, UnsupportedError, UsageError
 from wherry.formats.registry import find_format
 from wherry.mover.read import read_array
 from wherry.testing import readers
 
 NAMES = ("equinox", "ocdbt", "tf-bundle")
-
-
-@pytest.mark.parametrize("case", cases("gguf", "equinox"))
-def test_corpus(case):
-    row = expected(case)
-    found = opened(place(case), row["format"])
-    assert_as_expected(found, row)
-    assert found.detection.format_version == row["layout_version"]
-    readers.check_reader(found, regions=2)
-
-
-@pytest.mark.parametrize("case", cases("gguf", "equinox", "tf-bundle", verdicts=("corrupt",)))
-def test_damage_in_the_corpus(case):
-    found = wherry.detect(place(case))
-    assert (found.verdict, found.format) == (expected(case)["verdict"], expected(case)["format"])
-
-
-@pytest.mark.parametrize("case", cases("tf-bundle"))
-def test_bundles_of_the_corpus_by_folder_index_and_prefix(case):
-    row = expected(case)
-    for uri in (row["uri"], *row["alternative_uris"]):
-        with wherry.open(CORPUS / case / "checkpoint" / uri) as checkpoint:
-            assert checkpoint.detection.format == "tf-bundle"
-            wanted = {tuple(one["path"]): one for one in row["tensors"] if one["dtype"] != "string"}
-            strings = {tuple(one["path"]) for one in row["tensors"] if one["dtype"] == "string"}
-            assert set(checkpoint.manifest.values) == strings
-            assert set(checkpoint.manifest.tensors) == set(wanted)
-            for path, one in wanted.items():
-                spec = checkpoint.manifest.tensors[path]
-                assert (list(spec.shape), spec.dtype) == (one["shape"], one["dtype"])
-                assert hashlib.sha256(checkpoint.read_bytes(path)).hexdigest() == one["sha256"]
-        assert [one.format for one in wherry.discover(CORPUS / case)] == ["tf-bundle"]
 
 
 @pytest.mark.parametrize("name", NAMES)

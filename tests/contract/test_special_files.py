@@ -58,7 +58,7 @@ IMITATED = {
 }
 ROOT = Path(__file__).parents[2]
 MODULES = (
-    *("wherry.converter.convert", "wherry.verifier.verify", "wherry.ledger.resolve", "tests.support.warm_formats"),
+    *("wherry.converter.convert", "wherry.prove.verify", "wherry.ledger.resolve", "tests.support.warm_formats"),
     *("tensorstore", "zstandard"),
 )  # fmt: skip
 SECONDS = 20

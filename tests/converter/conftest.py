@@ -9,11 +9,11 @@ import pytest
 
 from tests.support import buckets, store_rules
 from tests.support.faults import Proxy
-from wherry.remote.waits import RetryPolicy
 from wherry.store.amazon import AmazonStore
 from wherry.store.azure import AzureStore
 from wherry.store.google import GoogleStore
 from wherry.store.store import PartLimits
+from wherry.store.waits import RetryPolicy
 from wherry.target import uploaded_file
 
 PART = 32 << 10  # bytes of the parts of the tests of faults

@@ -23,9 +23,9 @@ from wherry.core.request import LayoutRequest, TargetRequest, convert_request
 from wherry.errors import CorruptError, UsageError
 from wherry.ledger.nodes import current_conversions
 from wherry.ledger.record import open_ledger, record_conversion, statements
-from wherry.lineage.stale import stale
-from wherry.storage.sidecar import read_sidecar
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
+from wherry.store.sidecar import read_sidecar
+from wherry.trace.stale import stale
 
 FAMILY = 'extends = "llama"\nname = "custom"\nabout = "ours"\n'
 
@@ -59,7 +59,7 @@ def run(line):
 
 def made_again(first, **other):
     """Remove what was made, run the printed command, and give the new receipt."""
-    place = Path(first.asked.get("into", first.target.uri))
+    place = Path(first.requested.get("into", first.target.uri))
     if place.is_dir():
         shutil.rmtree(place)
     elif place.exists():
@@ -72,12 +72,12 @@ def same(first, second):
     names = ("checkpoint_digest", "format_version", "uri")
     assert second.plan_digest == first.plan_digest
     assert [getattr(second.target, name) for name in names] == [getattr(first.target, name) for name in names]
-    assert second.asked == {name: value for name, value in first.asked.items() if name != "step"}
+    assert second.requested == {name: value for name, value in first.requested.items() if name != "step"}
 
 
 def test_only_what_was_stated_is_kept(flat, tmp_path):
     plain = wherry.convert(flat, tmp_path / "plain", to="orbax", lineage=False)
-    assert plain.asked == {"to": "orbax"}
+    assert plain.requested == {"to": "orbax"}
     same(plain, made_again(plain))
 
 
@@ -96,8 +96,8 @@ def test_every_option_of_a_family_comes_back(model, tmp_path):
         model, tmp_path / "it's there", to="maxtext", layout=layout, only="params", ignore=("others",),
         options={"scan_layers": False}, format="huggingface", meta={"who": "me; and you"}, lineage=False,
     )  # fmt: skip
-    assert first.asked["family_file"].keys() == {"name", "sha256"}
-    assert first.asked["dtype"] == "bfloat16"
+    assert first.requested["family_file"].keys() == {"name", "sha256"}
+    assert first.requested["dtype"] == "bfloat16"
     same(first, made_again(first))
 
 
@@ -115,12 +115,12 @@ def test_renames_and_targets_of_their_own_layout(flat, tmp_path):
         )
     )
     first, second = group.receipts
-    assert first.asked == {
+    assert first.requested == {
         "to": "orbax",
         "options": {"rename": rules, "compression": "zstd"},
         "verify": "none",
     }
-    assert second.asked == {"to": "npz", "family": "none", "verify": "none"}
+    assert second.requested == {"to": "npz", "family": "none", "verify": "none"}
     for one in group.receipts:
         same(one, made_again(one))
 
@@ -131,8 +131,8 @@ def test_the_step_of_a_run_and_the_run_it_is_made_in(flat, tmp_path):
     first = wherry.convert(
         tmp_path / "run", tmp_path / "other", to="orbax", step=3, into=True, as_step=0, lineage=False
     )
-    assert (first.asked["step"], first.asked["as_step"]) == (3, 0)
-    assert first.asked["into"] == str(tmp_path / "other")
+    assert (first.requested["step"], first.requested["as_step"]) == (3, 0)
+    assert first.requested["into"] == str(tmp_path / "other")
     assert "/run/3" in command(first), "not the newest"
     same(first, made_again(first))
 
@@ -144,7 +144,7 @@ def test_another_source_and_another_target(flat, tmp_path):
     copy = wherry.convert(flat, tmp_path / "copy.npz", to="npz", lineage=False).target.uri
     again = made_again(first, source=copy, target=str(tmp_path / "second"))
     assert again.target.weights_digest == first.target.weights_digest
-    assert again.asked == {"to": "orbax", "as_step": 3}
+    assert again.requested == {"to": "orbax", "as_step": 3}
 
 
 def test_rewrites(tmp_path):
@@ -153,13 +153,13 @@ def test_rewrites(tmp_path):
 
     source = save({"a": torch.arange(30.0)}, tmp_path / "a")
     first = wherry.rewrite(source, tmp_path / "b", as_="for-torch=2.3", meta={"k": "v"}).receipt
-    assert first.asked == {"as": "for-torch=2.3", "meta": {"k": "v"}}
+    assert first.requested == {"as": "for-torch=2.3", "meta": {"k": "v"}}
     assert stale() == [], "a rewrite is planned as one"
     same(first, made_again(first))
-    unstated = replace(first, asked={})
+    unstated = replace(first, requested={})
     assert shlex.split(command(unstated))[:6] == [*shlex.split(command(first))[:6]]
     inside = wherry.rewrite(source, as_="for-torch=2.3", in_place=True).receipt
-    assert inside.asked == {"as": "for-torch=2.3", "in_place": True}
+    assert inside.requested == {"as": "for-torch=2.3", "in_place": True}
     assert shlex.split(command(inside)) == [
         "wherry", "rewrite", str(source), "--as", "for-torch=2.3", "--in-place"
     ]  # fmt: skip
@@ -172,11 +172,11 @@ def test_a_receipt_without_it_tells_what_its_options_do(flat, tmp_path):
     )
     place = tmp_path / "old" / "wherry.json"
     data = json.loads(place.read_text())
-    del data["receipt"]["asked"]
+    del data["receipt"]["requested"]
     place.write_text(json.dumps(data))
     old = read_sidecar(locate(str(tmp_path / "old"))).receipt
-    assert old == replace(first, asked={}, lineage="not recorded")
-    assert "asked" not in old.to_json(), "so that it says what it said"
+    assert old == replace(first, requested={}, lineage="not recorded")
+    assert "requested" not in old.to_json(), "so that it says what it said"
     assert made_again(old).plan_digest == first.plan_digest
 
 
@@ -198,9 +198,9 @@ def test_secrets_and_what_may_pass(tmp_path):
         "options": {"y": "p; 1", "z": "false"},
     }  # fmt: skip
     receipt = receipts.from_json(
-        {"schema": receipts.SCHEMA, "source": NODE, "target": NODE, "plan_digest": "", "asked": stated}
+        {"schema": receipts.SCHEMA, "source": NODE, "target": NODE, "plan_digest": "", "requested": stated}
     )
-    assert json.loads(json.dumps(receipt.to_json()))["asked"] == stated
+    assert json.loads(json.dumps(receipt.to_json()))["requested"] == stated
     assert command(receipt).endswith("--allow-opaque a.A --allow-opaque b.B")
 
 
@@ -210,7 +210,7 @@ NODE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("field", ["asked", "options"])
+@pytest.mark.parametrize("field", ["requested", "options"])
 def test_what_is_no_table_is_no_receipt(field):
     with pytest.raises(CorruptError, match="invalid receipt"):
         receipts.from_json(
@@ -237,7 +237,7 @@ def test_the_ledger_keeps_it(flat, tmp_path):
         [done] = current_conversions(ledger)
         assert done.request == {"to": "orbax", "only": "params"}
         assert record_conversion(ledger, first) == statement.seq, "it is the same conversion"
-        record_conversion(ledger, replace(first, asked={}))
+        record_conversion(ledger, replace(first, requested={}))
         [done] = current_conversions(ledger)
         assert done.request == {}
 

@@ -12,16 +12,15 @@ from safetensors.numpy import load_file, save_file
 
 import wherry
 from tests.support.families import LLAMA, made
-from wherry.config import digests
-from wherry.config.digests import DIGEST_ENV
-from wherry.core.algorithms import ALGORITHMS, BLAKE3, SHA256, algorithm_of
-from wherry.core.digest import LEAF
+from wherry.config import settings
+from wherry.config.settings import DIGEST_ENV
+from wherry.core.digest import ALGORITHMS, BLAKE3, LEAF, SHA256, algorithm_of
 from wherry.errors import MismatchError
 from wherry.families import load_family
 from wherry.ledger.record import check_chain, open_ledger
-from wherry.lineage.lineage import show
-from wherry.storage.sidecar import read_sidecar
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
+from wherry.store.sidecar import read_sidecar
+from wherry.trace.lineage import show
 
 # Written by the commit before digests had an algorithm.
 HASHES = {BLAKE3: blake3.blake3, SHA256: hashlib.sha256}
@@ -158,7 +157,7 @@ def test_a_run_that_was_interrupted_under_another_algorithm_starts_over(source, 
 
 def test_a_receipt_says_that_a_host_in_fips_mode_chose(source, tmp_path, monkeypatch):
     (tmp_path / "fips").write_text("1\n")
-    monkeypatch.setattr(digests, "_FIPS", tmp_path / "fips")
+    monkeypatch.setattr(settings, "_FIPS", tmp_path / "fips")
     receipt = wherry.convert(source, tmp_path / "out", to="dcp")
     assert algorithm_of(receipt.target.checkpoint_digest) == SHA256
     assert [one for one in receipt.warnings if "FIPS" in one]

@@ -12,14 +12,13 @@ import pytest
 
 import wherry
 from wherry.converter.keywords import OF_FILES, ExportKeywords, RestoreKeywords
-from wherry.core.option import options_of
-from wherry.core.request import ConvertKeywords, ConvertRequest, SourceRequest, TargetRequest
+from wherry.core.request import ConvertKeywords, ConvertRequest, SourceRequest, TargetRequest, options_of
 from wherry.errors import UsageError
 from wherry.live.request import ExportRequest
 
 PUBLIC = [getattr(wherry, name) for name in sorted(wherry._DOOR)]
 METHODS = [
-    method
+    one if name == "__init__" else method
     for one in PUBLIC
     if inspect.isclass(one)
     for name, method in vars(one).items()
@@ -143,6 +142,13 @@ def test_a_list_is_not_a_text(name):
     stated = {"source": "a", "target": "b", "to": "orbax", name: ["orbax", "dcp"]}
     with pytest.raises(UsageError, match=f"invalid value for {name}: .*expected text.*got list"):
         wherry.plan(**stated)
+
+
+@pytest.mark.parametrize("function", [wherry.detect, wherry.open, wherry.inspect, wherry.verify])
+@pytest.mark.parametrize("value", [["a"], None, 1])
+def test_what_is_no_checkpoint_s_name_is_an_error_of_the_call(function, value):
+    with pytest.raises(UsageError, match=r"invalid value for uri: .*expected text or a path"):
+        function(value)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)

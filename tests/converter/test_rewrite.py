@@ -27,8 +27,8 @@ from wherry.errors import (
     UsageError,
 )
 from wherry.formats.registry import formats, rewrites
-from wherry.storage import copy
-from wherry.storage.stores import locate
+from wherry.store import copy
+from wherry.store.local_store import locate
 from wherry.target.lease import Lease, LeaseFile
 
 pytest.importorskip("torch.distributed.checkpoint")
@@ -329,7 +329,7 @@ def test_in_place_leaves_a_folder_that_another_run_took_over(tmp_path):
     from types import SimpleNamespace
 
     from wherry.converter.in_place import change_in_place
-    from wherry.storage.stores import locate
+    from wherry.store.local_store import locate
 
     folder = tmp_path / "checkpoint"
     folder.mkdir()

@@ -15,17 +15,18 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import wherry
+from tests.support.processes import open_descriptors
 from tests.support.waits import waits_reported_at_once
 from wherry.cli import main
 from wherry.converter.convert import convert_all
 from wherry.core.request import LayoutRequest, TargetRequest, convert_request
 from wherry.errors import MismatchError, UsageError
-from wherry.formats import pin as pins
+from wherry.formats import checkpoint as checkpoints
 from wherry.formats.registry import find_format, formats
 from wherry.ledger.nodes import conversions
 from wherry.ledger.record import open_ledger
 from wherry.mover.output import Output
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
 from wherry.testing import samples, writers
 
 WRITTEN = [name for name, row in formats().items() if row.is_written]
@@ -305,14 +306,11 @@ def test_an_opened_checkpoint_reads_the_file_that_it_opened(source):
 
 
 def test_no_descriptor_is_left(source):
-    def count():
-        return len(os.listdir("/proc/self/fd"))
-
-    before = count()
+    before = open_descriptors()
     for _ in range(3):
         with wherry.open(source) as checkpoint:
             checkpoint.read("t0")
-    assert count() == before
+    assert open_descriptors() == before
 
 
 # ---- Objects
@@ -334,7 +332,7 @@ def test_an_object_that_is_replaced_is_refused(monkeypatch, tmp_path, source):
 
 
 def test_stock_is_not_taken_of_what_changes(monkeypatch, source):
-    module = import_module("wherry.verifier.inspect")
+    module = import_module("wherry.prove.inspect")
     during(monkeypatch, lambda: flip_in_place(source), module, "flat_hashes")
     with pytest.raises(MismatchError):
         wherry.inspect(source, write=True, sha256=True)
@@ -343,7 +341,7 @@ def test_stock_is_not_taken_of_what_changes(monkeypatch, source):
 
 def test_the_fingerprint_of_a_stock_is_that_of_what_was_read(monkeypatch, source):
     """It is taken before the files are compared, so that no change comes in between."""
-    from wherry.verifier import inspect
+    from wherry.prove import inspect
 
     original = inspect.present_fingerprint
 
@@ -362,13 +360,13 @@ def test_the_fingerprint_of_a_stock_is_that_of_what_was_read(monkeypatch, source
 
 @pytest.mark.parametrize("text", ["inf", "nan", "-1", "1e300", "soon"])
 def test_how_long_is_waited_is_a_number(monkeypatch, tmp_path, source, text):
-    monkeypatch.setenv(pins.SETTLE_VARIABLE, text)
+    monkeypatch.setenv(checkpoints.SETTLE_VARIABLE, text)
     with pytest.raises(UsageError, match=f"'{text}'; expected seconds from 0 to 86400"):
         wherry.convert(source, tmp_path / "out", to="huggingface", family="none")
 
 
 def test_a_fresh_file_is_waited_for_and_read_again(monkeypatch, tmp_path, source):
-    monkeypatch.setenv(pins.SETTLE_VARIABLE, "2")
+    monkeypatch.setenv(checkpoints.SETTLE_VARIABLE, "2")
     waits: list[float] = []
     really = time.sleep
 
@@ -380,7 +378,7 @@ def test_a_fresh_file_is_waited_for_and_read_again(monkeypatch, tmp_path, source
         if len(waits) == 1:
             publish(source)
 
-    monkeypatch.setattr(pins.time, "sleep", sleep)
+    monkeypatch.setattr(checkpoints.time, "sleep", sleep)
     wherry.convert(source, tmp_path / "out", to="huggingface", family="none")
     assert len(waits) == 2
     assert all(0 < wait <= 2 for wait in waits)
@@ -389,7 +387,7 @@ def test_a_fresh_file_is_waited_for_and_read_again(monkeypatch, tmp_path, source
 
 
 def test_who_waits_for_a_file_says_for_which(monkeypatch, tmp_path, source):
-    monkeypatch.setenv(pins.SETTLE_VARIABLE, "0.5")
+    monkeypatch.setenv(checkpoints.SETTLE_VARIABLE, "0.5")
     publish(source)
     with waits_reported_at_once(monkeypatch) as lines:
         wherry.convert(source, tmp_path / "out", to="huggingface", family="none", lineage=False)
@@ -397,15 +395,15 @@ def test_who_waits_for_a_file_says_for_which(monkeypatch, tmp_path, source):
 
 
 def test_an_old_file_is_not_waited_for(monkeypatch, tmp_path, source):
-    monkeypatch.setenv(pins.SETTLE_VARIABLE, "2")
-    monkeypatch.setattr(pins.time, "time", lambda: source.stat().st_ctime + 3)
+    monkeypatch.setenv(checkpoints.SETTLE_VARIABLE, "2")
+    monkeypatch.setattr(checkpoints.time, "time", lambda: source.stat().st_ctime + 3)
     really = time.sleep
 
     def sleep(seconds):
         assert threading.current_thread() is not threading.main_thread(), "waited"
         really(seconds)
 
-    monkeypatch.setattr(pins.time, "sleep", sleep)
+    monkeypatch.setattr(checkpoints.time, "sleep", sleep)
     wherry.convert(source, tmp_path / "out", to="huggingface", family="none")
     found, wanted = load_file(tmp_path / "out" / "model.safetensors"), load_file(source)
     assert found.keys() == wanted.keys()
@@ -413,7 +411,7 @@ def test_an_old_file_is_not_waited_for(monkeypatch, tmp_path, source):
 
 
 def test_a_file_that_is_written_all_the_time_is_an_error(monkeypatch, tmp_path, source):
-    monkeypatch.setenv(pins.SETTLE_VARIABLE, "2")
+    monkeypatch.setenv(checkpoints.SETTLE_VARIABLE, "2")
     really = time.sleep
 
     def sleep(seconds):
@@ -422,6 +420,6 @@ def test_a_file_that_is_written_all_the_time_is_an_error(monkeypatch, tmp_path, 
         else:
             really(seconds)
 
-    monkeypatch.setattr(pins.time, "sleep", sleep)
+    monkeypatch.setattr(checkpoints.time, "sleep", sleep)
     with pytest.raises(MismatchError, match="being written"):
         wherry.convert(source, tmp_path / "out", to="huggingface", family="none")

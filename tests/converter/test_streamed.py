@@ -29,7 +29,7 @@ from wherry.errors import (
 )
 from wherry.formats.registry import formats
 from wherry.mover.output import Output
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
 from wherry.store.memory import MemoryStore
 from wherry.store.remote_store import FsspecStore
 from wherry.target.journal import Journal
@@ -143,11 +143,11 @@ def test_the_commit_member_comes_last(source, target, to):
     assert not locate(again).exists() or not locate(again).join("model.safetensors.index.json").exists()
 
 
-@pytest.mark.parametrize("to", TARGETS)
-def test_killed_at_every_call_of_the_store_then_run_again(source, target, tmp_path, to):
+@pytest.mark.parametrize(("to", "verify"), [*((to, "digest") for to in TARGETS), ("safetensors", "store")])
+def test_killed_at_every_call_of_the_store_then_run_again(source, target, tmp_path, to, verify):
     whole = digest_of(source, tmp_path, to)
     with watched() as calls:
-        convert(source, target, to)
+        convert(source, target, to, verify=verify)
     total = len(calls)
     copies = [n + after for n, (name, _) in enumerate(calls, 1) if name == "copy_object" for after in (0, 1)]
     points = sorted(
@@ -157,13 +157,13 @@ def test_killed_at_every_call_of_the_store_then_run_again(source, target, tmp_pa
         again = f"{target}-at-{point}"
         try:
             with watched(fatal=point):
-                convert(source, again, to)
+                convert(source, again, to, verify=verify)
         except Killed:
             pass
         release(again)
         if locate(again).exists() and wherry.detect(again).verdict == "ok":
             assert wherry.verify(again, level="digest").ok
-        receipt = convert(source, again, to)
+        receipt = convert(source, again, to, verify=verify)
         assert receipt.target.checkpoint_digest == whole
         assert wherry.verify(again, level="digest").ok
         assert uploads_below(again) == []
@@ -182,16 +182,17 @@ def _record_what_is_sent(monkeypatch):
     monkeypatch.setattr(Output, "delivered", delivered)
 
 
-def test_a_killed_run_sends_only_what_it_had_not_sent(source, target, monkeypatch):
+@pytest.mark.parametrize("verify", ["digest", "store"])
+def test_a_killed_run_sends_only_what_it_had_not_sent(source, target, monkeypatch, verify):
     _record_what_is_sent(monkeypatch)
     with watched(only=("put_part",)) as calls:
-        convert(source, f"{target}-whole", "safetensors")
+        convert(source, f"{target}-whole", "safetensors", verify=verify)
     total = len(calls)
     with watched(fatal=total * 2 // 3, only=("put_part",)) as calls, pytest.raises(Killed):
-        convert(source, target, "safetensors")
+        convert(source, target, "safetensors", verify=verify)
     release(target)
     with watched(only=("put_part",)) as calls:
-        receipt = convert(source, target, "safetensors")
+        receipt = convert(source, target, "safetensors", verify=verify)
     assert len(calls) <= total - total * 2 // 3 + 1 + 2 * 4 + total * 2 // 100  # in flight: twice the senders
     assert 0 < receipt.resumed_bytes < receipt.bytes_written
 
@@ -227,43 +228,6 @@ def test_an_error_that_a_retry_fixes_leaves_a_resumable_state(source, target, mo
         len(calls) <= 37 - 12
     )  # of 37 parts, 19 were sent before the error, and four of these may be unknown
     assert leftover_names(target) == []
-
-
-def test_another_conversion_to_the_target_of_a_killed_run_starts_over(source, target, tmp_path):
-    with watched(fatal=25, only=("put_part",)), pytest.raises(Killed):
-        convert(source, target, "hf")
-    release(target)
-    other = model(tmp_path / "other", seed=1)
-    receipt = convert(other, target, "hf")
-    assert receipt.resumed_bytes == 0
-    assert "a different source" in receipt.note
-    assert wherry.verify(target, level="digest").ok
-    assert leftover_names(target) == []
-    assert uploads_below(target) == []
-
-
-def test_a_journal_that_somebody_has_altered_is_not_used(source, target):
-    with watched(fatal=25, only=("put_part",)), pytest.raises(Killed):
-        convert(source, target, "safetensors")
-    release(target)
-    name = next(name for name in leftover_names(target) if name.endswith("journal-000001"))
-    place = locate(target).parent.join(name)
-    place.put(place.read(0, 1 << 20).replace(b"done", b"dome"))
-    receipt = convert(source, target, "safetensors")
-    assert receipt.resumed_bytes == 0
-    assert "altered" in receipt.note
-    assert wherry.verify(target, level="digest").ok
-
-
-def test_a_part_that_the_store_has_lost_is_sent_again(source, target, monkeypatch):
-    with watched(fatal=25, only=("put_part",)), pytest.raises(Killed):
-        convert(source, target, "safetensors")
-    release(target)
-    real = MemoryStore.parts
-    monkeypatch.setattr(MemoryStore, "parts", lambda self, upload: real(self, upload)[1:])
-    receipt = convert(source, target, "safetensors")
-    assert "no longer has all parts" in receipt.note
-    assert wherry.verify(target, level="digest").ok
 
 
 @pytest.fixture
@@ -308,18 +272,6 @@ def test_objects_of_somebody_else_are_never_touched(source, target):
     assert leftover_names(target) == []
 
 
-def test_objects_of_somebody_else_among_those_of_a_killed_run_are_not_touched(source, target):
-    with watched(fatal=36, only=("put_part",)), pytest.raises(Killed):
-        convert(source, target, "hf")
-    release(target)
-    locate(target).join("notes.txt").put(b"kept")
-    before = sorted(entry.name for entry in locate(target).walk())
-    other = {"max_shard_size": "300KB"}
-    with pytest.raises(TargetExistsError):
-        wherry.convert(source, target, to="hf", options=other, lineage=False)
-    assert sorted(entry.name for entry in locate(target).walk()) == before
-
-
 def test_an_object_that_appears_meanwhile_is_not_committed_with_the_others(source, target, monkeypatch):
     real = MemoryStore.assemble
 
@@ -333,29 +285,6 @@ def test_an_object_that_appears_meanwhile_is_not_committed_with_the_others(sourc
     assert [entry.name for entry in locate(target).walk()] == ["intruder.json"]
 
 
-def test_of_two_runs_one_makes_the_target(source, target):
-    begun, results = threading.Barrier(2), []
-
-    def run():
-        begun.wait()
-        try:
-            results.append(convert(source, target, "hf"))
-        except (TargetInUseError, TargetExistsError) as error:
-            results.append(error)
-
-    threads = [threading.Thread(target=run) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    failed = [one for one in results if isinstance(one, TargetInUseError)]
-    made = [one for one in results if not isinstance(one, Exception)]
-    assert len(made) + len(failed) == 2
-    assert made
-    assert wherry.verify(target, level="digest").ok
-    assert leftover_names(target) == []
-
-
 def test_a_second_run_is_refused_and_names_the_first(source, target):
     with (
         lease_of(locate(target)),
@@ -363,18 +292,6 @@ def test_a_second_run_is_refused_and_names_the_first(source, target):
     ):
         convert(source, target, "hf")
     assert not convert(source, target, "hf").already
-
-
-def test_a_lease_that_is_not_renewed_is_taken_over_and_its_owner_ends(source, target, monkeypatch):
-    monkeypatch.setattr(LeaseObject, "expiry", 0.2)
-    monkeypatch.setattr("wherry.target.lease_watch.LOOK_SECONDS", 0.05)
-    monkeypatch.setattr("wherry.target.lease.lease_text", lambda _owner, _beat: b"not of this machine")
-    with lease_of(locate(target)) as silent:
-        assert convert(source, target, "hf").resumed_bytes == 0
-        assert not silent.holds()
-        with pytest.raises(TargetInUseError, match="took over"):
-            silent.require_held()
-    assert leftover_names(target) == []
 
 
 def test_a_checkpoint_is_fetched_into_a_store_and_back(source, target, tmp_path):
@@ -470,3 +387,41 @@ def test_a_store_without_checksums_proves_nothing(source, target, monkeypatch):
 def test_checksums_of_a_store_are_refused_where_there_are_none(source, tmp_path):
     with pytest.raises(UsageError, match="no store computes checksums"):
         convert(source, tmp_path / "out", "hf", verify="store")
+
+
+def test_another_conversion_to_the_target_of_a_killed_run_starts_over(source, target, tmp_path):
+    with watched(fatal=25, only=("put_part",)), pytest.raises(Killed):
+        convert(source, target, "hf")
+    release(target)
+    other = model(tmp_path / "other", seed=1)
+    receipt = convert(other, target, "hf")
+    assert receipt.resumed_bytes == 0
+    assert "a different source" in receipt.note
+    assert wherry.verify(target, level="digest").ok
+    assert leftover_names(target) == []
+    assert uploads_below(target) == []
+
+
+def test_a_journal_that_somebody_has_altered_is_not_used(source, target):
+    with watched(fatal=25, only=("put_part",)), pytest.raises(Killed):
+        convert(source, target, "safetensors")
+    release(target)
+    name = next(name for name in leftover_names(target) if name.endswith("journal-000001"))
+    place = locate(target).parent.join(name)
+    place.put(place.read(0, 1 << 20).replace(b"done", b"dome"))
+    receipt = convert(source, target, "safetensors")
+    assert receipt.resumed_bytes == 0
+    assert "altered" in receipt.note
+    assert wherry.verify(target, level="digest").ok
+
+
+def test_a_lease_that_is_not_renewed_is_taken_over_and_its_owner_ends(source, target, monkeypatch):
+    monkeypatch.setattr(LeaseObject, "expiry", 0.2)
+    monkeypatch.setattr("wherry.target.lease.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("wherry.target.lease.lease_text", lambda _owner, _beat: b"not of this machine")
+    with lease_of(locate(target)) as silent:
+        assert convert(source, target, "hf").resumed_bytes == 0
+        assert not silent.holds()
+        with pytest.raises(TargetInUseError, match="took over"):
+            silent.require_held()
+    assert leftover_names(target) == []

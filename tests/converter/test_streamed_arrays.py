@@ -17,7 +17,7 @@ from tests.support.object_stores import (
     uploads_below,
     watched,
 )
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
 from wherry.store.memory import MemoryStore
 from wherry.target.journal import Journal
 
@@ -40,7 +40,7 @@ def parts():
     with small_parts(16 * KIB), pytest.MonkeyPatch.context() as patch:
         patch.setattr("wherry.mover.output._GROUP_BYTES", 1)
         patch.setattr("wherry.mover.move.SMALL", 1 * KIB)
-        patch.setattr("wherry.mover.batch.SMALL", 1 * KIB)
+        patch.setattr("wherry.mover.carrier.SMALL", 1 * KIB)
         patch.setattr("wherry.target.parts.HELD_BYTES", 128 * KIB)
         yield
 
@@ -234,8 +234,7 @@ def large(folder):
 
 
 @pytest.mark.parametrize(
-    ("options", "most"),
-    [({}, 8), (FILES, 32), (FILES | {"chunks": "4"}, 4), ({"chunks": "store"}, 32)],
+    ("options", "most"), [({}, 8), (FILES, 32), (FILES | {"chunks": "4"}, 4), ({"chunks": "store"}, 32)]
 )
 def test_chunks_that_are_objects_are_larger(tmp_path, options, most):
     planned = wherry.plan(large(tmp_path), "memory://arrays/large", to="orbax", options=options)

@@ -29,7 +29,7 @@ from tests.support.faults import (
 )
 from tests.support.object_stores import model
 from wherry.errors import StorageError, TargetExistsError, TargetInUseError, WherryError
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
 from wherry.target.clean import clean
 from wherry.target.object_staging import is_committed
 

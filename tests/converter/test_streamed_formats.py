@@ -10,11 +10,11 @@ import wherry
 from tests.support.model_files import MAKERS
 from tests.support.object_stores import Killed, leftover_names, release, small_parts, uploads_below, watched
 from tests.support.stated import FACTS
+from wherry.core import threads
 from wherry.core.request import LayoutRequest
 from wherry.formats.registry import formats
-from wherry.runtime import threads
-from wherry.storage.sidecar import sidecar_name
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
+from wherry.store.sidecar import sidecar_name
 from wherry.target.parts import SENDERS, Sender
 from wherry.target.uploaded_file import UploadedFile
 
@@ -106,8 +106,8 @@ def test_moves_come_in_the_order_of_the_files(tmp_path, monkeypatch):
     monkeypatch.setattr(
         UploadedFile, "write", lambda self, at, data: (written.append((self.path, at)), real(self, at, data))
     )
-    monkeypatch.setattr("wherry.runtime.threads.carrier_count", lambda: 1)
-    monkeypatch.setattr("wherry.mover.batch.SMALL", 0)
+    monkeypatch.setattr("wherry.core.threads.carrier_count", lambda: 1)
+    monkeypatch.setattr("wherry.mover.carrier.SMALL", 0)
     convert(tmp_path / "m.safetensors", f"memory://streamed{tmp_path}/out", "huggingface")
     places = [row for row in written if row[0].endswith("model.safetensors") and row[1] > 8]
     assert len(places) >= len(names) - 1  # the header is written with the first tensor
@@ -161,8 +161,8 @@ def test_small_tensors_between_large_ones_hold_no_parts_back(tmp_path, peaks, mo
     tensors = {f"layer.{n:03}.weight": np.full((3 * KIB,), n, dtype="f4") for n in range(100)}
     tensors |= {f"layer.{n:03}.norm": np.full((30,), n, dtype="f4") for n in range(100)}
     save_file(tensors, tmp_path / "m.safetensors", metadata={"format": "pt"})
-    monkeypatch.setattr("wherry.mover.batch.SMALL", 1 * KIB)
-    monkeypatch.setattr("wherry.mover.batch._MOST_BEHIND", 32 * KIB)
+    monkeypatch.setattr("wherry.mover.carrier.SMALL", 1 * KIB)
+    monkeypatch.setattr("wherry.mover.carrier._MOST_BEHIND", 32 * KIB)
     monkeypatch.setattr("wherry.target.parts.HELD_BYTES", 192 * KIB)
     monkeypatch.setattr("wherry.target.upload_run.StoredBytes", None)
     convert(tmp_path / "m.safetensors", f"memory://streamed{tmp_path}/out", "safetensors")

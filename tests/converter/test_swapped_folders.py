@@ -18,9 +18,9 @@ import wherry
 from wherry.converter.convert import convert_all
 from wherry.core.request import TargetRequest, convert_request
 from wherry.errors import MismatchError, WherryError
-from wherry.formats import pin
-from wherry.storage import open_file
-from wherry.storage.stores import LocalStore
+from wherry.formats import checkpoint as checkpoints
+from wherry.store import open_file
+from wherry.store.local_store import LocalStore
 
 SECRET = "what only this user may read"
 TENSORS = {"a": np.arange(12, dtype="f4").reshape(3, 4), "b": np.ones(5, "i8")}
@@ -155,7 +155,9 @@ def test_a_path_that_leads_elsewhere_once_the_source_has_settled_is_refused(run,
     place, folder, outside = run
     monkeypatch.setenv("WHERRY_SETTLE_SECONDS", "3600")
     swap = Swap(folder, outside, at=1)
-    monkeypatch.setattr(pin, "time", SimpleNamespace(time=time.time, sleep=lambda _seconds: swap.step()))
+    monkeypatch.setattr(
+        checkpoints, "time", SimpleNamespace(time=time.time, sleep=lambda _seconds: swap.step())
+    )
     with pytest.raises(MismatchError, match="the folder of the source was replaced"):
         wherry.convert(place, tmp_path / "out", to="npz", lineage=False)
     assert not (tmp_path / "out").exists()

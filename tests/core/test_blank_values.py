@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from wherry.core import dtypes
-from wherry.core.blank_values import SeenValues, nan_count, repeated_notes, zeros_notes
+from wherry.core.blank_values import SeenValues, _one, nan_count, repeated_notes, zeros_notes
 from wherry.core.digest import LeafHasher
 from wherry.core.tensorspec import TensorSpec
 
@@ -31,6 +31,11 @@ def test_nan_is_counted_in_every_word_of_a_type(name):
         wide = values if kind.kind == "c" else values.astype("f8")
     assert nan_count(name, memoryview(words).cast("B")) == np.isnan(wide).sum()
     assert nan_count(name, memoryview(np.ascontiguousarray(values[~np.isnan(wide)]).view("u1"))) == 0
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_the_word_of_one(name):
+    assert _one(name) == np.ones((), "f4").astype(dtypes.numpy_dtype(name)).tobytes()
 
 
 def seen_notes(values, cuts=()):

@@ -12,17 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wherry.core import digest
-from wherry.core.algorithms import (
+from wherry.core.digest import (
     ALGORITHMS,
     BLAKE3,
     SHA256,
+    LeafHasher,
     algorithm_of,
     digest_in,
     digest_uri,
     require_digest,
+    tensor_digest,
+    weights_digest,
 )
-from wherry.core.digest import LeafHasher, checkpoint_digest, tensor_digest, weights_digest
-from wherry.core.manifest import Companion, Manifest
+from wherry.core.manifest import Companion, Manifest, checkpoint_digest
 from wherry.core.tensorspec import TensorSpec
 
 LEAF = digest.LEAF

@@ -1,10 +1,13 @@
-"""Names and credentials at the boundary where text is printed or stored: nothing moves a cursor, nothing leaks."""
+"""What is printed, stored and shown in notebooks: nothing obeys, nothing leaks."""
+
+from __future__ import annotations
 
 import io
 import json
 import logging
 import sys
 import unicodedata
+from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -13,17 +16,27 @@ from click.testing import CliRunner
 from safetensors.numpy import save_file
 
 import wherry
-from wherry.auditor import markdown
-from wherry.auditor.check import visible
+from tests.support.command import small
+from tests.support.signing import key_pair
 from wherry.cli import cli, main
-from wherry.console.say import OneLine
-from wherry.console.tables import bar, print_json, print_table
+from wherry.cli.say import OneLine, bar, print_json, print_table
+from wherry.core.html import MOST_ROWS, html_table
 from wherry.core.progress import Progress, logger
 from wherry.credentials import redact, redact_values
-from wherry.errors import CorruptError, UsageError, WherryError, json_escaped, printable
-from wherry.lineage.page import json_text
-from wherry.storage.home import home
-from wherry.storage.stores import locate
+from wherry.errors import (
+    MOST_PLACE,
+    MOST_TEXT,
+    CorruptError,
+    UsageError,
+    WherryError,
+    json_escaped,
+    printable,
+)
+from wherry.prove import markdown
+from wherry.prove.check import visible
+from wherry.store.home import home
+from wherry.store.local_store import locate
+from wherry.trace.page import json_text
 
 TITLE = "\x1b]0;owned\x07"
 FORGED = "a\nok: 9 tensors at level logits"
@@ -252,7 +265,7 @@ def test_no_module_logs_by_a_logger_of_its_own():
     root = Path(wherry.__file__).parent
     found = [file for file in root.rglob("*.py") if "logging.getLogger(" in file.read_text()]
     alone = "core/emit.py"  # works as a file of its own
-    assert {str(file.relative_to(root)) for file in found} == {"core/progress.py", alone, "console/say.py"}
+    assert {str(file.relative_to(root)) for file in found} == {"core/progress.py", alone, "cli/say.py"}
 
 
 class Terminal(io.StringIO):
@@ -320,3 +333,109 @@ def test_characters_that_nobody_sees_are_escaped():
         assert json_text(f"a{sign}b").count("\\\\u") == 1, "on the page of the lineage"
         assert sign not in markdown._plain(sign), "in the Markdown of an audit"
         assert json.loads(json_escaped(json.dumps(f"a{sign}b", ensure_ascii=False))) == f"a{sign}b"
+
+
+# No text of an error is longer than a screen, whatever a file or a server puts into it.
+
+
+def test_a_long_text_is_cut_in_its_middle_and_keeps_no_part_of_a_credential():
+    error = CorruptError("begin " + "x" * 250 + " password=secret-word " + "y" * 100_000 + " end")
+    assert len(error.what) <= MOST_TEXT
+    assert error.what.startswith("begin ")
+    assert "secret" not in str(error)
+
+
+def test_bytes_that_are_no_text_are_not_printed(tmp_path):
+    _private, public = key_pair(tmp_path)
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    small(folder / "model.safetensors")
+    (folder / "wherry.sig").write_bytes(b"\xff" * 100_000)
+    shown = CliRunner().invoke(cli, ["verify-signature", str(folder), "--key", str(public)])
+    assert isinstance(shown.exception, CorruptError)
+    assert len(str(shown.exception)) < 2 * MOST_TEXT
+
+
+def test_a_place_of_any_length_is_cut_where_it_is_shown_and_whole_as_data():
+    """An event states the URI of a checkpoint."""
+    uri = "file:///" + "x" * 100_000
+    error = CorruptError("it is damaged", uri=uri)
+    assert len(error.for_shell().splitlines()[0]) < MOST_PLACE + MOST_TEXT
+    assert error.to_json()["uri"] == uri
+
+
+# What notebooks show: short texts and tables, in which no name of a checkpoint is markup.
+
+
+class Tags(HTMLParser):
+    """Collects tags and text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.texts = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, attrs))
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def parsed(shown):
+    """The texts of the HTML of an object, after a check that it has only tags of tables, without attributes."""
+    found = Tags(shown._repr_html_())
+    assert {tag for tag, _ in found.tags} <= {"div", "p", "table", "thead", "tbody", "tr", "th", "td"}
+    assert not any(attributes for _, attributes in found.tags)
+    return found.texts
+
+
+@pytest.fixture
+def source(tmp_path):
+    save_file(
+        {"<script>x</script>": np.ones((2, 3), "f4"), "b": np.ones(1, "i4")}, tmp_path / "a.safetensors"
+    )
+    return tmp_path / "a.safetensors"
+
+
+def test_a_checkpoint_and_its_manifest(source):
+    with wherry.open(source) as checkpoint:
+        assert repr(checkpoint) == f"<Checkpoint {str(source)!r}: safetensors, 2 tensors, 7 parameters, 28 B>"
+        assert repr(checkpoint.manifest) == "<Manifest: params, 2 tensors, 7 parameters, 28 B>"
+        assert {"<script>x<~1script>", "2 x 3", "float32"} <= set(parsed(checkpoint))
+        assert "<script>x<~1script>" in parsed(checkpoint.manifest)
+
+
+def test_a_plan_a_receipt_a_verification_and_the_lineage(source, tmp_path):
+    plan = wherry.plan(source, tmp_path / "out", to="npz")
+    assert repr(plan) == f"<Plan: {source} (safetensors) → {tmp_path}/out (npz), 2 tensors, 28 B>"
+    assert parsed(plan).count("<script>x<~1script>") == 2
+    receipt = wherry.convert(source, tmp_path / "out", to="npz")
+    assert repr(receipt).startswith(f"<Receipt: {source} (safetensors) → {tmp_path}/out (npz), 28 B in ")
+    assert receipt.target.checkpoint_digest in parsed(receipt)
+    verification = wherry.verify(tmp_path / "out", level="digest")
+    assert repr(verification) == f"<Verification: ok at level digest, 2 tensors of {tmp_path}/out>"
+    assert parsed(verification)
+    why = wherry.why(tmp_path / "out")
+    assert repr(why).endswith("result of 1 conversion>")
+    assert "1" in parsed(why)
+
+
+def test_a_store(tmp_path):
+    store = wherry.Store(tmp_path / "run", to="safetensors")
+    assert repr(store) == f"<Store '{tmp_path}/run': safetensors, no steps>"
+    store.save({"w": np.ones(3)}, 5, metrics={"loss": 0.5}).result(60)
+    assert repr(store).endswith("steps 5>")
+    assert "{'loss': 0.5}" in parsed(store)
+
+
+def test_of_many_rows_the_first_are_shown():
+    text = html_table("t", ("n",), ([n] for n in range(1000)))
+    assert text.count("<tr>") == MOST_ROWS + 1
+    assert "and 950 more" in text
+
+
+def test_secrets_and_control_characters_do_not_reach_a_page():
+    text = html_table("https://user:hidden@host/x", ("a\x1b[2J",), [])
+    assert "hidden" not in text
+    assert "\x1b" not in text

@@ -17,7 +17,6 @@ import pytest
 from safetensors.numpy import save_file
 
 from wherry.converter.command import DECIDING, UNPLANNED
-from wherry.core.option import options_of
 from wherry.core.request import (
     PLAIN,
     ConvertRequest,
@@ -26,6 +25,7 @@ from wherry.core.request import (
     SourceRequest,
     TargetRequest,
     convert_request,
+    options_of,
 )
 from wherry.errors import UsageError
 
@@ -39,14 +39,14 @@ from wherry.cli import cli
 from wherry.config.schema import Route
 from wherry.converter.command import command, DECIDING
 from wherry.live.request import export_request
-from wherry.storage.sidecar import read_sidecar
-from wherry.storage.stores import locate
+from wherry.store.sidecar import read_sidecar
+from wherry.store.local_store import locate
 source, target = sys.argv[1:3]
 cli.main(["convert", source, target, "--to", "npz", "--set", "join=.", "--pace", "3", "--json"], standalone_mode=False)
 receipt = read_sidecar(locate(target)).receipt
 door = wherry.convert(source, target + "2.npz", to="npz", options={"join": "."}, pace=4, lineage=False)
 found = {
-    "stated": receipt.asked, "command": command(receipt), "door": door.asked, "decides": "pace" in DECIDING,
+    "stated": receipt.requested, "command": command(receipt), "door": door.requested, "decides": "pace" in DECIDING,
     "route": Route.model_json_schema()["properties"]["pace"]["description"],
     "export": export_request(uri="t", to="npz", snapshot="host", pace=5).convert.pace,
 }

@@ -28,7 +28,7 @@ from tests.support.crash import (
     written,
 )
 from wherry.errors import TargetInUseError
-from wherry.target import lease_watch
+from wherry.target import lease as leases
 from wherry.testing import faults
 from wherry.testing.faults import Fault, Faults
 
@@ -127,11 +127,11 @@ def test_the_lease_of_another_machine_is_taken_over_when_it_expires(
     owner = {**json.loads(lease.read_text()), "host": "elsewhere"}
     lease.write_text(json.dumps(owner))
     before = sorted(os.listdir(target.parent))
-    monkeypatch.setattr(lease_watch, "EXPIRY_SECONDS", 0.5)
+    monkeypatch.setattr(leases, "EXPIRY_SECONDS", 0.5)
     beats = iter(range(1, 1000))
     with monkeypatch.context() as patch:
         patch.setattr(
-            lease_watch.time, "sleep", lambda _: lease.write_text(json.dumps({**owner, "beat": next(beats)}))
+            leases.time, "sleep", lambda _: lease.write_text(json.dumps({**owner, "beat": next(beats)}))
         )
         with pytest.raises(TargetInUseError, match="elsewhere"):
             convert(source, target)

@@ -13,10 +13,10 @@ from tests.support import orbax as orbax_support
 from tests.support.durability import make_source, watched
 from tests.support.orbax import copied, needs_corpus
 from tests.support.signing import key_pair
-from wherry.auditor.audit import audit
 from wherry.ledger.record import open_ledger, record_event
-from wherry.routes.removal import removing
-from wherry.verifier.inspect import inspect
+from wherry.nightly.removal import removing
+from wherry.prove.audit import audit
+from wherry.prove.inspect import inspect
 
 STATE = {"w": np.arange(60_000, dtype=np.float32), "b": np.ones(3, np.int32)}
 

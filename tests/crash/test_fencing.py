@@ -204,9 +204,9 @@ def test_a_clock_that_is_ahead_takes_over_no_living_lease(source, undisturbed, c
 
 SLOW = """
 import sys, time
-import wherry.target.lease_watch as lease_watch
+import wherry.target.lease as lease_watch
 from wherry.target.lease import LeaseFile
-import wherry.mover.carrier as mover, wherry.mover.output as output, wherry.runtime.threads as threads
+import wherry.mover.carrier as mover, wherry.mover.output as output, wherry.core.threads as threads
 from wherry.cli import main
 lease_watch.EXPIRY_SECONDS, LeaseFile.heartbeat = 1.0, 0.1
 real = mover.Carrier._carry

@@ -230,6 +230,7 @@ class Finder:
             os.kill(os.getpid(), {signal})
             return None
 sys.argv_name = sys.argv.pop(1)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background ignores it
 sys.meta_path.insert(0, Finder())
 from wherry.__main__ import main
 main()
@@ -248,7 +249,7 @@ main()
 )
 def test_a_signal_in_the_middle_of_an_import_is_an_interrupt(source, tmp_path, module, sent):
     code = IN_AN_IMPORT.replace("{signal}", f"signal.{sent}")
-    words = ["convert", str(source), str(tmp_path / "o"), "--to", "dcp", "--quiet"]
+    words = ["convert", str(source), str(tmp_path / "o"), "--to", "orbax", "--quiet"]
     done = subprocess.run(
         [sys.executable, "-c", code, module, *words], capture_output=True, text=True, timeout=120, check=False
     )

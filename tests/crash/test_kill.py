@@ -3,8 +3,6 @@
 import atexit
 import json
 import os
-import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -73,84 +71,9 @@ def assert_nothing_half_done(folder, target):
     assert orbax_steps(folder) == ([8] if target.name == "8" and target.exists() else [])
 
 
-@pytest.mark.parametrize(
-    ("to", "name"),
-    [pytest.param("hf", "out", marks=pytest.mark.slow), ("safetensors", "m.safetensors"), ("orbax", "8")],
-)
-def test_killed_at_every_change_of_the_file_system(source, tmp_path, to, name):
-    whole = run(source, tmp_path / "whole" / name, to, 0)
-    assert whole.returncode == 0, whole.stderr
-    calls = int(whole.stdout)
-    assert calls > 5
-    points = sorted({1, 2, 3, calls - 2, calls - 1, calls, *range(4, calls, max(calls // 6, 1))})
-    survived = []
-    for point in points:
-        folder = tmp_path / f"at{point}"
-        folder.mkdir()
-        done = run(source, folder / name, to, point)
-        assert done.returncode in (0, -signal.SIGKILL), done.stderr
-        survived.append(done.returncode == 0)  # how often it syncs depends on the clock
-        assert_nothing_half_done(folder, folder / name)
-    assert sum(survived) <= 3
-
-
-def areas(folder):
-    """The names of the staging areas in a folder; each run gives its area a name of its own."""
-    return {path.name for path in folder.glob(".wherry-8.*-*") if path.is_dir()}
-
-
-def started(command, folder):
-    """A run whose staging area exists by now, unless it has ended already."""
-    before = areas(folder)
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_for(lambda: areas(folder) - before or child.poll() is not None, pause=0.001)
-    return child
-
-
-def staged_seconds(command, folder):
-    """How long the staging area of an undisturbed run exists."""
-    child = started(command, folder)
-    appeared = time.monotonic()
-    wait_for(lambda: not areas(folder), pause=0.001)
-    usual = time.monotonic() - appeared
-    assert child.wait(120) == 0
-    return usual
-
-
-@pytest.mark.parametrize("to", ["orbax", pytest.param("hf", marks=pytest.mark.slow)])
-def test_killed_at_random_moments_then_run_again(source, tmp_path, to):
-    command = [
-        sys.executable,
-        "-m",
-        "wherry.cli",
-        "convert",
-        str(source),
-        str(tmp_path / "8"),
-        "--to",
-        to,
-        "--no-lineage",
-    ]
-    usual, left = staged_seconds(command, tmp_path), 0
-    for seed in range(4):
-        # A finished target would leave this run nothing to do.
-        shutil.rmtree(tmp_path / "8", ignore_errors=True)
-        child = started(command, tmp_path)
-        time.sleep(random.Random(seed).uniform(0, usual))
-        child.kill()
-        child.wait()
-        assert_nothing_half_done(tmp_path, tmp_path / "8")
-        if areas(tmp_path):
-            left += 1
-        else:
-            usual /= 2  # the run ended first: the machine may be faster now
-    assert left, "no kill came while the staging area existed"
-    subprocess.run(command, check=True, capture_output=True)
-    assert wherry.verify(tmp_path / "8", level="digest").ok
-
-
 SLOW = """
 import sys, time
-import wherry.mover.carrier as mover, wherry.runtime.threads as threads
+import wherry.mover.carrier as mover, wherry.core.threads as threads
 from wherry.cli import main
 real = mover.Carrier._carry
 def slow(*arguments):
@@ -193,7 +116,7 @@ class Cancelled(BaseException):
 def stop(monkeypatch):
     """A function that stops the run which called it as progress, once half of a stage is done."""
     monkeypatch.setattr("wherry.core.progress._INTERVAL", 0)
-    monkeypatch.setattr("wherry.runtime.threads.worker_count", lambda: 1)
+    monkeypatch.setattr("wherry.core.threads.worker_count", lambda: 1)
 
     def handler(*_):
         raise Cancelled

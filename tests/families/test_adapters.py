@@ -16,7 +16,7 @@ from tests.support.families import SIZES, carried, made, same
 from wherry.errors import AmbiguousError, MismatchError, UnrepresentableError, UsageError, WherryError
 from wherry.families import adapter_families, convert_layout, families, load_family
 from wherry.families.templates import form_choices
-from wherry.view.adapter import notes_of
+from wherry.transform.adapter import notes_of
 
 RANK, LAYERS, EMBED, GROUPS, HEADS, DIM, FFN = 3, 2, 24, 2, 4, 16, 16  # 1 / sqrt(DIM) rounds nothing
 CONFIG = {

@@ -101,10 +101,7 @@ def test_each_ignored_name_has_a_class():
 
 # Read by the code of a class, but not of a model that the family has: what its rules require, or what no output needs.
 READ_ELSEWHERE = {
-    (
-        "gemma4",
-        "use_double_wide_mlp",
-    ): "num_kv_shared_layers == 0 is required",
+    ("gemma4", "use_double_wide_mlp"): "num_kv_shared_layers == 0 is required",
     ("gemma4", "vocab_size_per_layer_input"): "hidden_size_per_layer_input == 0 is required",
     ("gemma4-small", "moe_intermediate_size"): "enable_moe_block == False is required",
     ("gemma4-small", "num_experts"): "enable_moe_block == False is required",

@@ -7,22 +7,20 @@ from pathlib import Path
 import pytest
 
 from tests.support import audit as support
-from wherry.auditor.bundle import check_bundle
 from wherry.errors import MismatchError, UsageError
+from wherry.prove.bundle import check_bundle
 
 pytest.importorskip("prefect")
 
 from prefect.blocks.abstract import NotificationBlock
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
-from prefect.flows import load_flow_from_entrypoint
 
 from wherry.flows.audit import AuditSpec, audit, say
+from wherry.nightly import notify
+from wherry.nightly.ending import Ending
 from wherry.tasks.notify import tell
-from wherry.watch import notify
-from wherry.watch.ending import Ending
 
-ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.server]
 MESSAGES: list[tuple[str, str | None]] = []
 
@@ -128,8 +126,3 @@ def test_warnings_fail_it_if_requested():
     say(good, {**report, "counts": counts}, None)
     assert (bad.first_error, bad.cure, bad.title) == ("w", "c", "wherry audit: 1 error and 1 warning")
     assert (good.first_error, good.counts) == (None, counts)
-
-
-@pytest.mark.parametrize("entrypoint", [f"{ROOT / 'flows' / 'audit.py'}:audit", "wherry.flows.audit.audit"])
-def test_entrypoints_load(entrypoint):
-    assert load_flow_from_entrypoint(entrypoint).name == "audit"

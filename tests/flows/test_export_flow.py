@@ -18,18 +18,18 @@ from wherry.formats.checkpoint import open_source
 from wherry.formats.detect import detect_source
 from wherry.ledger.record import open_ledger
 from wherry.ledger.statements import statements
-from wherry.routes.night import plan_night
-from wherry.routes.prune import prune
-from wherry.routes.routes import load_config
-from wherry.watch.ending import ending
+from wherry.nightly.conversion import Conversion, note_made
+from wherry.nightly.ending import ending
+from wherry.nightly.night import plan_night
+from wherry.nightly.prune import prune
+from wherry.nightly.routes import load_config
 
 pytest.importorskip("prefect")
 
 from wherry.flows import export as flow
 from wherry.flows.convert import ConvertSpec
 from wherry.flows.export import ExportSpec
-from wherry.tasks.export import route_targets
-from wherry.tasks.verify import verify
+from wherry.tasks.steps import route_targets, verify
 
 TOML = """
 [routes.main]
@@ -95,10 +95,11 @@ def plain(monkeypatch):
     """The flow's own logic without a server: tasks are called as functions, conversions are noted."""
     noted = []
 
-    def chain(spec):
-        noted.append(spec)
-        if spec.target.endswith("never"):
+    def chain(conversion):
+        noted.append(conversion)
+        if conversion.request.targets[0].uri.endswith("never"):
             raise UnrepresentableError("cannot be held")
+        note_made(conversion.notes)
         return {"detection": {}, "receipt": {}, "further": []}
 
     monkeypatch.setattr(flow, "ending", ending)
@@ -112,11 +113,13 @@ def plain(monkeypatch):
 def test_what_the_routes_say(source, config, tmp_path):
     rows = {row["route"]: row for row in route_targets.fn(source, (), config)}
     assert rows["main"]["takes"]
-    spec = ConvertSpec(**rows["main"]["spec"])
-    assert (spec.source, spec.to, spec.options) == (source, "safetensors", {"join": "."})
-    assert spec.target == str(tmp_path / "out" / "r1-9.safetensors")
-    assert (spec.model, spec.alias, spec.level) == ("llama-r1", "candidate", "digest")
-    assert [(one.to, one.only) for one in spec.further] == [("orbax", "params")]
+    conversion = Conversion.from_json(json.loads(json.dumps(rows["main"]["conversion"])))
+    first, *further = conversion.request.targets
+    assert (conversion.request.source.uri, first.to, first.options) == (source, "safetensors", {"join": "."})
+    assert conversion.request.source.below == str(tmp_path / "runs")
+    assert first.uri == str(tmp_path / "out" / "r1-9.safetensors")
+    assert (conversion.models[0], conversion.alias, conversion.level) == ("llama-r1", "candidate", "digest")
+    assert [(one.to, one.only) for one in further] == [("orbax", "params")]
     assert not rows["nightly"]["takes"]
     assert "nightly" in rows["nightly"]["reason"]
     assert not rows["elsewhere"]["takes"]
@@ -142,8 +145,10 @@ def test_what_was_made_is_noted_for_its_route(source, config, plain, tmp_path):
     assert {(one["route"], one["source"], one["run"], one["step"], one["score"]) for one in notes} == {
         ("main", source, "r1", 9, 1.5)
     }
-    assert [one["target"] for one in notes] == [plain[0].target, plain[0].further[0].target]
-    assert plain[0].source == source, "the step that the names are of, whichever the run gets meanwhile"
+    assert [one["target"] for one in notes] == [one.uri for one in plain[0].request.targets]
+    assert plain[0].request.source.uri == source, (
+        "the step that the names are of, whichever the run gets meanwhile"
+    )
 
 
 def test_what_was_not_made_is_not_noted(source, tmp_path, plain):
@@ -158,7 +163,7 @@ def test_a_score_that_cannot_be_read_is_not_known(source, config, tmp_path):
     (tmp_path / "runs" / "r1" / "9" / "metrics.json").write_text("[" * 100_000)
     keep_the_best(config)
     (row,) = route_targets.fn(source, ("main",), config)
-    assert [one["score"] for one in row["notes"]] == [None, None]
+    assert [one["score"] for one in row["conversion"]["notes"]] == [None, None]
 
 
 def test_no_credentials_of_the_registry_are_kept(source, config, plain, monkeypatch):
@@ -185,7 +190,7 @@ def test_a_step_that_a_newer_one_has_overtaken_is_left(source, config, plain, tm
 def test_nobody_takes_it_is_no_failure_but_never_plain_green(source, config, plain, monkeypatch, caplog):
     notices = []
     monkeypatch.setattr(
-        "wherry.watch.ending.send", lambda _, notice, page=None: notices.append(notice) or "sent"
+        "wherry.nightly.ending.send", lambda _, notice, page=None: notices.append(notice) or "sent"
     )
     state = flow.export.fn(ExportSpec(source=source, config=config, routes=("elsewhere",)))
     assert state.is_completed()
@@ -205,7 +210,7 @@ def test_a_step_that_the_night_compares_is_no_reason_to_warn(source, config, pla
 def test_named_targets_take_the_place_of_routes(source, plain, tmp_path):
     targets = [{"target": str(tmp_path / "a"), "to": "orbax"}, {"target": str(tmp_path / "b"), "to": "npz"}]
     flow.export.fn(ExportSpec(source=source, targets=targets))
-    assert [one.to for one in plain[0].targets] == ["orbax", "npz"]
+    assert [one.to for one in plain[0].request.targets] == ["orbax", "npz"]
 
 
 def test_a_failure_is_reported_after_the_others_were_made(source, config, plain, tmp_path):
@@ -215,16 +220,10 @@ def test_a_failure_is_reported_after_the_others_were_made(source, config, plain,
     assert plain[-1][-1]["what"] == "failed"
 
 
-def test_the_form_has_a_description_for_every_field():
-    schema = ExportSpec.model_json_schema()
-    assert all(field.get("description") for field in schema["properties"].values())
-    assert flow.export.name == "post-training-export"
-
-
 @pytest.mark.server
 def test_on_a_server_it_converts_tells_and_is_noted(server, source, tmp_path, monkeypatch):
-    from wherry.watch import ending as telling
-    from wherry.watch.metrics import measure
+    from wherry.nightly import ending as telling
+    from wherry.nightly.metrics import measure
 
     notices = []
     monkeypatch.setattr(telling, "send", lambda _, notice, page: notices.append((notice, page)))
@@ -276,7 +275,7 @@ def test_a_source_that_no_route_has_is_not_converted_to_explicit_targets(source,
         flow.export.fn(ExportSpec(source=hidden, targets=targets, config=config))
     assert plain == []
     flow.export.fn(ExportSpec(source=link, targets=targets, config=config))
-    assert plain[0].below == str(tmp_path / "runs"), "below the root of the route"
+    assert plain[0].request.source.below == str(tmp_path / "runs"), "below the root of the route"
     with pytest.raises(HostileError, match="symbolic link points outside"):
         open_source(plain[0].request.source)
 
@@ -285,7 +284,7 @@ def test_a_source_that_no_route_has_is_not_registered(source, config, plain, tmp
     named = []
     monkeypatch.setattr(flow, "verify", verify.fn)
     monkeypatch.setattr(flow, "register", lambda *place, **_more: named.append(place))
-    monkeypatch.setattr("wherry.tasks.verify.progress_artifact", lambda *_what: None)
+    monkeypatch.setattr("wherry.tasks.steps.progress_artifact", lambda *_what: None)
     hidden, link = outside_of_routes(source, tmp_path)
     wherry.inspect(hidden, write=True)
     for uri in (hidden, link):
@@ -315,5 +314,5 @@ def test_a_run_that_becomes_a_link_after_detection_is_not_converted(source, tmp_
     monkeypatch.setattr(converting, "plan", planned)
     spec = ConvertSpec(source=source, target=str(tmp_path / "a"), to="npz", below=str(tmp_path / "runs"))
     with pytest.raises(HostileError, match="symbolic link points outside"):
-        converting.chain(spec)
+        converting.chain(spec.conversion)
     assert requests[0].source.below == str(tmp_path / "runs")

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,16 +19,14 @@ pytest.importorskip("mlflow")
 
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
-from prefect.flows import load_flow_from_entrypoint
 
 from wherry.core.progress import Progress
 from wherry.flows.convert import ConvertSpec, convert_checkpoint, summary
 from wherry.ledger.record import check_chain, open_ledger
+from wherry.nightly import ending
 from wherry.tasks import common
 from wherry.tasks.common import retryable
-from wherry.watch import ending
 
-ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.server]
 
 
@@ -72,12 +69,7 @@ def test_an_engine_is_chosen_in_the_form_and_progress_is_by_units(server, source
 
 def test_the_whole_chain_and_again(server, source, tmp_path):
     spec = ConvertSpec(
-        source=str(source),
-        target=str(tmp_path / "orbax"),
-        to="orbax",
-        level="digest",
-        model="m",
-        alias="c",
+        source=str(source), target=str(tmp_path / "orbax"), to="orbax", level="digest", model="m", alias="c"
     )
     state = convert_checkpoint(spec, return_state=True)
     assert state.is_completed(), state.message
@@ -130,7 +122,7 @@ def test_what_is_committed_and_not_recorded_ends_failed_with_the_cure_and_is_sho
     server, source, tmp_path, monkeypatch
 ):
     from wherry.flows import convert as module
-    from wherry.tasks.lineage import lineage
+    from wherry.tasks.steps import lineage
 
     monkeypatch.setattr(module, "lineage", lineage.with_options(retries=0))
     monkeypatch.setenv("WHERRY_LEDGER", f"sqlite:///{tmp_path}")
@@ -154,7 +146,7 @@ def test_what_is_committed_and_not_recorded_ends_failed_with_the_cure_and_is_sho
 
 def test_what_is_not_registered_ends_failed_with_the_cure(server, source, tmp_path, monkeypatch):
     from wherry.flows import convert as module
-    from wherry.tasks import register as task
+    from wherry.tasks import steps as task
 
     def gone(*_, **__):
         raise StorageError("MLflow cannot be reached", cure="start it")
@@ -178,21 +170,6 @@ def test_unknown_fields_and_levels_are_refused():
             ConvertSpec(**good, **bad)
 
 
-def test_every_field_is_described():
-    schema = convert_checkpoint.parameters.model_dump()
-    fields = schema["definitions"]["ConvertSpec"]["properties"]
-    assert [name for name, field in fields.items() if not field.get("description")] == []
-    assert fields["advanced"]["properties"]["if_exists"]["enum"] == ["fail", "skip", "resume"]
-
-
-@pytest.mark.parametrize(
-    "entrypoint",
-    [f"{ROOT / 'flows' / 'convert.py'}:convert_checkpoint", "wherry.flows.convert.convert_checkpoint"],
-)
-def test_entrypoints_load(entrypoint):
-    assert load_flow_from_entrypoint(entrypoint).name == "convert-checkpoint"
-
-
 def test_only_retryable_errors_are_retried():
     def retried(error):
         return retryable(None, None, SimpleNamespace(data=error))
@@ -206,8 +183,8 @@ def test_only_retryable_errors_are_retried():
 def test_a_failed_verification_fails_the_task(source, tmp_path, monkeypatch):
     import wherry
     from wherry.errors import MismatchError
-    from wherry.lineage.lineage import show
-    from wherry.tasks import verify as module
+    from wherry.tasks import steps as module
+    from wherry.trace.lineage import show
 
     monkeypatch.setattr(module, "progress_artifact", lambda *_: None)
     receipt = wherry.convert(
@@ -227,7 +204,7 @@ def test_a_failed_verification_fails_the_task(source, tmp_path, monkeypatch):
 
 
 def test_discover_lists_detections(source, tmp_path):
-    from wherry.tasks.discover import discover
+    from wherry.tasks.steps import discover
 
     found = discover.fn(str(tmp_path))
     assert [(row["uri"], row["format"]) for row in found] == [(str(source), "safetensors")]
@@ -235,7 +212,7 @@ def test_discover_lists_detections(source, tmp_path):
 
 def test_lineage_task_fails_where_the_ledger_cannot_be_written(source, tmp_path, monkeypatch):
     import wherry
-    from wherry.tasks.lineage import lineage
+    from wherry.tasks.steps import lineage
 
     receipt = wherry.convert(source, tmp_path / "orbax", to="orbax", lineage=False).to_json()
     (tmp_path / "file").write_text("")

@@ -21,7 +21,7 @@ from prefect.settings import PREFECT_RESULTS_LOCAL_STORAGE_PATH, temporary_setti
 from tests.support.flow import occupied, watched
 from tests.support.waits import waits_reported_at_once
 from wherry.flows.convert import ConvertSpec, convert_checkpoint
-from wherry.tasks.detect import detect
+from wherry.tasks.steps import detect
 
 module = import_module("wherry.flows.convert")
 
@@ -137,9 +137,9 @@ def test_outside_of_a_run_no_server_is_contacted(source, tmp_path, limited, monk
     for name in ("detect", "plan", "convert", "lineage"):
         monkeypatch.setattr(module, name, getattr(module, name).fn)
     monkeypatch.setattr(module, "asset_events", lambda _receipt: None)
-    monkeypatch.setattr(import_module("wherry.tasks.convert"), "progress_artifact", lambda *_: None)
+    monkeypatch.setattr(import_module("wherry.tasks.steps"), "progress_artifact", lambda *_: None)
     spec = ConvertSpec(source=str(source), target=str(tmp_path / "o"), to="orbax", level="none")
-    assert module.chain(spec)["receipt"]["target"]["uri"] == str(tmp_path / "o")
+    assert module.chain(spec.conversion)["receipt"]["target"]["uri"] == str(tmp_path / "o")
 
 
 @pytest.mark.server

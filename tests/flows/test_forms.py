@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("prefect")
 
+from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.schema_tools.validation import validate
 from pydantic import ValidationError
 
@@ -51,6 +53,13 @@ def every_field(schema):
         yield from every_field(field)
     for model in schema.get("definitions", {}).values():
         yield from every_field(model)
+
+
+@every_flow
+def test_a_flow_is_loaded_from_its_file_and_from_its_module(flow):
+    file, function = Path(flow.fn.__code__.co_filename).resolve(), flow.fn.__name__
+    for entrypoint in (f"{file}:{function}", f"{flow.fn.__module__}.{function}"):
+        assert load_flow_from_entrypoint(entrypoint).name == flow.name
 
 
 @every_flow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,15 +15,13 @@ pytest.importorskip("prefect")
 
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
-from prefect.flows import load_flow_from_entrypoint
 
 from wherry.flows.nightly import NightlySpec, nightly
 from wherry.ledger.nodes import conversions
 from wherry.ledger.record import check_chain, open_ledger
-from wherry.routes.night import holding
-from wherry.routes.routes import load_config
+from wherry.nightly.night import holding
+from wherry.nightly.routes import load_config
 
-ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.server]
 
 # Where it is stated, two checkpoints at a time wait for seconds: the server's SQLite is locked by one for the other.
@@ -49,7 +46,7 @@ uri = "out/{{run}}/{{step}}-orbax"
 
 @pytest.fixture
 def notices(monkeypatch):
-    from wherry.watch import ending
+    from wherry.nightly import ending
 
     sent = []
     monkeypatch.setattr(ending, "send", lambda _, notice, page: sent.append((notice, page)))
@@ -153,7 +150,7 @@ def test_a_first_night_estimates_and_a_second_night_skips(server, tmp_path, noti
 
 
 def test_what_vanishes_is_reported_and_not_a_failure(server, tmp_path, notices, monkeypatch):
-    from wherry.routes import night as module
+    from wherry.nightly import night as module
 
     gone, _kept = checkpoint(tmp_path, "r", 1), checkpoint(tmp_path, "r", 2)
     plan = module.plan_night
@@ -175,15 +172,3 @@ def test_a_damaged_root_is_a_failure_of_its_route(server, tmp_path, notices):
     assert state.is_failed()
     assert "file or folder not found" in state.message
     assert not isinstance(state.result(raise_on_failure=False), CorruptError)
-
-
-def test_every_field_is_described():
-    fields = nightly.parameters.model_dump()["definitions"]["NightlySpec"]["properties"]
-    assert [name for name, field in fields.items() if not field.get("description")] == []
-
-
-@pytest.mark.parametrize(
-    "entrypoint", [f"{ROOT / 'flows' / 'nightly.py'}:nightly", "wherry.flows.nightly.nightly"]
-)
-def test_entrypoints_load(entrypoint):
-    assert load_flow_from_entrypoint(entrypoint).name == "nightly-convert"

@@ -17,11 +17,8 @@ pytest.importorskip("mlflow")
 
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
-from prefect.flows import load_flow_from_entrypoint
 
 from wherry.flows.promote import PromoteSpec, promote
-
-ROOT = Path(__file__).parents[2]
 
 
 def artifacts(state):
@@ -68,10 +65,3 @@ def test_the_form_is_described_and_checked():
     ):
         with pytest.raises(ValidationError, match=words):
             PromoteSpec(**bad)
-
-
-@pytest.mark.parametrize(
-    "entrypoint", [f"{ROOT / 'flows' / 'promote.py'}:promote", "wherry.flows.promote.promote"]
-)
-def test_entrypoints_load(entrypoint):
-    assert load_flow_from_entrypoint(entrypoint).name == "promote"

@@ -27,8 +27,7 @@ from wherry.core.progress import Progress, UnitCounts
 from wherry.errors import NotFoundError
 from wherry.flows.convert import convert_checkpoint
 from wherry.flows.work import work_on_units
-from wherry.tasks import common
-from wherry.tasks import work as work_task
+from wherry.tasks import common, steps
 from wherry.workers.job import split
 
 ROOT = Path(__file__).parents[2]
@@ -163,4 +162,4 @@ def test_a_run_of_the_flow_work_that_crashed_leaves_its_unit_to_another(server, 
 
 def test_a_run_of_the_flow_work_without_a_job_fails(tmp_path):
     with pytest.raises(NotFoundError, match="no job found"):
-        work_task.work.fn(str(tmp_path / "nothing"))
+        steps.work.fn(str(tmp_path / "nothing"))

@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("prefect")
 
 from wherry.core.progress import Progress
-from wherry.remote import waits
-from wherry.tasks import artifacts, common, run_log
+from wherry.store import waits
+from wherry.tasks import common
 from wherry.tasks.ending import ending
 
 LINE = "gs://bucket/key has not answered for 12 s; attempt 2 of 6"
@@ -28,9 +28,9 @@ def test_a_wait_is_in_the_log_of_the_run(caplog):
 @pytest.mark.parametrize(
     ("name", "show"),
     [
-        ("artifacts.create_table_artifact", lambda: artifacts.show_table([{"what": "a"}], "k", "d")),
-        ("artifacts.create_link_artifact", lambda: artifacts.show_link("http://127.0.0.1/", "a", "k", "d")),
-        ("artifacts.create_markdown_artifact", lambda: artifacts.show_markdown("# a", "k", "d")),
+        ("common.create_table_artifact", lambda: common.show_table([{"what": "a"}], "k", "d")),
+        ("common.create_link_artifact", lambda: common.show_link("http://127.0.0.1/", "a", "k", "d")),
+        ("common.create_markdown_artifact", lambda: common.show_markdown("# a", "k", "d")),
         (
             "common.create_progress_artifact",
             lambda: common.progress_artifact("convert", "a")(Progress("read", 1, 1, 1.0, None, None)),
@@ -41,7 +41,7 @@ def test_a_wait_is_in_the_log_of_the_run(caplog):
 def test_a_server_that_is_away_is_waited_for_and_fails_no_run(name, show, monkeypatch, caplog):
     """A new client does not try again where it cannot connect."""
     awaited = []
-    monkeypatch.setattr(run_log, "answering_server", lambda: awaited.append(1))
+    monkeypatch.setattr(common, "answering_server", lambda: awaited.append(1))
 
     def refuse(*_positional, **_named):
         raise OSError("All connection attempts failed")

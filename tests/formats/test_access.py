@@ -1,7 +1,10 @@
-"""A reader says once per tensor how its bytes can be read, and a plug-in's reader overrides what it does better."""
+"""How bytes are read: access of a reader, parts of tensors, companions."""
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import os
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -9,15 +12,20 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 import wherry
-from wherry.core.algorithms import BLAKE3
+from tests.support.processes import open_descriptors
+from wherry.core.digest import BLAKE3
+from wherry.core.manifest import Companion
 from wherry.core.tensorspec import Span
-from wherry.errors import NotFoundError
+from wherry.errors import CorruptError, HostileError, MismatchError, NotFoundError, StorageError, UsageError
 from wherry.formats import registry
 from wherry.formats.checkpoint import Checkpoint
-from wherry.formats.contents import (
+from wherry.formats.companions import CompanionsReader, copy_companion
+from wherry.formats.format import (
     Absent,
     Block,
     ChunkDecoder,
@@ -25,17 +33,19 @@ from wherry.formats.contents import (
     Computed,
     Contents,
     Extent,
+    ModelFiles,
+    Opened,
     Stored,
 )
-from wherry.formats.format import Opened
-from wherry.formats.model_files import ModelFiles
 from wherry.mover.decode import DecodedReader, Spill
 from wherry.mover.hashing import hash_checkpoint
 from wherry.mover.move import Way
 from wherry.mover.pool import Pool
 from wherry.mover.read import memory_for, read_array, read_region
 from wherry.mover.source import Source
-from wherry.storage.stores import locate
+from wherry.store import location
+from wherry.store.local_store import locate
+from wherry.target import files
 
 SHAPE = (1000, 2200)  # 8.8 MB: more than is decoded at once in the smallest budget
 VALUES = np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
@@ -157,8 +167,7 @@ def plug_in(monkeypatch):
             return Opened(found.detection, manifest, kind(found.reader))
 
         row = replace(own, name="custom", aliases=(), refines=("safetensors",), detect=detect, open=opened)
-        entry = SimpleNamespace(load=lambda: row)
-        monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
+        monkeypatch.setattr(registry, "plug_ins", lambda: [row])
         registry.formats.cache_clear()
 
     yield make
@@ -260,3 +269,153 @@ def test_a_decoded_source_lacks_what_the_source_lacks(source):
         assert list(reader.members()) == list(source.reader.members())
         with pytest.raises(NotFoundError):
             reader.companion("tokenizer.json")
+
+
+# checkpoint["path"]: the same parts as NumPy's indexing, and only these are read.
+
+
+ARRAY = np.arange(2 * 3 * 5, dtype="f4").reshape(2, 3, 5)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    place = tmp_path_factory.mktemp("tensor") / "a.safetensors"
+    save_file({"a/w": ARRAY, "scalar": np.array(4, "i4")}, place)
+    with wherry.open(place) as opened:
+        yield opened
+
+
+def _part(extent):
+    bounds = st.one_of(st.none(), st.integers(-extent - 2, extent + 2))
+    return st.one_of(st.integers(-extent, extent - 1), st.builds(slice, bounds, bounds))
+
+
+INDICES = st.one_of(
+    st.tuples(*map(_part, ARRAY.shape)),
+    st.tuples(_part(2)),
+    st.tuples(_part(2), st.just(...)),
+    st.tuples(st.just(...), _part(5)),
+    st.just((...,)),
+    st.just(()),
+)
+
+
+@settings(deadline=None)
+@given(index=INDICES)
+def test_a_part_is_what_numpy_would_take(checkpoint, index):
+    found, expected = checkpoint["a~1w"][index], ARRAY[index]
+    assert found.shape == expected.shape
+    assert np.array_equal(found, expected)
+
+
+def test_only_the_part_is_read(checkpoint, monkeypatch):
+    regions, read = [], type(checkpoint).read
+
+    def seen(self, path, region=None):
+        regions.append(region)
+        return read(self, path, region)
+
+    monkeypatch.setattr(type(checkpoint), "read", seen)
+    assert checkpoint["a~1w"][1, :, -2:].shape == (3, 2)
+    assert regions == [(slice(1, 2), slice(0, 3), slice(3, 5))]
+
+
+def test_it_is_an_array_for_numpy_and_says_what_it_is(checkpoint):
+    tensor = checkpoint["a~1w"]
+    assert np.array_equal(np.asarray(tensor), ARRAY)
+    assert np.asarray(tensor, dtype="f8").dtype == "f8"
+    assert (tensor.shape, tensor.dtype, tensor.nbytes, len(tensor)) == ((2, 3, 5), "float32", 120, 2)
+    assert repr(tensor) == "<LazyTensor 'a~1w' float32[2, 3, 5]>"
+    assert checkpoint["scalar"][()] == 4
+
+
+@pytest.mark.parametrize("index", [(0, 0, 0, 0), (5,), (..., 0, ...), (0, -4)])
+def test_an_index_outside_the_tensor_is_an_index_error(checkpoint, index):
+    with pytest.raises(IndexError):
+        checkpoint["a~1w"][index]
+
+
+def test_a_step_and_an_unknown_key_path_are_refused(checkpoint):
+    with pytest.raises(UsageError, match="has a step"):
+        checkpoint["a~1w"][::2]
+    with pytest.raises(NotFoundError, match="tensor not found"):
+        checkpoint["a/w"]
+
+
+def test_a_checkpoint_is_a_collection_of_key_paths(checkpoint):
+    assert sorted(checkpoint) == [("a/w",), ("scalar",)]
+    assert "a~1w" in checkpoint
+    assert ("scalar",) in checkpoint
+    assert "b" not in checkpoint
+
+
+# A companion is copied whole and durably, or refused; nothing stays open.
+
+
+def copy(data, target, size=None):
+    checkpoint = SimpleNamespace(reader=CompanionsReader(SimpleNamespace(), {"notes": data}))
+    companion = Companion("notes", len(data) if size is None else size)
+    return copy_companion(checkpoint, companion, locate(target))
+
+
+@pytest.mark.parametrize("size", [0, 1, 4096, 70_001, (8 << 20) + 5])
+def test_every_size_is_copied_whole_and_synced_in_place_of_a_longer_file(tmp_path, monkeypatch, size):
+    synced, real = [], os.fdatasync
+
+    def sync(descriptor):
+        synced.append(os.fstat(descriptor).st_ino)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    data, target = bytes(i % 251 for i in range(251)) * (size // 251 + 1), tmp_path / "out" / "deep" / "notes"
+    target.parent.mkdir(parents=True)
+    target.write_bytes(b"x" * (size + 9000))
+    assert copy(data[:size], target).sha256 == hashlib.sha256(data[:size]).hexdigest()
+    assert target.read_bytes() == data[:size]
+    assert target.stat().st_ino in synced
+
+
+@pytest.mark.parametrize("planned", [50, 150, 9000])
+def test_a_companion_of_another_size_than_planned_is_refused(tmp_path, planned):
+    with pytest.raises(MismatchError, match=f"expected {planned} bytes, got 100"):
+        copy(bytes(100), tmp_path / "notes", planned)
+
+
+def test_one_that_is_too_large_is_refused_before_it_takes_space(tmp_path, monkeypatch):
+    monkeypatch.setattr(location, "MOST_COMPANION", 100)
+    with pytest.raises(HostileError):
+        copy(bytes(101), tmp_path / "out" / "notes")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_disk_that_fails_leaves_nothing_open(tmp_path, monkeypatch):
+    def full(*_arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files.os, "pwrite", full)
+    before = open_descriptors()
+    with pytest.raises(StorageError, match="No space"):
+        copy(bytes(100_000), tmp_path / "notes")
+    assert open_descriptors() == before
+
+
+# A key path is that of one leaf: metadata that gives it two is corrupt, whichever kinds of leaves they
+# are.
+
+
+@pytest.mark.parametrize(
+    "leaves",
+    [
+        {"values": {("w",): 1}},
+        {"empties": {("w",): "none"}},
+        {"values": {("v",): 1}, "empties": {("v",): "none"}},
+    ],
+    ids=["tensor-value", "tensor-empty", "value-empty"],
+)
+def test_two_leaves_of_one_path_are_corrupt(tmp_path, leaves):
+    save_file({"w": np.ones(3, "f4")}, tmp_path / "a.safetensors")
+    with wherry.open(tmp_path / "a.safetensors") as checkpoint:
+        manifest = replace(checkpoint.manifest, **leaves)
+        with pytest.raises(CorruptError, match=r"two leaves have the key path [wv]") as caught:
+            Checkpoint(Opened(checkpoint.detection, manifest, checkpoint.reader))
+    assert caught.value.uri == checkpoint.uri

@@ -10,8 +10,10 @@ import wherry
 from tests.support import rank_files
 from tests.support.rank_files import Save
 from wherry.errors import CorruptError, DamagedError, HostileError, IncompleteError, UnsupportedError
+from wherry.integrations.containers.torch.archive import read_archive
+from wherry.integrations.containers.torch.values import RANK_RULES
 from wherry.integrations.formats import fsdp
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
 
 torch = pytest.importorskip("torch")
 ONE = {
@@ -170,5 +172,5 @@ def test_a_forged_placement_is_hostile(saves, change):
 
 def _parts_of(folder):
     place = locate(folder).join("model_world_size_2_rank_0.pt")
-    for _name, part in fsdp._parts(0, fsdp._open_archive(place), place, 2):
+    for _name, part in fsdp._parts(0, read_archive(place, RANK_RULES, bare=True), place, 2):
         yield part

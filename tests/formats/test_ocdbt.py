@@ -1,4 +1,4 @@
-"""OCDBT databases that Orbax did not write are read by their own names; those of Orbax that lost files are not."""
+"""Databases and bundles of other software: OCDBT and TensorFlow."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import wherry
+from tests.support import tf_bundle
 from tests.support.ocdbt import write
 from tests.support.orbax import copied, needs_corpus
 from wherry.core.request import SourceRequest
@@ -105,3 +106,36 @@ def test_names_that_orbax_writes_too(names, on_disk, tmp_path):
     target = f"memory://ocdbt{tmp_path}/a"
     fsspec.filesystem("memory").put(str(place), target.removeprefix("memory://"), recursive=True)
     assert wherry.detect(target).verdict == "incomplete"
+
+
+# TensorFlow bundles: what an index says is checked against itself and against the data.
+
+
+ARRAYS_OF_BUNDLE = {
+    "a": np.arange(12, dtype="f4").reshape(3, 4),
+    "b/c": np.arange(5),
+    "step": np.array(7, "i4"),
+}
+
+
+def test_tensors_lie_where_the_index_says(tmp_path):
+    tf_bundle.write(tmp_path / "ckpt", ARRAYS_OF_BUNDLE)
+    assert wherry.detect(tmp_path / "ckpt").format == "tf-bundle"
+    with wherry.open(tmp_path / "ckpt") as found:
+        assert {path[0] for path in found.manifest.tensors} == set(ARRAYS_OF_BUNDLE)
+        for name, array in ARRAYS_OF_BUNDLE.items():
+            np.testing.assert_array_equal(found.read((name,)), array)
+
+
+def test_a_size_that_is_not_that_of_the_shape_is_corrupt(tmp_path):
+    tf_bundle.write(tmp_path / "ckpt", ARRAYS_OF_BUNDLE, sizes={"a": 44})
+    with pytest.raises(CorruptError, match=r"a has 44 bytes; expected 48 for float32\[3, 4\]"):
+        wherry.open(tmp_path / "ckpt")
+
+
+def test_every_flipped_bit_of_the_rows_is_found(tmp_path):
+    index = tf_bundle.write(tmp_path / "ckpt", ARRAYS_OF_BUNDLE) / "ckpt.index"
+    whole = index.read_bytes()
+    for at in range(len(tf_bundle.block({})), 60):
+        index.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        assert wherry.detect(tmp_path / "ckpt").verdict == "corrupt", at

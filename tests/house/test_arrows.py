@@ -21,47 +21,30 @@ ROOMS: Mapping[str, str] = {
     "cures": "",
     "credentials": "",
     "errors": "version installation cures credentials",
-    "text": "credentials errors",
     "kernels": "",
-    "core": "credentials cures errors text kernels",
-    "runtime": "errors core",
-    "remote": "credentials errors core",
-    "store": "errors installation text core runtime remote",
-    "storage": "credentials errors text core runtime remote store",
-    "target": "errors text core runtime storage store",
-    "formats": "errors text core remote storage store target",
-    "tree": "errors text core formats",
-    "layout": "errors kernels core formats",
-    "families": "errors text core storage formats tree layout",
-    "mover": "errors kernels core runtime storage store target formats",
-    "quantized": "errors text kernels core storage formats layout mover",
-    "view": "errors text core runtime storage formats tree layout families mover quantized",
-    "config": "errors text core storage formats",
-    "ledger": "credentials errors version text core remote storage formats config",
-    "converter": "credentials errors text version kernels core runtime storage store target formats tree"
-    " mover view config ledger",
-    "merger": "errors core formats tree layout families mover view converter",
-    "workers": "errors version installation text core runtime remote storage store target formats"
-    " mover config ledger converter",
-    "compare": "errors text core runtime formats mover view config ledger",
-    "verifier": "errors text core runtime storage target formats tree mover quantized view config ledger converter"
-    " workers compare",
-    "live": "errors text core runtime remote store storage target formats tree mover view ledger converter",
-    "models": "credentials errors text core store storage target formats config ledger verifier",
-    "routes": "errors version text core runtime storage target formats tree families view config ledger"
-    " workers verifier models",
-    "catalog": "errors core storage formats config ledger routes",
-    "lineage": "errors text core runtime storage formats config ledger converter routes",
-    "auditor": "errors version text core runtime storage formats tree config ledger converter"
-    " workers verifier",
-    "site": "credentials errors version core config ledger catalog lineage",
-    "watch": "credentials errors installation kernels core runtime remote storage formats config ledger routes",
-    "testing": "errors text core runtime storage formats mover converter",
-    "console": "credentials errors version core storage config target formats converter workers verifier models routes"
-    " lineage watch",
-    "cli": "errors cures version text core runtime remote storage target formats tree families quantized view config"
-    " ledger converter merger workers compare verifier models routes catalog lineage site auditor watch"
-    " console",
+    "core": "cures credentials errors kernels",
+    "store": "installation cures credentials errors core",
+    "target": "cures errors core store",
+    "formats": "cures errors core store target",
+    "layout": "cures errors kernels core formats",
+    "families": "cures errors core store formats layout",
+    "mover": "cures errors kernels core store target formats",
+    "transform": "cures errors kernels core store formats layout families mover",
+    "config": "cures errors core store formats",
+    "ledger": "version cures credentials errors core store formats config",
+    "converter": "version cures credentials errors kernels core store target formats layout mover"
+    " transform config ledger",
+    "workers": "version installation cures errors core store target formats mover config ledger converter",
+    "prove": "version cures errors core store target formats layout mover transform config ledger"
+    " converter workers",
+    "live": "cures errors core store target formats layout mover transform ledger converter",
+    "models": "cures credentials errors core store target formats config ledger prove",
+    "nightly": "version installation cures credentials errors kernels core store target formats"
+    " families transform config ledger workers prove models",
+    "trace": "version cures credentials errors core store formats config ledger converter nightly",
+    "testing": "errors core store formats mover converter",
+    "cli": "version cures credentials errors core store target formats families transform config"
+    " ledger converter workers prove models nightly trace",
     "__main__": "core cli",
 }
 # The same inside `integrations`: containers know no format, and a format knows another only where it is named here.
@@ -74,8 +57,8 @@ CONTAINERS: Mapping[str, str] = {
     "npz": "flat zip",
     "pickle": "flat zip",
     "torch": "flat zip pickle",
-    "zarr": "msgpack ocdbt",
-    "orbax": "msgpack ocdbt zarr",
+    "zarr": "flat ocdbt",
+    "orbax": "flat msgpack ocdbt zarr",
 }
 FORMATS: Mapping[str, str] = {
     "dcp": "huggingface",
@@ -84,6 +67,7 @@ FORMATS: Mapping[str, str] = {
     "megatron": "dcp",
     "meta": "huggingface",
     "torchtitan": "dcp",
+    "vllm": "huggingface",
 }
 
 

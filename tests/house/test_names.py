@@ -1,17 +1,25 @@
-"""One concept has one name on the command line, in wherry.toml, in Python and in forms; other names are refused."""
+"""Names and words of the code."""
 
 from __future__ import annotations
 
+import ast
+import re
 from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 import wherry
 from tests.support.command import typed
+from tests.support.house import MODULES, ROOT, label
 from tests.support.infra import load
+from tests.support.workers import LONG, TOGETHER
 from wherry.config.config import load_config
 from wherry.core.names import CONCEPTS
+from wherry.core.units import plural
 from wherry.errors import UsageError
 
 # Names that are refused for one concept, and are the right ones for another: (door, place, name) → what it is there.
@@ -173,3 +181,164 @@ def test_a_form_refuses_another_name_with_the_cure(form, fields, cure):
     module, _, name = form.partition(":")
     with pytest.raises(ValidationError, match=f"did you mean {cure}"):
         getattr(import_module(f"wherry.flows.{module}"), name)(**fields)
+
+
+# Nobody reads "1 steps": a number and its noun come from `counted`, which knows both forms.
+
+
+# What wherry counts, in the words of its commands, errors and flows.
+NOUNS = (
+    "tensors statements versions checkpoints conversions steps files units workers edges places targets arrays "
+    "parameters weights chunks problems findings routes"
+).replace(" ", "|")
+_PLURAL = re.compile(rf" (?:[a-z]+ )?(?:{NOUNS})\b")
+# The program of an evidence bundle imports nothing of ours; formats say what they saw, for experts.
+_APART = ("wherry/prove/check.py", "wherry/core/units.py", "integrations/")
+
+
+def plurals(tree: ast.AST) -> Iterator[str]:
+    """Each number in a text with a plural noun behind it; constants, which are never 1, and sizes are not meant."""
+    for text in (node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)):
+        for value, after in zip(text.values, text.values[1:], strict=False):
+            if isinstance(value, ast.FormattedValue) and isinstance(after, ast.Constant):
+                number = ast.unparse(value.value)
+                found = _PLURAL.match(str(after.value))
+                if found and not number.isupper() and not number.startswith("show_"):
+                    yield f"{{{number}}}{found[0]}"
+
+
+def test_numbers_agree_with_their_nouns():
+    found = {
+        f"{label(path)}: {one}"
+        for path in MODULES
+        if not label(path).startswith(_APART)
+        for one in plurals(ast.parse(path.read_text()))
+    }
+    assert found == set(), "write {counted(number, 'noun')}"
+
+
+def test_both_forms_and_their_verbs():
+    assert [plural(number, "tensor") for number in (0, 1, 2000)] == ["0 tensors", "1 tensor", "2,000 tensors"]
+    assert [plural(number, "chunk", "is/are") for number in (1, 2)] == ["1 chunk is", "2 chunks are"]
+
+
+# The vocabulary of the house: names say what a thing is, and each name is one thing's; see
+# infra/lexicon.md.
+
+
+LEXICON = ROOT / "infra" / "lexicon.md"
+# Words that end as participles do and are nouns of the field.
+NOUNS_OF_VOCABULARY = frozenset(
+    {"encoding", "ending", "finding", "hashing", "listing", "mapping", "partitioning", "sharding", "sighting"}
+    | {"signing", "spelling", "staging", "testing"}
+)
+# What programs of others import by its name: the door's, and those of format plug-ins.
+PUBLIC = frozenset({"Restored", "Opened", "Adapted", "Coded", "Stored", "Chunked", "Computed"})
+IRREGULAR = frozenset(
+    {
+        "built",
+        "done",
+        "drawn",
+        "found",
+        "given",
+        "gone",
+        "held",
+        "kept",
+        "known",
+        "laid",
+        "left",
+        "lost",
+        "made",
+    }
+    | {"meant", "met", "said", "seen", "sent", "shown", "taken", "thrown", "told", "worn", "written"}
+)
+
+
+@cache
+def classes():
+    """Name → the files that define a class of it."""
+    found = defaultdict(list)
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found[node.name].append(label(path))
+    return found
+
+
+@cache
+def functions():
+    """Module and name of every function of a module, without underscores; methods are left out: `Contents.held`."""
+    return [
+        (label(path), node.name.strip("_"))
+        for path in MODULES
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+
+
+def words(name):
+    """The words of a name: `ContainerChecksums` and `container_checksums` have two."""
+    return re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+", name)
+
+
+def is_bare_participle(name):
+    parts = [word.lower() for word in words(name)]
+    if len(parts) != 1 or parts[0] in NOUNS_OF_VOCABULARY:
+        return False
+    return (
+        parts[0] in IRREGULAR or re.fullmatch(r"[a-z]{2,}[^e]ed|[a-z]{3,}(?<!str)ing", parts[0]) is not None
+    )
+
+
+def replaced():
+    """The words of the third column: each stands for something that has another name."""
+    rows = [line.split("|") for line in LEXICON.read_text().splitlines() if line.startswith("| ")]
+    return {word.strip() for row in rows for word in row[3].split(",")} - {"", "instead of"}
+
+
+def test_no_two_classes_have_one_name():
+    assert {name: files for name, files in classes().items() if len(files) > 1} == {}
+
+
+def test_no_class_is_named_by_a_bare_participle():
+    assert [name for name in classes() if is_bare_participle(name) and name not in PUBLIC] == []
+
+
+def test_no_function_is_named_by_a_bare_past_participle():
+    """A function is named by a verb, a question or what it returns; `waiting` names a block in which that is so."""
+    odd = [one for one in functions() if is_bare_participle(one[1]) and not one[1].endswith("ing")]
+    assert odd == []
+
+
+def test_no_module_is_named_by_a_bare_participle():
+    assert [label(path) for path in MODULES if is_bare_participle(path.stem)] == []
+
+
+def test_what_has_another_name_names_nothing():
+    """Words that are participles or names of old: none of them is a class, and none a module."""
+    taken = {name.lower().lstrip("_") for name in classes()} | {Path(path).stem for path in MODULES}
+    general = {
+        "path",
+        "name",
+        "row",
+        "model",
+        "system",
+        "run",
+        "block",
+        "place",
+        "lock",
+        "event",
+        "task",
+        "box",
+    }
+    assert (replaced() - general) & taken == set()
+
+
+# How tests are spread over workers: files stay whole, flows share a server, and the list of long ones is
+# no dead letter.
+
+
+def test_every_long_one_is_there():
+    names = {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
+    assert set(LONG) <= names | {folder.rstrip("/").rpartition("/")[2] for folder in TOGETHER}
+    assert all((ROOT / folder).is_dir() for folder in TOGETHER)

@@ -234,4 +234,4 @@ def test_the_wheel_has_what_deploy_and_the_example_of_a_configuration_need(
     found = run(sys.executable, "-I", "-S", "-c", code, f"{installed}:{base}").split()
     assert all(Path(path).is_relative_to(installed / "wherry" / "packaged") for path in found)
     assert all(Path(path).exists() for path in found)
-    assert (installed / "wherry" / "routes" / "first.toml").is_file()
+    assert (installed / "wherry" / "nightly" / "first.toml").is_file()

@@ -16,9 +16,9 @@ from tests.support.demo import first_story, tell
 from tests.support.infra import load
 from wherry.core.digest import LEAF
 from wherry.errors import MismatchError
-from wherry.routes.routes import load_config
-from wherry.storage.sidecar import read_sidecar
-from wherry.storage.stores import locate
+from wherry.nightly.routes import load_config
+from wherry.store.local_store import locate
+from wherry.store.sidecar import read_sidecar
 
 TENSOR = "embeddings.word_embeddings.weight"
 CHAPTERS = (
@@ -38,10 +38,7 @@ def small(tmp_path, site, monkeypatch):
     """A package with a small model in place of the real one: the damaged tensor has its nine leaves all the same."""
     package = tmp_path / "package"
     package.mkdir()
-    tensors = {
-        TENSOR: np.arange(9 * LEAF // 4, dtype="f4"),
-        "embeddings.LayerNorm.bias": np.ones(384, "f4"),
-    }
+    tensors = {TENSOR: np.arange(9 * LEAF // 4, dtype="f4"), "embeddings.LayerNorm.bias": np.ones(384, "f4")}
     save_file(tensors, package / "model.safetensors", metadata={"format": "pt"})
     (package / "config.json").write_text("{}")
     monkeypatch.setattr(site, "packaged_model", lambda: package)
@@ -138,6 +135,13 @@ def test_the_story_runs_to_its_end():
     assert re.search(r"affected +flax-msgpack at", text)
     assert "valid offline" in text
     assert re.search(r"refused +the checkpoint differs from the registered one", text)
+    loads, refused = (
+        text.count('mlflow.pyfunc.load_model("models:/minilm-jax@champion")'),
+        text.partition("8. Promo")[2],
+    )
+    assert loads == 2
+    assert re.search(r"a tensor begins with +-?0\.\d{4}, ", text)
+    assert re.search(r"refused +the copy differs from the record", refused)
     bad = text.partition("at the webhook")[2]
     assert re.search(r"warning: 0 converted, 1 damaged: \S+/minilm-copied: ", bad)
     assert re.search(r"in the UI +0 converted, 1 damaged: \S+/minilm-copied", text)
@@ -179,6 +183,7 @@ def test_the_story_runs_in_a_bucket(tmp_path, protocol):
     assert re.search(rf"affected +dcp at {models}", text)
     assert re.search(r"traces +its size is unchanged", text)
     assert re.search(r"refused +the checkpoint differs from the registered one", text)
+    assert re.search(r"refused +the copy differs from the record", text)
     assert "Traceback" not in text
     assert "routes check" not in text, "of a storage that is gone"
 

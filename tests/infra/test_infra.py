@@ -17,8 +17,6 @@ from packaging.utils import canonicalize_name
 
 from tests.support.infra import INFRA, ROOT, load
 from tests.support.readme import DEPLOY, commands
-from tests.support.skips import NO_TIME
-from tests.support.workers import END
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PINS = dict(line.split("==") for line in (INFRA / "constraints.txt").read_text().splitlines())
@@ -41,19 +39,6 @@ def test_ci_runs_the_tests_in_a_fresh_environment() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     assert "infra/test --fresh --within 35" in script.read_text()
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_no_test_begins_after_the_time_of_within(workers: int) -> None:
-    """In the process that starts the workers and in them: the walls around the developer's settings keep it."""
-    plugins = ["-p", "tests.support.skips", "-p", "tests.support.workers", "-p", "no:cacheprovider"]
-    test = "tests/infra/test_infra.py::test_ci_runs_the_tests_in_a_fresh_environment"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-rs", *plugins, "-n", str(workers), test],
-        check=True, capture_output=True, text=True, cwd=ROOT, env={**os.environ, END: "1"},
-    )  # fmt: skip
-    assert NO_TIME in done.stdout
-    assert "1 skipped" in done.stdout
 
 
 def test_a_workers_runs_find_the_configuration_of_readme() -> None:
@@ -193,56 +178,3 @@ def test_an_active_environment_is_not_its_own_base(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("WHERRY_PYTHON", raising=False)
     monkeypatch.setenv("PATH", str(active))
     assert Path(environment.find_python()) == Path(sys.executable).resolve()
-
-
-def test_uv_installs_from_the_same_places_as_pip(monkeypatch: pytest.MonkeyPatch) -> None:
-    environment = load("environment", monkeypatch)
-    listing = (
-        ":env:.cert='/ca.crt'\n:env:.find-links='/from-env'\nglobal.find-links='/wheels'\ninstall.find-links='/other'\n"
-        "global.timeout='9'\ninstall.timeout='60'\nlist.format='json'\n"
-        "global.extra-index-url='https://a/simple https://b/simple'\n"
-    )
-    settings = environment.pip_settings(listing)
-    assert settings == {
-        "cert": "/ca.crt",
-        "timeout": "60",
-        "find-links": "/from-env",
-        "extra-index-url": "https://a/simple https://b/simple",
-    }
-    assert environment.uv_options(settings) == [
-        "--find-links", "/from-env", "--index", "https://a/simple", "--index", "https://b/simple",
-        "--index-strategy", "unsafe-best-match",
-    ]  # fmt: skip
-    assert environment.uv_options({}) == []
-
-
-def test_pip_installs_where_uv_cannot_do_the_same(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    environment = load("environment", monkeypatch)
-    assert environment.uv_options({"no-binary": ":all:"}) is None
-    python = tmp_path / "bin" / "python"
-    python.parent.mkdir()
-    for script, said in (
-        ("exit 1", "uv cannot be installed"),
-        (
-            "[ $3 = install ] || echo \"global.proxy='https://proxy'\"",
-            "uv has no option for one of pip's settings",
-        ),
-    ):
-        python.write_text(f"#!/bin/sh\n{script}\n")
-        python.chmod(0o755)
-        assert environment._uv(tmp_path) == []
-        assert said in capsys.readouterr().out
-
-
-def test_wherry_is_compiled_but_for_what_cannot_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """All steps of `infra/test` run even if one fails, so a syntax error must not end it before."""
-    environment = load("environment", monkeypatch)
-    monkeypatch.setattr(environment, "ROOT", tmp_path)
-    for room in environment.ROOMS:
-        (tmp_path / room).mkdir()
-    (tmp_path / "wherry" / "sound.py").write_text("x = 1\n")
-    (tmp_path / "wherry" / "broken.py").write_text("x = (\n")
-    environment.compile_rooms(Path(sys.executable))
-    assert [path.name.partition(".")[0] for path in tmp_path.rglob("*.pyc")] == ["sound"]

@@ -4,9 +4,9 @@ What they say of formats, options and commands is compared with the code; what t
 test_troubleshooting.py, of pairs of formats in test_pairs.py.
 """
 
-import importlib
 import json
 import os
+import pkgutil
 import re
 import shlex
 import shutil
@@ -20,11 +20,11 @@ from safetensors.numpy import load_file, save_file
 from tests.support.families import llama
 from tests.support.formats import CORPUS, place
 from tests.support.infra import load
-from tests.support.readme import EVERYTHING, PAGES, blocks, code, section
+from tests.support.readme import EVERYTHING, PAGES, README, blocks, code, section
 from wherry.core.request import SourceRequest
 from wherry.formats.registry import formats
-from wherry.tree.mapping import TREE_OPTIONS
-from wherry.view.system import layout_options
+from wherry.layout.mapping import TREE_OPTIONS
+from wherry.transform.settings import layout_options
 
 TENSORS = {
     "model.embed_tokens.weight": np.arange(320, dtype="f4").reshape(20, 16),
@@ -68,6 +68,27 @@ def test_the_commands_and_the_library_example(workplace):
             assert np.asarray(restored[name]).tobytes() == array.tobytes()
     for name, array in load_file(workplace / "b" / "model.safetensors").items():
         assert array.tobytes() == TENSORS[name].tobytes()
+
+
+def test_the_first_screen_of_the_readme():
+    assert README[: README.index("\n|")].count("\n") < 60
+
+
+def test_the_round_trip_that_is_shown(tmp_path, monkeypatch):
+    """Every line that is shown is printed, in this order; `…` stands for others."""
+    load("released", monkeypatch).make_llama(tmp_path / "llama")
+    (tmp_path / "llama" / "tokenizer.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    [session] = code(section("A round trip"), "console")
+    for part in session.removeprefix("$ ").split("\n$ "):
+        command, *lines = part.splitlines()
+        done = wherry(*shlex.split(command)[1:])
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        pattern = "\n".join(re.escape(line).replace("…", "[^\0]*?") for line in lines)
+        assert re.fullmatch(pattern + "\n", done.stdout.replace(str(tmp_path), "/data")), done.stdout
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("llama", "again"))
+    assert before.keys() == after.keys()
+    assert all(before[name].tobytes() == after[name].tobytes() for name in before)
 
 
 def shown(language, number):
@@ -155,8 +176,7 @@ def test_what_the_code_says_of_itself_is_as_it_is_now(monkeypatch):
 
 def test_every_generated_part_stands_in_one_page(monkeypatch):
     marked = re.findall(r"<!-- (\w+):start -->", EVERYTHING)
-    again = ["giants", "matrix", "scale"]  # in README too
-    by_others = ["attack", "devices", "giants", "pairs", "scale", *again]
+    by_others = ["attack", "devices", "giants", "pairs", "scale", "scale"]  # one is in README
     assert sorted(marked) == sorted([*load("docs", monkeypatch).GENERATED, *by_others])
 
 
@@ -207,8 +227,7 @@ def test_names_of_ours_that_are_mentioned_exist():
     dotted = set(re.findall(r"`(wherry\.integrations[\w.]+)", EVERYTHING))
     assert dotted
     for name in dotted:
-        module, _, attribute = name.rpartition(".")
-        assert hasattr(importlib.import_module(module), attribute), name
+        pkgutil.resolve_name(name)
 
 
 @pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus is not here; set WHERRY_CORPUS to its folder")
@@ -221,8 +240,6 @@ def test_the_detection_that_is_shown(tmp_path):
 
 def test_a_format_of_another_package(monkeypatch, tmp_path):
     """The entry point that docs/develop.md names: such a format is detected and listed like ours."""
-    from types import SimpleNamespace
-
     from wherry.core.detection import Detection, Evidence
     from wherry.formats import registry
     from wherry.formats.detect import resolve_source
@@ -236,7 +253,7 @@ def test_a_format_of_another_package(monkeypatch, tmp_path):
         raise NotImplementedError
 
     acme = Format("acme", "Acme", detect, open_acme, holds=Holds(frozenset()))
-    monkeypatch.setattr(registry, "entry_points", lambda group: [SimpleNamespace(load=lambda: acme)])
+    monkeypatch.setattr(registry, "plug_ins", lambda: [acme])
     registry.formats.cache_clear()
     try:
         (tmp_path / "a").write_bytes(b"ACME")

@@ -67,6 +67,7 @@ FORMATS = {
     "DCP": "dcp",
     "torch `.pt`": "torch-zip",
     "Lingua": "lingua",
+    "vLLM": "vllm-sharded",
 }
 
 

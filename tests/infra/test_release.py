@@ -5,10 +5,14 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import platform
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
+from datetime import date
+from email.parser import BytesParser
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
@@ -18,6 +22,7 @@ from packaging.version import Version
 
 import wherry
 from tests.support.infra import load
+from tests.support.readme import CONTRIBUTING, code, commands, section
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,8 +66,8 @@ STATED = '"""The version."""\n\n__version__ = "0.2.0"\n'
 @pytest.mark.parametrize(
     ("tags", "version"),
     [
-        (["v1.2.0"], "1.2.0"),
-        (["stable", "v1.2.0rc1"], "1.2.0rc1"),
+        (["v0.2.0"], "0.2.0"),
+        (["stable", "v0.2.0"], "0.2.0"),
         ([], "0.2.0.dev20261123213000"),
         (["vintage", "v1", "1.2.0", "v1.2.0-2"], "0.2.0.dev20261123213000"),
     ],
@@ -80,8 +85,35 @@ def test_a_commit_has_one_version(monkeypatch):
         module.version_of(["v1.3.0", "v1.2.0"], STATED, 0)
     with pytest.raises(ValueError, match="states no version"):
         module.version_of([], "", 0)
+    with pytest.raises(ValueError, match=r"the tag is v1\.2\.0, but wherry/version\.py states 0\.2\.0"):
+        module.version_of(["v1.2.0"], STATED, 0)
+    begun = STATED.replace("0.2.0", "0.3.0.dev0")
+    assert module.version_of([], begun, 0) == "0.3.0.dev19700101000000"
     stated = (ROOT / "wherry" / "version.py").read_text()
-    assert module.version_of([], stated, 0) == f"{wherry.__version__}.dev19700101000000"
+    assert module.version_of([], stated, 0) == f"{wherry.__version__.removesuffix('.dev0')}.dev19700101000000"
+    assert module.version_of([f"v{wherry.__version__}"], stated, 0) == wherry.__version__
+
+
+def test_the_commands_that_make_a_release_are_shown_for_the_stated_version(release):
+    tag, build = commands(code(section("Release", CONTRIBUTING), "sh")[0])
+    assert tag[:2] == ["git", "tag"]
+    assert release.version_of(tag[2:], (ROOT / "wherry" / "version.py").read_text(), 0) == tag[2][1:]
+    assert build[0] == "infra/release"
+    shown = subprocess.run([ROOT / build[0], "--help"], check=True, capture_output=True, text=True).stdout
+    assert all(word in shown for word in build[1:] if word.startswith("--"))
+    dated = rf"^## {re.escape(tag[2][1:])} \((\d{{4}}-\d\d-\d\d)\)$"
+    [day] = re.findall(dated, (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert date.fromisoformat(day)
+
+
+def test_the_metadata_link_to_the_repository_that_is_built(monkeypatch):
+    module = load("provenance", monkeypatch)
+    runner = {"GITHUB_SERVER_URL": "https://git.example", "GITHUB_REPOSITORY": "o/wherry"}
+    stated = (ROOT / "pyproject.toml").read_text()
+    built = tomllib.loads(module.state_urls(stated, module.address_in(runner)))
+    assert built["project"].pop("urls") == {"Repository": "https://git.example/o/wherry"}
+    assert built == tomllib.loads(stated)
+    assert not module.address_in({})
 
 
 def test_a_provenance_names_what_was_built_of_what_by_whom(tmp_path, monkeypatch):
@@ -110,17 +142,26 @@ def test_a_release_is_built_checked_and_the_same_twice(tmp_path):
     if not (ROOT / ".git").exists():
         pytest.skip("the tests do not run in a git checkout")
     for name in ("one", "two"):
-        subprocess.run([ROOT / "infra" / "release", tmp_path / name], check=True, capture_output=True)
+        command = [ROOT / "infra" / "release", tmp_path / name, "--url", "https://git.example/o/wherry"]
+        subprocess.run(command, check=True, capture_output=True)
     made = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (tmp_path / "one").iterdir()}
     assert {re.sub(r"(?<=wherry-)\d[\d.]*(?:\.dev\d+)?\d", "N", name) for name in made} == {
-        "wherry-N-py3-none-any.whl", "wherry-N.tar.gz", "wherry-N.cdx.json", "wherry-N.intoto.json", "SHA256SUMS",
+        f"wherry-N-py3-none-manylinux_2_17_{platform.machine()}.whl",
+        "wherry-N.tar.gz", "wherry-N.cdx.json", "wherry-N.intoto.json", "SHA256SUMS",
     }  # fmt: skip
     again = {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (tmp_path / "two").iterdir()
     }
     assert again == made
     (wheel,) = (tmp_path / "one").glob("*.whl")
-    assert "wherry/packaged/prefect.yaml" in zipfile.ZipFile(wheel).namelist()
+    held = zipfile.ZipFile(wheel)
+    names = held.namelist()
+    assert "wherry/packaged/prefect.yaml" in names
+    assert any(re.fullmatch(r"wherry/kernels/kernels-\w+\.so", name) for name in names)
+    [metadata] = [name for name in names if name.endswith(".dist-info/METADATA")]
+    assert "Repository, https://git.example/o/wherry" in BytesParser().parsebytes(
+        held.read(metadata)
+    ).get_all("Project-URL")
     (bill,) = (tmp_path / "one").glob("*.cdx.json")
     assert json.loads(bill.read_text())["metadata"]["component"]["name"] == "wherry"
     (statement,) = (tmp_path / "one").glob("*.intoto.json")

@@ -26,9 +26,9 @@ from wherry.errors import (
     UnsupportedError,
     UsageError,
 )
-from wherry.storage.sidecar import signature_location
-from wherry.storage.stores import locate
-from wherry.verifier.verify import verify as examine
+from wherry.prove.verify import verify as examine
+from wherry.store.local_store import locate
+from wherry.store.sidecar import signature_location
 
 pytest.importorskip("cryptography", reason="cryptography is not installed")
 
@@ -308,7 +308,7 @@ def test_the_library_of_model_signing_verifies_blake3_and_finds_what_was_altered
     ("name", "files", "format_"), [("folder", 2, "huggingface"), ("source.safetensors", 1, None)]
 )
 def test_signatures_of_earlier_commits_stay_good(name, files, format_, tmp_path):
-    """Made by 9b7b3f02; the private keys are gone. A folder (P-256), and a file without a sidecar (P-521)."""
+    """Their private keys are gone. A folder (P-256), and a file without a sidecar (P-521)."""
     shutil.copytree(GOLDEN, tmp_path / "kept")
     place, public = tmp_path / "kept" / name, tmp_path / "kept" / f"{name}.pub"
     found = signing.verify(place, public)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import tempfile
 from dataclasses import replace
 from itertools import product
 
@@ -12,13 +14,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.families import SIZES, made
 from wherry.core.tensorspec import TensorSpec, region_shape
-from wherry.errors import UsageError
-from wherry.layout.copies import Pieces, StoredTensor, TensorPiece, copies, gather
+from wherry.errors import CorruptError, HostileError, UsageError
+from wherry.families import convert_layout, load_family
+from wherry.formats.format import Extent
+from wherry.layout.copies import Pieces, StoredTensor, TensorPiece, copies, gather, part_bytes, permute
 from wherry.layout.cuts import bands, cut_copy, stacked_grid
+from wherry.layout.expr import evaluate
 from wherry.layout.layout import parse_layout, skeleton, skeletons
 from wherry.layout.runs import runs
 from wherry.layout.words import Scale
+from wherry.mover.read import RawBytes, fill_region
+from wherry.store.local_store import locate
 
 AXES = ("layer", "head", "half", "pair", "embed")
 LLAMA = {
@@ -405,3 +413,177 @@ def test_parameters_follow_one_another_along_a_dimension_of_no_axis():
     np.testing.assert_array_equal(found, values[1].T)
     with pytest.raises(UsageError, match="invalid axes"):
         parse_layout("w", "() embed")
+
+
+# Regions read from raw bytes, and what gathering a band of a target holds.
+
+
+@st.composite
+def regions(draw):
+    shape = tuple(draw(st.lists(st.integers(1, 7), min_size=0, max_size=4)))
+    if shape and draw(st.booleans()):
+        shape = (*shape[:-1], shape[-1] * draw(st.sampled_from([1, 100, 5000, 40000])))
+    bounds = [sorted((draw(st.integers(0, extent)), draw(st.integers(0, extent)))) for extent in shape]
+    return shape, tuple(slice(*pair) for pair in bounds)
+
+
+@settings(max_examples=200, deadline=None)
+@given(regions(), st.sampled_from(["uint8", "bfloat16", "float64"]))
+def test_regions_of_raw_bytes(drawn, dtype):
+    shape, region = drawn
+    spec = TensorSpec(("t",), shape, dtype)
+    size = spec.nbytes // max(spec.size, 1)
+    whole = np.random.default_rng(0).integers(0, 256, spec.nbytes, "u1")
+    calls = []
+
+    def read(offset, buffer):
+        assert 0 <= offset <= offset + len(buffer) <= len(whole)
+        calls.append(len(buffer))
+        buffer[:] = whole[offset : offset + len(buffer)].tobytes()
+
+    wanted = np.ascontiguousarray(whole.reshape((*shape, size))[region]).tobytes()
+    out = bytearray(len(wanted))
+    fill_region(spec, region, read, memoryview(out))
+    assert bytes(out) == wanted
+    assert sum(calls) <= spec.nbytes, "no byte is read twice"
+
+
+@settings(max_examples=300, deadline=None)
+@given(regions(), st.sampled_from(["uint8", "bfloat16", "float64"]), st.integers(0, 5), st.booleans())
+def test_regions_of_a_file_into_an_array_with_strides(drawn, dtype, before, wider):
+    """By the kernel, or without: every byte of the region, and no other byte of the memory."""
+    shape, region = drawn
+    spec = TensorSpec(("t",), shape, dtype)
+    size = spec.nbytes // max(spec.size, 1)
+    whole = np.random.default_rng(0).integers(0, 256, spec.nbytes, "u1")
+    extents = region_shape(region)
+    room = tuple(extent + wider for extent in extents)
+    out = np.full((*room, size), 7, "u1")
+    wanted = out.copy()
+    inside = tuple(slice(0, extent) for extent in extents)
+    wanted[inside] = whole.reshape((*shape, size))[region]
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(bytes(before) + whole.tobytes())
+        file.flush()
+        read = RawBytes((Extent(locate(file.name), before, spec.nbytes),), spec)
+        fill_region(spec, region, read, out.reshape(-1).data, out.strides[:-1])
+        assert (out == wanted).all()
+        if not wider:
+            plain = np.zeros_like(out)
+            fill_region(spec, region, read, plain.reshape(-1).data)
+            assert (plain == wanted).all()
+
+
+def test_a_file_that_ends_inside_of_a_region_is_truncated(tmp_path):
+    spec = TensorSpec(("t",), (64, 64), "uint8")
+    file = tmp_path / "short"
+    file.write_bytes(bytes(60 * 64))
+    read = RawBytes((Extent(locate(str(file)), 0, spec.nbytes),), spec)
+    region, out = (slice(0, 64), slice(8, 56)), memoryview(bytearray(64 * 48))
+    with pytest.raises(CorruptError, match="expected 4088 bytes or more, got 3840"):
+        fill_region(spec, region, read, out)
+    file.write_bytes(bytes(64 * 64))
+    beyond = RawBytes((Extent(locate(str(file)), 0, 60 * 64),), spec)
+    with pytest.raises(CorruptError, match="the tensor is truncated"):
+        fill_region(spec, region, beyond, out)
+
+
+def test_short_runs_are_read_together():
+    spec, calls = TensorSpec(("t",), (4096, 4096), "bfloat16"), []
+    region = (slice(0, 4096), slice(64, 1024))
+    out = memoryview(bytearray(math.prod(region_shape(region)) * 2))
+    fill_region(spec, region, lambda _offset, buffer: calls.append(len(buffer)), out)
+    assert len(calls) == 32  # 32 MiB at one go would be too much, 4096 calls too many
+    calls.clear()
+    fill_region(
+        spec, (slice(0, 128), slice(64, 1024)), lambda _offset, buffer: calls.append(len(buffer)), out
+    )
+    assert len(calls) == 1
+
+
+def test_bands_tile_their_target_and_stay_within_memory():
+    family = load_family("llama")
+    sizes = {**SIZES, "embed": 64, "ffn": 96}
+    begun = made(family, "huggingface", {}, sizes=sizes)
+    projected = convert_layout(
+        begun.manifest, family, "huggingface", "maxtext", sizes=sizes, options={"rope": "interleaved"}
+    )
+    for stored in projected.targets.values():
+        seen = np.zeros(stored.spec.shape, int)
+        for region, span in bands(stored, 2048, projected.pieces):
+            seen[region] += 1
+            largest = []
+
+            def read(path, part, largest=largest):
+                largest.append(math.prod(region_shape(part)) * 4)
+                return begun.read(path, part)
+
+            out = gather(stored, region, projected.pieces, read)
+            assert out.nbytes == span.nbytes
+            planned = sum(copy.nbytes for copy in copies(stored, region, projected.pieces))
+            assert sum(largest) == planned <= 4 * max(out.nbytes, 64)
+            held = [part_bytes(copy, stored.spec.dtype) for copy in copies(stored, region, projected.pieces)]
+            assert max(largest, default=0) <= max(held, default=0)
+        assert (seen == 1).all()
+
+
+# The transposition kernel agrees with numpy for every order, and never loses or changes a byte.
+
+
+WORDS = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
+
+
+def check(shape, itemsize, order, seed=0):
+    data = np.random.default_rng(seed).integers(0, 256, size=(*shape, itemsize), dtype=np.uint8)
+    view = data.reshape(-1).view(WORDS[itemsize]).reshape(shape).transpose(order)
+    out = np.zeros(view.shape, dtype=WORDS[itemsize])
+    permute(view, out)
+    assert out.tobytes() == np.ascontiguousarray(data.transpose(*order, len(shape))).tobytes()
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data(), st.lists(st.integers(1, 7), max_size=5), st.sampled_from([1, 2, 4, 8, 16]))
+def test_small_arrays_of_any_rank(data, shape, itemsize):
+    check(tuple(shape), itemsize, data.draw(st.permutations(range(len(shape)))))
+
+
+@pytest.mark.parametrize(
+    "shape", [(300, 257), (5, 200, 131), (129, 3, 140), (2, 130, 5, 64), (40, 40, 2, 33)]
+)
+@pytest.mark.parametrize("itemsize", [2, 8])
+def test_arrays_larger_than_a_tile_in_every_order(shape, itemsize):
+    for order in itertools.permutations(range(len(shape))):
+        check(shape, itemsize, order)
+
+
+# A number of a config must not become a list that fills the memory: a hostile config states one in ten
+# digits.
+
+
+MANY = 10**9
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "windowed(layers, 2)",
+        "dense_first(layers, 3)",
+        "windowed_from(layers, 3)",
+        "rotated_layers(4, layers)",
+        "freq_of_experts(layers, 1)",
+        "freq_of_experts(1, layers)",
+        "expert_step(first, layers)",
+    ],
+)
+def test_a_list_with_a_value_of_each_layer_is_limited(text):
+    with pytest.raises(HostileError, match="1,000,000,000 layers exceeds the limit of 250,000"):
+        evaluate(text, {"layers": MANY, "first": [0]})
+
+
+def test_ordinary_numbers_stay():
+    assert evaluate("windowed(layers, 2)", {"layers": 3}) == [
+        "sliding_attention", "full_attention", "sliding_attention"
+    ]  # fmt: skip
+    assert evaluate("freq_of_experts(1, layers)", {"layers": 2}) == [0, 1, 1]
+    assert evaluate("dense_first(layers, 1)", {"layers": 2}) == ["dense", "sparse"]
+    assert evaluate("rotated_layers(2, layers)", {"layers": 3}) == [1, 0, 1]

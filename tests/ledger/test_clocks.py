@@ -14,7 +14,7 @@ from wherry.errors import StorageError
 from wherry.ledger import check as checking
 from wherry.ledger import statements as chain
 from wherry.ledger.record import check_chain, head, open_ledger, record_event, statements
-from wherry.routes import prune as pruning
+from wherry.nightly import prune as pruning
 
 __all__ = ["postgres", "url"]
 

@@ -220,10 +220,10 @@ def test_more_nodes_than_one_query_takes(url, monkeypatch):
 
 
 def test_the_tables_answer_about_some_checkpoints(url):
-    request = {"to": "orbax", "options": {"compression": "zstd", "note": '"asked":{}'}}
+    request = {"to": "orbax", "options": {"compression": "zstd", "note": '"requested":{}'}}
     with open_ledger(url) as ledger:
         for number in range(4):
-            more = {"asked": request} if number else {}
+            more = {"requested": request} if number else {}
             record_conversion(ledger, conversion("s", f"t{number}", **more))
         record_registration(ledger, node("t1"), REGISTRY, "model", "1")
         claim_registration(ledger, node("t0"), REGISTRY, "other")

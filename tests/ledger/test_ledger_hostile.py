@@ -1,4 +1,4 @@
-"""A SQLite file that is no ledger of wherry: views that never end, triggers of others, values of gigabytes."""
+"""Files and rows that somebody else wrote in the place of a ledger: refused or read, and never a bug."""
 
 from __future__ import annotations
 
@@ -7,22 +7,27 @@ import sqlite3
 import time
 import tracemalloc
 from contextlib import closing, nullcontext
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from tests.support.ledger import altered, conversion, run_sql
 from wherry.cli import cli
-from wherry.errors import CorruptError, HostileError, StorageError
+from wherry.config.settings import digest_choice
+from wherry.core.receipt import CheckpointRef
+from wherry.errors import CorruptError, HostileError, StorageError, WherryError
 from wherry.ledger import database
 from wherry.ledger import schema as tables
 from wherry.ledger import statements as statements_room
-from wherry.ledger.record import check_chain, open_ledger, record_conversion, record_event
+from wherry.ledger.record import check_chain, open_ledger, record_conversion, record_event, record_sighting
 from wherry.ledger.replay import replay
-from wherry.ledger.statements import statements, statements_of
-from wherry.watch.metrics import ledger_samples
+from wherry.ledger.statements import statements, statements_of, stored_table
+from wherry.nightly.metrics import ledger_samples
+from wherry.prove.records import entry_at
+from wherry.store.home import irregular_sqlite_file, sqlite_to_read
 
-pytest_plugins = ["tests.support.ledger"]  # its fixtures
+pytest_plugins = ["tests.support.ledger"]
 
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT {} FROM c"
 LONG = "SELECT {} FROM (SELECT printf('%.*c', 900000000, 'x') AS x)"
@@ -254,3 +259,151 @@ def test_long_statements_are_read_one_by_one(tmp_path):
             read(ledger)
             assert tracemalloc.get_traced_memory()[1] < 100 << 20
             tracemalloc.stop()
+
+
+# A hostile ledger where it is read as a file, before the ledger itself is opened and refused.
+
+
+URI = "/x/model.safetensors"
+NODE = CheckpointRef(
+    uri=URI, format="safetensors", format_version=None, checkpoint_digest=f"sha256:{'a' * 64}",
+    weights_digest=f"sha256:{'b' * 64}", fingerprint="f", kind="params", step=None, tensors=1, parameters=1, nbytes=4,
+)  # fmt: skip
+VIEWS = {
+    "endless": "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT {} FROM c",
+    "long": "SELECT {} FROM (SELECT printf('%.*c', 900000000, 'x') AS x)",
+}
+
+
+@pytest.fixture
+def file_of_reads(tmp_path, monkeypatch):
+    """A ledger with one place."""
+    path = tmp_path / "ledger.db"
+    monkeypatch.setenv("WHERRY_LEDGER", f"sqlite:///{path}")
+    with open_ledger() as ledger:
+        record_sighting(ledger, NODE)
+    return path
+
+
+def test_a_sound_ledger_has_its_entry(file_of_reads):
+    assert entry_at(URI).node == NODE
+    assert irregular_sqlite_file(file_of_reads) is None
+
+
+def test_a_log_that_sqlite_removes_while_it_is_looked_at_is_no_irregular_file(file_of_reads, monkeypatch):
+    """The last connection that another thread closes removes it: a conversion of a night was not recorded then."""
+    log, real = file_of_reads.with_name(f"{file_of_reads.name}-wal"), Path.stat
+    log.touch()
+
+    def stat(path, **how):
+        found = real(path, **how)
+        if path == log:
+            log.unlink()
+        return found
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert irregular_sqlite_file(file_of_reads) is None
+    assert not log.exists()
+
+
+@pytest.mark.parametrize("table", ["location", "checkpoint", "tombstone", "conversion"])
+@pytest.mark.parametrize("kind", VIEWS)
+def test_a_view_in_the_place_of_a_table_is_never_read(file_of_reads, table, kind):
+    with closing(sqlite3.connect(file_of_reads)) as connection:
+        names = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+    columns = ", ".join(f'x AS "{name}"' for name in names)
+    run_sql(file_of_reads, f"DROP TABLE {table}", f"CREATE VIEW {table} AS {VIEWS[kind].format(columns)}")
+    started = time.process_time()
+    if table != "conversion":  # of which a checkpoint's entry has nothing
+        assert "a view that wherry does not create" in (entry_at(URI).unread or "")
+    assert "ledger" not in digest_choice().reason
+    assert time.process_time() - started < 2
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "TABLE location (uri, fingerprint AS (printf('%.*c', 900000000, 'x')))",
+        "VIRTUAL TABLE Location USING fts5(uri, fingerprint)",
+    ],
+)
+def test_what_is_computed_is_never_read(file_of_reads, table):
+    run_sql(file_of_reads, "DROP TABLE location", f"CREATE {table}")
+    with pytest.raises(sqlite3.Error, match="computes"), sqlite_to_read(file_of_reads, ["location"]):
+        pytest.fail("it was opened")
+
+
+@pytest.mark.parametrize(("table", "column"), [("location", "fingerprint"), ("checkpoint", "weights_digest")])
+def test_a_value_of_another_type_is_no_bug(file_of_reads, table, column):
+    run_sql(file_of_reads, f"UPDATE {table} SET {column} = x'00'")
+    assert "invalid values" in (entry_at(URI).unread or "")
+
+
+@pytest.mark.parametrize("suffix", ["", "-journal", "-wal", "-shm"])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(file_of_reads, suffix):
+    place = file_of_reads.with_name(f"ledger.db{suffix}")
+    place.unlink(missing_ok=True)
+    os.mkfifo(place)
+    assert irregular_sqlite_file(file_of_reads) == place
+    with pytest.raises(sqlite3.Error, match="not a regular file"), sqlite_to_read(file_of_reads, []):
+        pytest.fail("it was opened")
+    assert "not a regular file" in (entry_at(URI).unread or "")
+
+
+# Ledgers that somebody else wrote: whatever text stands in a column, each verb has an answer or an error
+# of wherry.
+
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "ledger-4.sql"
+TEXTS = ("", "[]", "null", "{", "{}", '{"requested":', '{"verification": 7}', "[" * 9000, b"\0")
+COLUMNS = ("statement.body", "conversion.options")
+VERBS = (
+    "audit all --no-record --quiet",
+    "audit all --level digest --no-record --quiet",
+    "lineage stale",
+    "lineage why {digest}",
+    "lineage impact {digest}",
+    "lineage show {digest}",
+    "ls",
+    "du",
+    "ledger check",
+)
+
+
+@pytest.fixture
+def altered_of_malformed(tmp_path, monkeypatch):
+    """A function that makes a ledger with another text in every row of a column; the first digest of the ledger."""
+    monkeypatch.setenv("WHERRY_LEDGER", f"sqlite:///{tmp_path / 'ledger.db'}")
+
+    def make(column, text):
+        table, name = column.split(".")
+        with closing(sqlite3.connect(tmp_path / "ledger.db")) as connection:
+            connection.executescript(GOLDEN.read_text())
+            for (trigger,) in connection.execute(
+                "SELECT name FROM sqlite_master WHERE type = 'trigger'"
+            ).fetchall():
+                connection.execute(f'DROP TRIGGER "{trigger}"')
+            connection.execute(f'UPDATE "{table}" SET "{name}" = ?', (text,))
+            connection.commit()
+            return connection.execute("SELECT checkpoint_digest FROM checkpoint").fetchone()[0]
+
+    return make
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=lambda text: repr(text)[:12])
+@pytest.mark.parametrize("column", COLUMNS)
+def test_every_verb_has_an_answer_or_an_error_of_wherry(altered_of_malformed, column, text):
+    digest, refused = altered_of_malformed(column, text), 0
+    for verb in VERBS:
+        done = CliRunner().invoke(cli, verb.format(digest=digest).split())
+        error = done.exception
+        assert error is None or isinstance(error, (WherryError, SystemExit)), f"{verb}: {error!r}"
+        refused += done.exit_code != 0
+    assert refused >= (column == "statement.body"), "at least `ledger check` sees it"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "7", "{", "[" * 9000])
+def test_text_that_is_no_table_is_named(text):
+    with pytest.raises(CorruptError, match="invalid JSON") as caught:
+        stored_table(text)
+    assert "ledger check" in caught.value.cure

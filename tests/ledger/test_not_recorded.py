@@ -23,12 +23,12 @@ from wherry.formats.checkpoint import present_fingerprint
 from wherry.ledger import record as ledgers
 from wherry.ledger.record import has_conversion, open_ledger
 from wherry.ledger.statements import statements
-from wherry.lineage.lineage import show
 from wherry.live import handle as export_handle
-from wherry.routes import night as nights
-from wherry.routes.report import NightReport, WorkOutcome, failure, markdown
-from wherry.routes.routes import load_config
-from wherry.verifier.verify import verify_and_record
+from wherry.nightly import night as nights
+from wherry.nightly.report import NightReport, WorkOutcome, failure, markdown
+from wherry.nightly.routes import load_config
+from wherry.prove.verify import verify_and_record
+from wherry.trace.lineage import show
 
 LATE = "recorded now; the ledger did not have it"
 

@@ -57,7 +57,7 @@ def lived(url):
         record_verification(ledger, node("b"), outcome("b", ok=False, failed=[{"path": "w", "leaf": 3}]))
         record_verification(ledger, node("c"), outcome("c", ok=False))
         record_verification(ledger, node("c"), outcome("c", ok=True))
-        record_conversion(ledger, conversion("a", "c", asked={"to": "orbax"}, options={"split": "."}))
+        record_conversion(ledger, conversion("a", "c", requested={"to": "orbax"}, options={"split": "."}))
         record_conversion(ledger, conversion("c", "a", seconds=2.0, bytes_read=300, lossless=False))
         claim_registration(ledger, node("a"), REGISTRY, "model")
         drop_claim(ledger, node("a"), REGISTRY, "model")

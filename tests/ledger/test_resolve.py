@@ -1,4 +1,4 @@
-"""Model URIs: what they mean, what they never give, and that every verb takes them."""
+"""What names a checkpoint: model URIs, beginnings of digests, and places."""
 
 from __future__ import annotations
 
@@ -7,26 +7,38 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+from click import Command
 from click.testing import CliRunner
+from safetensors.numpy import save_file
 
 import wherry
+from tests.support.command import small
 from tests.support.noting_server import noting_server
 from tests.support.registry import converted, flip_a_bit, moved
-from wherry.cli import cli
+from tests.support.signing import key_pair
+from wherry.cli import cli, main
+from wherry.config.roots import root_of
 from wherry.config.settings import mlflow_tracking_uri
-from wherry.core.algorithms import digest_uri
+from wherry.core.digest import digest_uri
+from wherry.core.request import SourceRequest
 from wherry.core.services import service
-from wherry.errors import MismatchError, NotFoundError, UsageError
+from wherry.core.units import short
+from wherry.errors import HostileError, MismatchError, NotFoundError, UsageError
 from wherry.ledger.record import open_ledger, record_sighting
-from wherry.ledger.resolve import is_model_uri
-from wherry.lineage.lineage import show
-from wherry.storage.sidecar import read_sidecar
-from wherry.storage.stores import locate
-
-pytest.importorskip("mlflow")
+from wherry.ledger.resolve import checkpoint_uri, is_model_uri
+from wherry.prove.audit import audit
+from wherry.prove.verify import comparison, verify, verify_and_record
+from wherry.store.addresses import ELSEWHERE
+from wherry.store.local_store import locate
+from wherry.store.sidecar import read_sidecar
+from wherry.trace.lineage import show
+from wherry.trace.stale import stale
 
 pytestmark = pytest.mark.usefixtures("own_home")
+
+pytest.importorskip("mlflow")
 
 
 @pytest.fixture
@@ -275,3 +287,245 @@ def test_the_cure_for_an_unknown_name_or_version_is_what_exists(receipt, name, s
         with pytest.raises(NotFoundError) as caught:
             service(service_name).look_up(name, version="7", **one)
         assert caught.value.cure == "choose one of: 1"
+
+
+# The beginning of a digest names a checkpoint in every command, as README says.
+
+
+pytest.importorskip("mlflow")
+
+# What is typed → a part of what it prints. DIGEST is the beginning of a digest, PLACE where the checkpoint is, SHORT
+# how its digest is shown.
+VERBS = {
+    "detect DIGEST": "PLACE",
+    "inspect DIGEST": "PLACE",
+    "verify DIGEST": "ok",
+    "resolve DIGEST": "PLACE",
+    "ls DIGEST": "DIGITS",
+    "du DIGEST": "1",
+    "audit DIGEST": "1 of them ok",
+    "emit DIGEST --json": "PLACE",
+    "lineage show DIGEST": "SHORT",
+    "lineage why DIGEST": "SHORT",
+    "plan DIGEST new.npz --to npz": "npz",
+    "convert DIGEST new.npz --to npz": "npz",
+    "split DIGEST new --to dcp": "new",
+    "merge DIGEST*0.5 DIGEST*0.5 new.safetensors --to safetensors": "new",
+    "fetch DIGEST new": "new",
+    "diff DIGEST DIGEST": "",
+    "sign DIGEST --key key.pem": "",
+    "register DIGEST --model by-digest": "by-digest",
+    "promote DIGEST --model by-digest": "by-digest",
+}
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WHERRY_LEDGER", f"sqlite:///{tmp_path / 'ledger.db'}")
+    return tmp_path
+
+
+def typed(line):
+    """Exit code of a command, and what it printed."""
+    done = CliRunner().invoke(Command("run", callback=lambda: main(line.split())), [])
+    return done.exit_code, done.output
+
+
+@pytest.mark.parametrize("line", VERBS)
+def test_the_beginning_of_a_digest_names_a_checkpoint(line, here, monkeypatch):
+    save_file({"a": np.arange(12, dtype=np.float32)}, "one.safetensors")
+    receipt = wherry.convert("one.safetensors", "made", to="orbax")
+    monkeypatch.setattr("wherry.core.emit.post", lambda *_given, **_how: None)
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    if line.startswith("sign"):
+        key_pair(here)
+    digest = receipt.target.checkpoint_digest.partition(":")[2][:12]
+    code, text = typed(line.replace("DIGEST", digest))
+    wanted = VERBS[line].replace("PLACE", receipt.target.uri)
+    shown = short(receipt.target.checkpoint_digest)
+    wanted = wanted.replace("SHORT", shown).replace("DIGITS", shown.partition(":")[2])
+    assert (code, wanted in text.replace("\n", "")) == (0, True), text
+
+
+def test_a_digest_that_nobody_knows_is_a_name_like_any_other(here):
+    small(here / "one.safetensors")
+    assert [typed(f"{verb} 0123456789ab")[0] for verb in ("resolve", "audit", "detect")] == [3, 3, 3]
+    wherry.convert("one.safetensors", "0123456789ab", to="safetensors", lineage=False)
+    assert typed("detect 0123456789ab")[0] == 0
+
+
+# A place that only the registry, the ledger or a parameter states is opened below a root of the routes,
+# or refused.
+
+
+CONFIG = """
+[routes.r]
+root = "{root}/runs"
+
+[[routes.r.targets]]
+format = "torch-zip"
+uri = "{root}/out/{{run}}.pt"
+"""
+
+
+@pytest.fixture
+def receipt_of_places(tmp_path):
+    return converted(tmp_path / "elsewhere")
+
+
+@pytest.fixture
+def routed(tmp_path, monkeypatch, receipt_of_places):
+    """From now on there are routes, and none of them reads or writes where the checkpoint is."""
+    (tmp_path / "wherry.toml").write_text(CONFIG.format(root=tmp_path))
+    monkeypatch.setenv("WHERRY_CONFIG", str(tmp_path / "wherry.toml"))
+    (tmp_path / "runs").mkdir()
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """The paths that are given to `os.open`."""
+    import os
+
+    found, real = [], os.open
+
+    def noting(path, flags, *rest, **named):
+        found.append(os.fspath(path) if not isinstance(path, int) else "")
+        return real(path, flags, *rest, **named)
+
+    monkeypatch.setattr(os, "open", noting)
+    return found
+
+
+def test_a_place_in_the_ledger_that_no_route_has_is_not_opened(receipt_of_places, routed, opened):
+    for form in (
+        digest_uri(receipt_of_places.target.checkpoint_digest),
+        receipt_of_places.target.checkpoint_digest,
+    ):
+        for verb in (checkpoint_uri, wherry.open, wherry.detect):
+            with pytest.raises(HostileError, match="no route reads or writes") as caught:
+                verb(form)
+        assert wherry.verify(form).verdict == "malicious"
+    assert not [path for path in opened if path.startswith(receipt_of_places.target.uri)]
+    folder = Path(receipt_of_places.target.uri).parent
+    assert f'links = ["{folder}"]' in (caught.value.cure or "")
+
+
+def test_the_cure_lets_the_place_be_opened(receipt_of_places, routed, tmp_path, monkeypatch):
+    folder = Path(receipt_of_places.target.uri).parent
+    file = tmp_path / "wherry.toml"
+    file.write_text(f'links = ["{folder}"]\n{file.read_text()}')
+    assert (
+        wherry.resolve(digest_uri(receipt_of_places.target.checkpoint_digest)).uri
+        == receipt_of_places.target.uri
+    )
+
+
+def test_a_place_below_a_target_is_opened_and_must_not_become_a_link_out_of_it(
+    tmp_path, receipt_of_places, routed
+):
+    inside = tmp_path / "out" / "model"
+    inside.parent.mkdir()
+    wherry.fetch(receipt_of_places.target.uri, inside)
+    shutil.rmtree(receipt_of_places.target.uri)
+    form = digest_uri(receipt_of_places.target.checkpoint_digest)
+    assert wherry.resolve(form).uri == str(inside)
+    wherry.open(form).close()
+    inside.rename(tmp_path / "elsewhere" / "moved")
+    inside.symlink_to(tmp_path / "elsewhere" / "moved")
+    with pytest.raises(HostileError, match=r"symbolic link points outside|no route reads or writes"):
+        wherry.resolve(form)
+
+
+def test_an_audit_reads_no_place_that_no_route_has(receipt_of_places, routed, opened):
+    report = audit("all", record=False)
+    assert "outside-routes" in {finding.kind for finding in report.findings}
+    assert not [path for path in opened if path.startswith(receipt_of_places.target.uri)]
+    named = audit([str(Path(receipt_of_places.target.uri).parent)], record=False)
+    assert "outside-routes" not in {finding.kind for finding in named.findings}, "the user names this root"
+
+
+def test_stale_reads_no_source_that_no_route_has(receipt_of_places, routed, opened, caplog):
+    assert stale() == []
+    assert "not judged: their sources" in caplog.text
+    assert not [path for path in opened if path.startswith(receipt_of_places.source.uri)]
+
+
+@pytest.mark.parametrize("stated", ["a place elsewhere", "a server of this machine"])
+def test_logits_open_no_source_that_a_sidecar_names_elsewhere(
+    receipt_of_places, routed, opened, stated, monkeypatch
+):
+    """Whoever may write a checkpoint writes its receipt too."""
+    monkeypatch.setattr("wherry.prove.native._require", lambda *_: None)
+    source = (
+        receipt_of_places.source.uri if stated == "a place elsewhere" else "http://127.0.0.1:9/m.safetensors"
+    )
+    sidecar = Path(receipt_of_places.target.uri) / "wherry.json"
+    document = json.loads(sidecar.read_text())
+    document["receipt"]["source"]["uri"] = source
+    sidecar.write_text(json.dumps(document))
+    with noting_server() as (port, seen):
+        sidecar.write_text(sidecar.read_text().replace("127.0.0.1:9", f"127.0.0.1:{port}"))
+        assert wherry.verify(receipt_of_places.target.uri, level="logits").verdict == "malicious"
+        assert seen == []
+    assert not [path for path in opened if path.startswith(receipt_of_places.source.uri)]
+
+
+def test_the_source_of_a_comparison_does_not_leave_its_root(receipt_of_places, tmp_path):
+    root = tmp_path / "sources"
+    root.mkdir()
+    (root / "run").symlink_to(receipt_of_places.source.uri)
+    source = SourceRequest(receipt_of_places.target.uri)
+    for level in ("digest", "roundtrip"):
+        assert verify(source, level=level, against=root / "run").ok, "a person may name a link"
+        found = verify(source, level=level, against=SourceRequest(str(root / "run"), below=str(root)))
+        assert found.verdict == "malicious"
+    how = comparison("roundtrip", str(root / "run"), str(root), None)
+    with pytest.raises(MismatchError, match="link points outside"):
+        verify_and_record(receipt_of_places.target.uri, **how)
+
+
+def test_dots_do_not_lead_out_of_a_root(routed, tmp_path):
+    assert root_of(tmp_path / "runs" / "a") == f"{tmp_path}/runs"
+    assert root_of(tmp_path / "out" / "a") == f"{tmp_path}/out/"
+    for text in (f"{tmp_path}/runs/../elsewhere", f"{tmp_path}/runsx", f"{tmp_path}", "http://127.0.0.1/a"):
+        with pytest.raises(HostileError, match="no route reads or writes"):
+            root_of(text)
+
+
+def test_without_routes_there_are_no_roots(receipt_of_places, opened):
+    wherry.open(receipt_of_places.target.uri).close()
+    assert [path for path in opened if path.startswith(receipt_of_places.target.uri)], (
+        "and the fixture sees it"
+    )
+    assert root_of("/anywhere") is None
+    assert (
+        wherry.resolve(digest_uri(receipt_of_places.target.checkpoint_digest)).uri
+        == receipt_of_places.target.uri
+    )
+
+
+def test_a_tag_of_the_registry_sends_no_request(receipt_of_places, routed, request, tmp_path, monkeypatch):
+    """Whoever writes tags names a server of the network in which wherry runs."""
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setattr(
+        "wherry.store.addresses.kind_of_host", lambda _host: ELSEWHERE
+    )  # only the roots refuse it
+    name = re.sub(r"\W+", "-", request.node.name)
+    wherry.register(receipt_of_places.target.uri, name, alias="candidate")
+    client = mlflow.MlflowClient(mlflow_tracking_uri(), mlflow_tracking_uri())
+    shutil.rmtree(receipt_of_places.target.uri)
+    with noting_server() as (port, requests):
+        client.set_model_version_tag(name, "1", "wherry.uri", f"http://127.0.0.1:{port}/a/b")
+        for words in (
+            ["resolve", f"models:/{name}@candidate"],
+            ["verify", f"models:/{name}/1"],
+            ["fetch", f"models:/{name}/1", str(tmp_path / "copy")],
+            ["promote", f"models:/{name}/1"],
+            ["convert", f"models:/{name}/1", str(tmp_path / "a.npz"), "--to", "npz"],
+        ):
+            done = CliRunner().invoke(cli, words)
+            refused = isinstance(done.exception, HostileError) or done.exit_code == HostileError.exit_code
+            assert refused, (words, done.output, done.exception)
+    assert requests == []
+    assert not (tmp_path / "copy").exists()

@@ -1,9 +1,11 @@
-"""Export from a live state: a true copy, the engine's own plan and commit, and errors of storage kept in the handle."""
+"""Exports of training states: what is exported, edges, and states of each kind."""
 
 from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 import threading
 
 import ml_dtypes
@@ -14,14 +16,23 @@ import wherry
 from tests.support.export import held, state_of
 from wherry.core import dtypes
 from wherry.core.tensorspec import TensorSpec
-from wherry.errors import StorageError, TargetExistsError, UnrepresentableError, UnsupportedError, UsageError
-from wherry.lineage.lineage import show
-from wherry.lineage.stale import stale
+from wherry.errors import (
+    StorageError,
+    TargetExistsError,
+    UnrepresentableError,
+    UnsupportedError,
+    UsageError,
+    WherryError,
+)
+from wherry.integrations.live.export import _jax_bytes
 from wherry.live import run, snapshot
 from wherry.live.checkpoint import LiveReader
-from wherry.live.snapshot import Box, LiveTensor, Snapshot
+from wherry.live.snapshot import Box, LiveTensor, PlacedBox, Snapshot
 from wherry.mover.read import read_array
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
+from wherry.target.clean import clean
+from wherry.trace.lineage import show
+from wherry.trace.stale import stale
 
 
 @pytest.mark.parametrize("where", ["host", "disk"])
@@ -274,3 +285,211 @@ def test_live_places_are_names_only():
     with pytest.raises(StorageError, match="cannot write to live://"):
         place.put(b"")
     assert dtypes.is_known("bfloat16")
+
+
+# Edge cases of exports: tied weights, overlapping parts, threads that cannot start, unpublished outcomes.
+
+
+def test_tied_weights_are_copied_once_and_said_to_be_tied(tmp_path):
+    torch = pytest.importorskip("torch")
+    model = torch.nn.ModuleDict(
+        {"embed": torch.nn.Embedding(64, 16), "head": torch.nn.Linear(16, 64, bias=False)}
+    )
+    model["head"].weight = model["embed"].weight
+    sizes = []
+    real = Snapshot._make_room
+
+    def seen(self):
+        sizes.append(self.nbytes)
+        real(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Snapshot, "_make_room", seen)
+        receipt = wherry.export(model, tmp_path / "t.safetensors", to="safetensors").result(60)
+    assert sizes == [64 * 16 * 4]
+    found = held(tmp_path / "t.safetensors")
+    assert set(found) == {("embed.weight",), ("head.weight",)}
+    truth = model["embed"].weight.detach().numpy()
+    assert all(np.array_equal(value, truth) for value in found.values())
+    assert receipt.warnings == ["head.weight and embed.weight are the same tensor; both are written"]
+    with wherry.open(tmp_path / "t.safetensors") as checkpoint:
+        again = type(model)(
+            {"embed": torch.nn.Embedding(64, 16), "head": torch.nn.Linear(16, 64, bias=False)}
+        )
+        again["head"].weight = again["embed"].weight
+        restored = wherry.restore(checkpoint.uri, into=again).state
+    assert restored["head"].weight is restored["embed"].weight
+    assert np.array_equal(restored["head"].weight.detach().numpy(), truth)
+
+
+def test_parts_that_overlap_are_no_whole():
+    spec = TensorSpec(("w",), (4,), "float32")
+    placed = {("w",): (PlacedBox((0,), (2,), "f", 0), PlacedBox((0,), (2,), "f", 8))}
+    assert [piece.reason for piece in LiveReader({spec.path: spec}, placed, "m").absent()] == [
+        "two processes provided the same part"
+    ]
+
+
+def test_a_thread_that_cannot_start_is_a_failure_like_any_other(tmp_path, monkeypatch):
+    from wherry.live import handle as export_handle
+
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(export_handle.threading.Thread, "start", refuse)
+    handle = wherry.export(state_of(), tmp_path / "a.npz", to="npz", options={"join": "."})
+    assert handle.done()
+    assert "start new thread" in str(handle.error)
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_spool_is_leased_and_an_outcome_that_cannot_be_published_changes_nothing(
+    tmp_path, monkeypatch, committed
+):
+    from wherry.live import shares
+
+    real, leases = run.convert_opened, []
+
+    def convert(*given, **named):
+        leases.extend(tmp_path.glob(".wherry-*.spool/writer.lease"))
+        if not committed:
+            raise StorageError("the disk is full")
+        return real(*given, **named)
+
+    def refuse(*_given):
+        raise StorageError("there is no space for the outcome")
+
+    monkeypatch.setattr(run, "convert_opened", convert)
+    monkeypatch.setattr(shares, "_put", refuse)
+    handle = wherry.export(state_of(), tmp_path / "a.npz", to="npz", options={"join": "."}, snapshot="disk")
+    assert handle.wait(60)
+    assert len(leases) == 1
+    assert (handle.error is None) is committed
+    assert committed or handle.error.what == "the disk is full"
+    assert not list(tmp_path.glob(".wherry-*"))
+
+
+def test_a_process_exports_alone_what_others_do_not_have(tmp_path):
+    torch = pytest.importorskip("torch")
+    target = tmp_path / "stage-0.safetensors"
+    receipt = wherry.export({"w": torch.ones(3)}, target, to="safetensors", alone=True).result(60)
+    assert receipt.target.uri == str(target)
+    assert np.array_equal(held(target)["w",], np.ones(3, np.float32))
+
+
+@pytest.mark.parametrize("name", ["source", "targets"])
+def test_an_export_has_neither_source_nor_targets(tmp_path, name):
+    with pytest.raises(UsageError, match=f"unknown argument '{name}' of wherry.export"):
+        wherry.export({"w": np.ones(3)}, tmp_path / "x.npz", to="npz", **{name: "s"}).result(60)
+
+
+# Export of what frameworks really hold (boxes, NNX, PRNG keys), read again by their own library; and what
+# it costs.
+
+
+jax = pytest.importorskip("jax")
+
+MEMORY = """
+import resource, sys
+import numpy as np
+import wherry
+from wherry.converter import plan
+from wherry.ledger import record
+from wherry.mover import carrier  # what every conversion imports
+state = {f"w{n}": np.full((8 << 20,), n, np.float32) for n in range(8)}
+np.zeros(1).view("u1"); wherry.export({"a": np.ones(3)}, sys.argv[1] + "/warm", to="orbax").result(60)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+wherry.export(state, sys.argv[1] + "/out", to="orbax", snapshot="disk", memory="32MiB").result(120)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
+"""
+
+
+def restored(folder, like):
+    ocp = pytest.importorskip("orbax.checkpoint")
+    with ocp.StandardCheckpointer() as checkpointer:
+        return checkpointer.restore(folder, like)
+
+
+def same(found, truth):
+    assert jax.tree.structure(found) == jax.tree.structure(truth)
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), found, truth))
+
+
+def test_linen_boxes_come_back_through_orbax(tmp_path):
+    linen = pytest.importorskip("flax.linen")
+    box = linen.LogicallyPartitioned(jax.numpy.arange(12.0).reshape(3, 4), ("embed", "mlp"))
+    truth = {"params": {"dense": {"kernel": box, "bias": jax.numpy.ones(4, "bfloat16")}}}
+    wherry.export(truth, tmp_path / "boxed", to="orbax").result(60)
+    same(restored(tmp_path / "boxed", truth), truth)
+    with wherry.open(tmp_path / "boxed") as checkpoint:
+        assert ("params", "dense", "kernel", "value") in checkpoint.manifest.tensors
+
+
+def test_nnx_state_comes_back_through_orbax(tmp_path):
+    nnx = pytest.importorskip("flax.nnx")
+    model = nnx.Sequential(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), nnx.BatchNorm(4, rngs=nnx.Rngs(1)))
+    truth = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    wherry.export(nnx.state(model, nnx.Param), tmp_path / "nnx", to="orbax").result(60)
+    with wherry.open(tmp_path / "nnx") as checkpoint:
+        found = {path: checkpoint.read(path) for path in checkpoint.manifest.tensors}
+    leaves = jax.tree_util.tree_leaves_with_path(truth)
+    assert len(found) == len(leaves)
+    for path, value in leaves:
+        name = tuple(str(getattr(part, "key", getattr(part, "idx", part))) for part in path)
+        held = next(one for key, one in found.items() if key[: len(name)] == name)
+        assert np.array_equal(held, value), name
+
+
+def test_a_typed_prng_key_is_its_key_data(tmp_path):
+    key = jax.random.key(3)
+    wherry.export({"rng": key, "w": jax.numpy.ones(2)}, tmp_path / "k", to="orbax").result(60)
+    with wherry.open(tmp_path / "k") as checkpoint:
+        assert np.array_equal(checkpoint.read(("rng",)), jax.random.key_data(key))
+
+
+def test_a_donated_array_is_named(tmp_path):
+    gone = jax.numpy.ones(3)
+    gone.delete()
+    with pytest.raises(WherryError, match="donated") as refused:
+        wherry.export({"w": gone}, tmp_path / "t", to="orbax")
+    assert "w" in str(refused.value)
+
+
+def test_stand_ins_are_refused(tmp_path):
+    with pytest.raises(WherryError, match="placeholder without elements"):
+        wherry.export({"w": jax.ShapeDtypeStruct((3,), "float32")}, tmp_path / "t", to="orbax")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int4", "float8_e4m3fn"])
+def test_the_bytes_are_read_through_another_array_over_the_buffer(dtype, monkeypatch):
+    """JAX keeps the host copy with the array that is read; on a GPU, `test_gpu` finds none with the state's own."""
+    array, converted, real = jax.numpy.arange(6).astype(dtype).reshape(2, 3), [], np.asarray
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            np, "asarray", lambda value, *how, **more: converted.append(value) or real(value, *how, **more)
+        )
+        found = bytes(_jax_bytes(array))
+    assert found == np.asarray(array).tobytes()
+    assert converted
+    assert not any(one is array for one in converted)
+    scalar = jax.numpy.zeros((), dtype)
+    assert bytes(_jax_bytes(scalar)) == np.asarray(scalar).tobytes()
+
+
+def test_memory_stays_bounded_with_a_snapshot_on_disk(tmp_path):
+    """256 MiB of state through a budget of 32 MiB."""
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, str(tmp_path)], check=True, capture_output=True, text=True
+    )
+    assert int(done.stdout.splitlines()[-1]) < 160
+
+
+def test_what_a_killed_process_leaves_is_found_and_removed(tmp_path):
+    spool = tmp_path / ".wherry-step.0123abcd.spool"
+    spool.mkdir()
+    left = Snapshot(spool / "part-0")
+    assert list(wherry.discover(tmp_path)) == []
+    rows = clean(tmp_path, min_age=0)
+    assert [row.removed for row in rows] == [True]
+    left.close()
+    assert list(tmp_path.iterdir()) == []

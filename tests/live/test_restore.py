@@ -10,13 +10,7 @@ import pytest
 
 import wherry
 from tests.support.restore import on_eight_devices
-from wherry.errors import (
-    AmbiguousError,
-    IncompleteError,
-    MismatchError,
-    UnrepresentableError,
-    UsageError,
-)
+from wherry.errors import AmbiguousError, IncompleteError, MismatchError, UnrepresentableError, UsageError
 
 jax = pytest.importorskip("jax", reason="jax is not installed")
 ocp = pytest.importorskip("orbax.checkpoint", reason="orbax is not installed")
@@ -156,7 +150,7 @@ def test_numbers_text_and_arrays_without_axes(tmp_path):
 
 def test_missing_chunks_stop_it_before_a_byte(tmp_path, monkeypatch):
     saved(tmp_path / "step", {"a": jnp.ones(3), "b": jnp.ones(3)})
-    from wherry.formats.contents import Absent
+    from wherry.formats.format import Absent
     from wherry.integrations.containers.zarr.reader import ArrayReader
 
     monkeypatch.setattr(ArrayReader, "absent", lambda _self: iter([Absent(("a",), "0", "gone")]))

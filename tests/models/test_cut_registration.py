@@ -14,9 +14,9 @@ import wherry
 from tests.support.command import small
 from wherry.cli import cli
 from wherry.config.config import load_config
-from wherry.routes.night import run_night
+from wherry.nightly.doctor import diagnose
+from wherry.nightly.night import run_night
 from wherry.target import janitor
-from wherry.watch.doctor import diagnose
 
 mlflow = pytest.importorskip("mlflow")
 

@@ -25,10 +25,10 @@ from tests.support.object_stores import (
 from tests.support.registry import converted, flip_a_bit, model_folder
 from wherry.cli import cli
 from wherry.errors import MismatchError, NotFoundError, NotRecordedError, StorageError, TargetExistsError
-from wherry.lineage.lineage import show
-from wherry.storage import copy
-from wherry.storage.stores import locate
+from wherry.store import copy
+from wherry.store.local_store import locate
 from wherry.store.remote_store import FsspecStore
+from wherry.trace.lineage import show
 
 
 @pytest.fixture

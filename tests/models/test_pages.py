@@ -14,8 +14,8 @@ import wherry
 from tests.support.registry import converted, flip_a_bit
 from wherry.ledger.record import open_ledger, record_verification
 from wherry.models.register import facts_of
-from wherry.storage.sidecar import read_sidecar
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
+from wherry.store.sidecar import read_sidecar
 
 pytest.importorskip("mlflow")
 

@@ -18,8 +18,8 @@ from wherry.core.services import service
 from wherry.errors import MismatchError, UsageError, WherryError
 from wherry.ledger.record import open_ledger, record_conversion, record_verification
 from wherry.models.policy import Policy, PolicyFacts, judge, policy_of
-from wherry.storage.sidecar import read_sidecar
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
+from wherry.store.sidecar import read_sidecar
 
 pytest.importorskip("mlflow")
 

@@ -17,8 +17,8 @@ from wherry.cli import cli
 from wherry.errors import MismatchError, NotFoundError, StorageError, TargetInUseError, UsageError
 from wherry.ledger.record import check_chain, open_ledger, statements
 from wherry.models import promote as promotion
-from wherry.storage.sidecar import encode, read_sidecar
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
+from wherry.store.sidecar import encode, read_sidecar
 
 mlflow = pytest.importorskip("mlflow")
 from wherry.integrations.mlflow import aliases  # noqa: E402  needs mlflow

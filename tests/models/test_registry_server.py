@@ -11,7 +11,7 @@ import pytest
 
 import wherry
 from tests.support.registry import converted, flip_a_bit, mlflow_server
-from wherry.core.algorithms import digest_uri
+from wherry.core.digest import digest_uri
 from wherry.core.services import service
 from wherry.errors import MismatchError, StorageError
 

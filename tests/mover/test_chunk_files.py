@@ -14,8 +14,8 @@ from wherry.core.tensorspec import TensorSpec
 from wherry.errors import StorageError
 from wherry.integrations.containers.zarr.layout import ArrayForm, lay_out
 from wherry.mover.chunk_writer import open_chunks
-from wherry.storage.location import Location
-from wherry.storage.stores import LocalStore, locate
+from wherry.store.local_store import LocalStore, locate
+from wherry.store.location import Location
 from wherry.target.files import FlatFiles
 from wherry.target.parts import Sender
 from wherry.target.staged_objects import StagedObjects

@@ -12,13 +12,13 @@ import pytest
 from safetensors.numpy import save_file
 
 import wherry
-from wherry.core.algorithms import BLAKE3
+from wherry.core.digest import BLAKE3
+from wherry.core.threads import StoppedError
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.format import Opened
 from wherry.mover.decode import DecodedReader
 from wherry.mover.hashing import hash_checkpoint
 from wherry.mover.read import read_array
-from wherry.runtime.threads import StoppedError
 
 SHAPE = (1024, 768)  # 3 MiB: more than is decoded again and again
 

@@ -17,7 +17,7 @@ from tests.support.forms import options_for
 from wherry.core.digest import LEAF
 from wherry.core.tensorspec import Span
 from wherry.errors import MismatchError
-from wherry.formats.contents import Extent
+from wherry.formats.format import Extent
 from wherry.integrations.containers.zarr.reader import ArrayReader
 from wherry.mover import chunk_writer, readback
 from wherry.mover.move import Move

@@ -280,7 +280,7 @@ def test_what_a_kill_leaves_goes_with_the_next_run_or_with_clean(tmp_path):
 
 
 def test_a_stopped_pass_ends_between_two_pieces(tmp_path):
-    from wherry.runtime.threads import StoppedError
+    from wherry.core.threads import StoppedError
 
     folder = stored(tmp_path / "in", values((1024, 6000)), (1024, 6000), **ZSTD)
     stopped = threading.Event()

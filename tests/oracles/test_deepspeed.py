@@ -101,10 +101,7 @@ def test_partitions_and_universal_checkpoints_are_what_the_engine_had(stage, tmp
     engine = torch.load(tmp_path / "run.pt", weights_only=True)
     parameters = {name for name in engine if not name.startswith("optimizer.")}
     assert len(parameters) == 3
-    for uri, kind, wanted in (
-        (step, "deepspeed", parameters),
-        (target, "deepspeed-universal", set(engine)),
-    ):
+    for uri, kind, wanted in ((step, "deepspeed", parameters), (target, "deepspeed-universal", set(engine))):
         with wherry.open(uri) as checkpoint:
             assert (checkpoint.detection.format, checkpoint.detection.step) == (kind, 3)
             names = {path[0] for path in checkpoint.manifest.tensors}

@@ -19,7 +19,7 @@ from wherry.errors import UnrepresentableError, WherryError
 from wherry.formats.companions import MemoryFiles
 from wherry.formats.registry import checked_options, find_format
 from wherry.integrations.formats.gguf.write import header_of
-from wherry.storage.location import Location
+from wherry.store.location import Location
 
 gguf = pytest.importorskip("gguf")
 pytest.importorskip("transformers")

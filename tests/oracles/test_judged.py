@@ -10,7 +10,7 @@ from tests.support.oracles import cases
 from tests.support.oracles.huggingface import MODELS
 from wherry.families import adapter_families, families, load_family
 from wherry.families.adapters import SUFFIX
-from wherry.view.overview import judges, read_judges
+from wherry.transform.overview import judges, read_judges
 
 FORWARD, LIBRARY = {"forward"}, {"library"}
 
@@ -39,7 +39,7 @@ def covered():
     add(of_families(cases.PENZAI_OUT_OF), "penzai", "out_of", LIBRARY)
     add(of_families(model for model, _config in cases.DEEPMIND.values()), "deepmind", "out_of", FORWARD)
     add(of_families(cases.GGUF_BY_TRANSFORMERS), "gguf", "out_of", LIBRARY)
-    add(of_families(cases.GGUF_WRITTEN_FOR_TRANSFORMERS), "gguf", "into", LIBRARY)
+    add(of_families(cases.GGUF_WRITTEN), "gguf", "into", LIBRARY)
     for way in ("into", "out_of"):
         add(of_families(cases.TORCHTITAN), "torchtitan", way, LIBRARY)
     add(of_families(label for label, _form, _to in cases.T5X_PAIRS), "t5x", "into", FORWARD)

@@ -9,7 +9,7 @@ import tomllib
 import pytest
 
 from tests.support.generations import ROOT, old_python
-from wherry.view.overview import models_without_layouts
+from wherry.transform.overview import models_without_layouts
 
 pytestmark = pytest.mark.slow
 

@@ -9,11 +9,11 @@ from uuid import uuid4
 import pytest
 
 from tests.support import buckets, store_rules
-from wherry.remote.waits import RetryPolicy
-from wherry.storage.location import Location
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
+from wherry.store.location import Location
 from wherry.store.memory import MemoryStore
 from wherry.store.store import PartLimits, Store
+from wherry.store.waits import RetryPolicy
 
 SMALL = 4096  # bytes of the parts of a store whose limits can be set
 _PROTOCOLS = {"seaweed": "s3"}

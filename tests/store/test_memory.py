@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 
 from wherry.errors import StorageError
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
 from wherry.store.memory import MemoryStore
 from wherry.store.store import PartLimits
 

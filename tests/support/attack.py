@@ -11,9 +11,10 @@ import json
 import os
 import pickle
 import shutil
-import tarfile
 
 import numpy as np
+
+from infra.attacks.pickles import tar_of
 
 MODULES = (
     *("torch", "jax", "numpy", "transformers", "orbax", "flax", "safetensors", "tensorstore", "msgpack"),
@@ -64,13 +65,7 @@ def _stream(marker) -> bytes:
 
 def _tar(marker) -> bytes:
     """torch's format before 0.1.10, through which `weights_only` once ran code."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for name in ("sys_info", "pickle", "storages", "tensors"):
-            info = tarfile.TarInfo(name)
-            info.size = len(_bare(marker))
-            tar.addfile(info, io.BytesIO(_bare(marker)))
-    return buffer.getvalue()
+    return tar_of(_bare(marker))
 
 
 def _script(marker) -> bytes:

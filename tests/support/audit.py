@@ -17,13 +17,12 @@ from safetensors.numpy import save_file
 import wherry
 from wherry.cli import cli
 from wherry.converter.references import reference
-from wherry.core.algorithms import SHA256
-from wherry.core.digest import tensor_digest
+from wherry.core.digest import SHA256, tensor_digest
 from wherry.core.receipt import CheckpointRef, Receipt, utc_now
 from wherry.formats.checkpoint import present_fingerprint
 from wherry.ledger.record import add_conversion, add_registration, open_ledger, record_registration
-from wherry.storage.sidecar import Sidecar, encode, sidecar_location
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
+from wherry.store.sidecar import Sidecar, encode, sidecar_location
 
 REGISTRY = "https://registry.example"
 
@@ -84,7 +83,7 @@ def kinds(report: object) -> set[str]:
 
 def fake_registry(monkeypatch, *rows: tuple) -> None:
     """A model registry that has these versions."""
-    from wherry.auditor import registrations
+    from wherry.prove import registrations
 
     service = SimpleNamespace(registered_versions=lambda *_, **__: iter(rows))
     monkeypatch.setattr(registrations, "service", lambda _name: service)

@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 
 from tests.support import buckets
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
 
 _numbers = count()
 

@@ -24,9 +24,10 @@ from pathlib import Path
 from tests.support.object_stores import CALLS
 from wherry.converter.convert import convert
 from wherry.mover import output
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
 from wherry.store.store import PartLimits
-from wherry.target import lease_watch, parts, uploaded_file
+from wherry.target import lease as leases
+from wherry.target import parts, uploaded_file
 from wherry.target.lease import LeaseObject
 
 lock = threading.Lock()
@@ -73,7 +74,7 @@ def be(machine):
     Each move is noted, and writing waits for sending, so that a small checkpoint has finished moves.
     """
     socket.gethostname = lambda: machine
-    LeaseObject.expiry, lease_watch.LOOK_SECONDS = 1.0, 0.2
+    LeaseObject.expiry, leases.LOOK_SECONDS = 1.0, 0.2
     output._GROUP_BYTES, parts.HELD_BYTES = 1, 4 << 20
 
 

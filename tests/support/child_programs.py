@@ -88,7 +88,7 @@ def import_nothing(*names) -> None:
 
 def wait_for(verb, *words) -> None:
     """Run a child and wait for it: the parent of tests that interrupt one."""
-    from wherry.runtime import child
+    from wherry.core import child
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts jobs with SIGINT ignored
     child.run(

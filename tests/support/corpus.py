@@ -25,6 +25,7 @@ def expected(case: str) -> dict[str, Any]:
     """What is known of a case, read once: not to be changed."""
     if case.startswith(PREFIX):
         return _made(case)[1]
+    needs()
     return json.loads((CORPUS / case / "expected.json").read_text())
 
 

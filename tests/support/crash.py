@@ -15,14 +15,14 @@ import pytest
 import wherry
 from wherry.errors import StorageError
 from wherry.formats.registry import find_format, formats
-from wherry.storage.sidecar import sidecar_name
+from wherry.store.sidecar import sidecar_name
 from wherry.target.clean import clean
 from wherry.testing import faults
 from wherry.testing.children import Order
 
 WRITTEN = [name for name, row in formats().items() if row.is_written]
 FAILING = [place for place in faults.PLACES if place.split(":")[1] not in ("unlink", "rmdir")]
-RENAME = "wherry.target.file_staging:rename_without_replacing"
+RENAME = "wherry.target.staging:rename_without_replacing"
 
 
 def own_container(name):

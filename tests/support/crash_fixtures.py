@@ -8,7 +8,7 @@ from tests.support.crash import convert
 from wherry.core import dtypes
 from wherry.core.digest import LEAF
 from wherry.formats.registry import find_format
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
 from wherry.testing import samples, writers
 from wherry.testing.children import Children
 

@@ -4,7 +4,7 @@
 
 writes tests/golden/damage.json, of which `infra/docs.py` makes the table in docs/proof.md. A model of the corpus is
 converted to seven targets. Each case has a sound target in the place where the ledger has it, changes it, and asks
-every level. `tests/verifier/test_damage.py` compares each case with the file.
+every level. `tests/prove/test_damage.py` compares each case with the file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from unittest import mock
 import wherry
 from tests.support.skips import CORPUS
 from wherry.errors import WherryError
-from wherry.verifier.verify import LEVELS
+from wherry.prove.verify import LEVELS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -560,7 +560,7 @@ def main() -> None:
     parser.add_argument("--only", choices=DAMAGE, nargs="+", help="measure these, and keep the other rows")
     damages = parser.parse_args().only or list(DAMAGE)
     from tests.support.warm_native import WarmLoaders
-    from wherry.runtime import child
+    from wherry.core import child
 
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="wherry-damage-"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.support.ledger import watched_queries
 from wherry.formats.registry import find_format
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
 from wherry.testing import faults, samples, writers
 from wherry.testing.durability import Disk
 

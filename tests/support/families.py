@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -123,13 +121,6 @@ def opened(case, *formats):
             reason = str(error)
     pytest.skip(f"not read by this version: {reason}")
     return None
-
-
-def hashes(tensors):
-    return {
-        path: (list(array.shape), hashlib.sha256(array.tobytes()).hexdigest())
-        for path, array in tensors.items()
-    }
 
 
 def wanted_hashes(case, *, leave=()):

@@ -15,7 +15,7 @@ from wherry.formats.format import Glimpse, Opened
 from wherry.formats.registry import checked_options, find_format
 from wherry.mover.map_writer import writer_of
 from wherry.mover.read import read_array, read_bytes
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
 
 
 def opened(path, format_name: str) -> Opened:

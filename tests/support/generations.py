@@ -38,6 +38,7 @@ STACKS = {
     ),
     "quantized": ("compressed-tensors==0.20.0", "torch==2.13.0", "transformers==5.23.0"),
     "gguf": ("gguf==0.19.0", "numpy==2.3.5"),
+    "llama-cpp": ("llama-cpp-python==0.3.36",),
     "merges": ("peft==0.21.2", "mergekit==0.1.5", "accelerate==1.15.0", "transformers==5.23.0", "torch==2.13.0"),
     "megatron": (
         "megatron-core==0.16.1", "torch==2.13.0", "numpy==2.4.6", "packaging", "psutil",
@@ -51,6 +52,14 @@ STACKS = {
 # where transformers runs.
 BARE = {"maxtext": ("maxtext==0.2.5",), "gguf": ("accelerate==1.15.0",)}
 PYTHONS = {"maxtext": "3.12"}
+# What the builds of sdists read.
+_OFF = ("LLAVA_BUILD", "GGML_NATIVE", "GGML_OPENMP", "GGML_LLAMAFILE", "LLAMA_OPENSSL", "LLAMA_BUILD_TOOLS",
+        "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_TESTS", "LLAMA_BUILD_SERVER")  # fmt: skip
+BUILDS = {
+    "llama-cpp": {
+        "CMAKE_ARGS": " ".join([*(f"-D{name}=OFF" for name in _OFF), "-DCMAKE_CXX_FLAGS_RELEASE=-O1"])
+    }
+}
 
 # What each script ends with: leaves of a tree as JSON, by their paths.
 REPORT = """
@@ -151,7 +160,8 @@ def _base(name: str) -> str:
 
 def _make(name: str, command: list[str]) -> None:
     try:
-        run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
+        own = {**os.environ, **BUILDS.get(name, {})}
+        run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS, env=own)
         said = run.stderr.strip().splitlines()[-1:] if run.returncode else []
     except subprocess.TimeoutExpired:
         said = [f"pip took more than {SECONDS} s"]

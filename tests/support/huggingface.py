@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import find_format
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
 
 ONES = {"a": np.ones((2, 3), "f4"), "b": np.arange(4, dtype="i8")}
 

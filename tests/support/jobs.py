@@ -13,13 +13,12 @@ import pytest
 import wherry
 from wherry.core.request import TargetRequest, convert_request
 from wherry.errors import StorageError, TargetExistsError
-from wherry.storage.location import MOST_CONFIG
-from wherry.storage.stores import locate
-from wherry.target import durable_move
-from wherry.target.key import journal_key
-from wherry.target.lease_watch import Owner
-from wherry.target.signed_log import sign
-from wherry.workers import make, read_back, records
+from wherry.store.local_store import locate
+from wherry.store.location import MOST_CONFIG
+from wherry.target import journal as journals
+from wherry.target.lease import Owner
+from wherry.target.signed_log import journal_key, sign
+from wherry.workers import records, tasks
 from wherry.workers import work as working
 from wherry.workers.commit import commit
 from wherry.workers.job import split
@@ -63,7 +62,7 @@ class Killed(BaseException):
 
 def stopped_at(name, count, kind=Killed):
     """A function that stops its process at a call: a worker that is killed there."""
-    real, calls = getattr(make, name), []
+    real, calls = getattr(tasks, name), []
 
     def call(*args, **kwargs):
         calls.append(name)
@@ -77,7 +76,7 @@ def stopped_at(name, count, kind=Killed):
 def killed(target, monkeypatch, name, count):
     """A worker that dies while it makes a unit; its claim stays."""
     with monkeypatch.context() as patch:
-        patch.setattr(make, name, stopped_at(name, count))
+        patch.setattr(tasks, name, stopped_at(name, count))
         with pytest.raises(Killed):
             work(target)
 
@@ -103,7 +102,7 @@ def row_of(records, name):
     """What a record holds, as JSON; its moves as rows."""
     row = json.loads(records.folder.join(name).read_whole(MOST_CONFIG).rpartition(b"\t")[0])
     if "moves" in row:
-        row["moves"] = list(map(durable_move.encode, durable_move.decode_all(row["moves"])))
+        row["moves"] = list(map(journals.encode, journals.decode_all(row["moves"])))
     return row
 
 
@@ -179,7 +178,7 @@ def lie_about_checksum(target, tensor):
 def worker_named(name):
     """This process counts as a worker of this name, which is another one."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (make, read_back, working):
+        for module in (tasks, working):
             patch.setattr(module, "this_worker", lambda: name)
         yield
 
@@ -198,7 +197,7 @@ def slow_worker(target, monkeypatch):
 
     Its object may have been made by the other worker then, or its folder be gone.
     """
-    real, back = make.finish, threading.Event()
+    real, back = tasks.finish, threading.Event()
 
     def slow(writer):
         if threading.current_thread().name == "slow":
@@ -209,7 +208,7 @@ def slow_worker(target, monkeypatch):
         with suppress(TargetExistsError, StorageError):
             work(target)
 
-    monkeypatch.setattr(make, "finish", slow)
+    monkeypatch.setattr(tasks, "finish", slow)
     monkeypatch.setattr(Claims, "renewed", lambda _self, _claim: nullcontext())
     thread = threading.Thread(target=run, name="slow")
     with monkeypatch.context() as patch:

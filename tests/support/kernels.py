@@ -325,7 +325,8 @@ def check_count(count: int, word: str, start: int, seed: int) -> None:
     words = np.frombuffer(random_bytes(start + count * size, seed), word, count, start)
     highest = (1 << (8 * size - 1)) - 1
     for limit in (0, int(draw.integers(highest)), highest - 1, highest):
-        assert count_above(words, limit) == np.count_nonzero((words & words.dtype.type(highest)) > limit)
+        data = memoryview(words).cast("B") if count else b""
+        assert count_above(data, size, limit) == np.count_nonzero((words & words.dtype.type(highest)) > limit)
 
 
 def check_permute(word: str, shape: tuple[int, ...], seed: int) -> None:

@@ -9,14 +9,14 @@ import os
 import signal
 import sys
 
+import wherry.core.threads
 import wherry.mover.output
-import wherry.runtime.threads
 from wherry.converter.convert import convert
-from wherry.target import file_staging
+from wherry.target import staging as stagings
 
 WATCHED = (
     (os, ("fsync", "fdatasync", "pwrite", "mkdir", "rename", "link", "unlink")),
-    (file_staging, ("rename_without_replacing", "sync_folder")),
+    (stagings, ("rename_without_replacing", "sync_folder")),
 )
 calls = 0
 
@@ -36,7 +36,7 @@ def main(source, target, to, fatal_call) -> None:
     for module, names in WATCHED:
         for name in names:
             setattr(module, name, deadly(getattr(module, name), int(fatal_call)))
-    wherry.runtime.threads.worker_count = lambda: 1  # one thread and no clock: every run makes the same calls
+    wherry.core.threads.worker_count = lambda: 1  # one thread and no clock: every run makes the same calls
     wherry.mover.output._GROUP_SECONDS, wherry.mover.output._GROUP_BYTES = 1e9, 3 << 20
     convert(source, target, to=to, lineage=False)
     print(calls)

@@ -25,8 +25,8 @@ from functools import wraps
 
 from tests.support.worker_pools import ImaginaryPool, job_of, request_of
 from wherry.core.progress import Meter, UnitCounts
-from wherry.target import file_staging
-from wherry.workers import convert_on, coordinator, engines, make
+from wherry.target import staging as stagings
+from wherry.workers import convert_on, coordinator, engines, tasks
 from wherry.workers import job as job_module
 from wherry.workers.commit import commit
 from wherry.workers.coordinator import Coordinator
@@ -63,10 +63,10 @@ def watch(fatal):
     at(Records, "begin", lambda *_: "begin")
     at(Records, "end", lambda *_: "end")
     at(Coordinator, "_start", lambda _self, _post, title, *_: f"out {title.partition('-')[0]}")
-    at(make, "move", lambda *_: "move")
+    at(tasks, "move", lambda *_: "move")
     at(Meter, "add", lambda meter, *_: "receipt in" if meter._units and meter._stage == "convert" else "")
     at(engines, "_start", lambda *_: "worker started")
-    at(file_staging, "rename_without_replacing", lambda *_: "commit")
+    at(stagings, "rename_without_replacing", lambda *_: "commit")
     for name in FILES:
         at(os, name, lambda *_, name=name: f"os.{name}")
 

@@ -137,7 +137,7 @@ def _conversion(source: CheckpointRef, target: CheckpointRef) -> dict[str, Any]:
     receipt = conversion(
         "", "", options={"compression": "zstd", "max_shard_size": "5GB", "split": None},
         software=_SOFTWARE, started=_START, finished=_START, seconds=8.5, bytes_read=10**9, bytes_written=10**9,
-        verification=_READ_BACK, asked={"to": target.format, "options": {"compression": "zstd"}},
+        verification=_READ_BACK, requested={"to": target.format, "options": {"compression": "zstd"}},
     )  # fmt: skip
     body = replace(receipt, source=source, target=target).to_json()
     return {name: value for name, value in body.items() if name not in ("already", "lineage")}

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.postgres import new_database, postgres_server
-from wherry.core.algorithms import digits_of
+from wherry.core.digest import digits_of
 from wherry.core.receipt import CheckpointRef, Receipt
 from wherry.ledger.database import LedgerConnection
 from wherry.ledger.deliver import record_delivery

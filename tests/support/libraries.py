@@ -140,6 +140,7 @@ def _gguf(path: Path) -> Any:
 LIBRARIES: dict[str, Callable[[Path], Any]] = {
     "safetensors": _safetensors,
     "huggingface": _safetensors,
+    "vllm-sharded": _safetensors,
     "npz": _npz,
     "torch-zip": _torch,
     "lingua-consolidated": _torch,

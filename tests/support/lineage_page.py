@@ -12,8 +12,8 @@ from tests.support.browser import chromium
 from wherry.ledger.nodes import LineageNode
 from wherry.ledger.record import Edge
 from wherry.ledger.replay import PlaceRecord, RegistrationRecord, VerificationRecord
-from wherry.lineage.lineage import LineageTree
-from wherry.lineage.page import page
+from wherry.trace.lineage import LineageTree
+from wherry.trace.page import page
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 TIME = "2026-11-21T09:12:44.120+00:00"

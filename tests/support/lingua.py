@@ -15,11 +15,7 @@ PARAMS = {
 
 def model(*, tied=False) -> dict:
     generator = torch.Generator().manual_seed(3)
-    shapes = {
-        "tok_embeddings.weight": (12, 8),
-        "layers.0.attention.wq.weight": (8, 8),
-        "norm.weight": (8,),
-    }
+    shapes = {"tok_embeddings.weight": (12, 8), "layers.0.attention.wq.weight": (8, 8), "norm.weight": (8,)}
     state = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
     output = "output.tied_module.weight" if tied else "output.weight"
     return state | {

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from tests.support.jobs import row_of
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
 from wherry.workers.job import opened_job
 from wherry.workers.records import TaskKind, job_records, records_by_unit
 

@@ -3,7 +3,7 @@
     python -m tests.support.make_golden_ledger tests/golden
 
 writes `ledger-<schema>.sql`: the SQL of a SQLite ledger with every kind of statement. It is text so that a change of it
-can be read; `tests/ledger/test_ledger_golden.py` makes a database of it again. Times are fixed, so that running it
+can be read; `tests/ledger/test_ledger_rebuild.py` makes a database of it again. Times are fixed, so that running it
 twice gives the same file.
 """
 
@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
-from wherry.core.algorithms import digits_of
+from wherry.core.digest import digits_of
 from wherry.core.receipt import CheckpointRef, Receipt
 from wherry.ledger import deliver, record, schema
 

@@ -2,7 +2,7 @@
 
     python -m tests.support.make_golden_pickles tests/golden/pickle-globals.json
 
-`tests/containers/test_pickle_globals.py` compares the code with that file.
+`tests/containers/test_pickle.py` compares the code with that file.
 """
 
 from __future__ import annotations

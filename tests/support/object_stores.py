@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from wherry.storage.sidecar import sidecar_name
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
 from wherry.store.memory import MemoryStore
+from wherry.store.sidecar import sidecar_name
 from wherry.store.store import PartLimits
 from wherry.target import uploaded_file
 

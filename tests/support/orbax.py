@@ -26,7 +26,7 @@ from wherry.formats.registry import checked_options
 from wherry.integrations.containers.orbax.write import chunks_of
 from wherry.integrations.formats.orbax import FORMATS
 from wherry.mover.map_writer import MapWriter, writer_of
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
 
 ORBAX = FORMATS[0]
 

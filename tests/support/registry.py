@@ -56,12 +56,16 @@ def moved(folder: Path, to: Path) -> Path:
     return to
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 @contextmanager
 def mlflow_server(folder: Path, *arguments: str, environment: dict[str, str] | None = None):
     """A real MLflow server on a free port of this machine."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [
         sys.executable,
         "-m",
@@ -95,10 +99,10 @@ def mlflow_server(folder: Path, *arguments: str, environment: dict[str, str] | N
 
 def await_health(url: str, process: subprocess.Popen) -> None:
     for _ in range(600):
-        assert process.poll() is None, "the MLflow server ended"
+        assert process.poll() is None, "the server ended"
         try:
             with urllib.request.urlopen(url, timeout=5):
                 return
         except OSError:
             time.sleep(0.5)
-    pytest.fail("the MLflow server did not come up in five minutes")
+    pytest.fail("the server did not come up in five minutes")

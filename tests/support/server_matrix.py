@@ -56,7 +56,7 @@ _ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 _CONVERTING = {
     "running": "wherry.converter.job:complete",
     "registering": "wherry.integrations.mlflow.runs:_link",
-    "committing": "wherry.target.file_staging:rename_without_replacing",
+    "committing": "wherry.target.staging:rename_without_replacing",
 }
 _HOLDS: dict[str, dict[str, str]] = {
     "nightly": _CONVERTING,
@@ -67,9 +67,9 @@ _HOLDS: dict[str, dict[str, str]] = {
         "committing": "wherry.ledger.record:record_event",
     },
     "audit": {
-        "running": "wherry.auditor.audit:ask",
+        "running": "wherry.prove.audit:ask",
         "registering": "wherry.integrations.mlflow.read:registered_versions",
-        "committing": "wherry.auditor.audit:_record",
+        "committing": "wherry.prove.audit:_record",
     },
 }
 _EVERY_FLOW = {"pending": held_runs.START, "before the first beat": "prefect.flow_engine:_send_heartbeats"}

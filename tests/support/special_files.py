@@ -20,7 +20,7 @@ from pathlib import Path
 
 import wherry
 from wherry.errors import WherryError
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
 
 PATIENCE = 30
 MARKER = b"what only this user may read"

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from wherry.runtime.threads import Turns
+from wherry.core.threads import Turns
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from wherry.remote import waits
+from wherry.store import waits
 
 if TYPE_CHECKING:
     import pytest

@@ -16,7 +16,7 @@ _ROOT = Path(__file__).parents[2]
 _AT_START = ("LC_", "LANG", "PYTHON")  # what an interpreter reads when it starts
 _SECONDS = 120  # as `command`
 _OURS = (
-    *("wherry.cli", "wherry.converter.convert", "wherry.ledger.record", "wherry.verifier.verify"),
+    *("wherry.cli", "wherry.converter.convert", "wherry.ledger.record", "wherry.prove.verify"),
     *("tensorstore", "zstandard", "tests.support.warm_formats"),
 )  # fmt: skip
 

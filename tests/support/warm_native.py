@@ -1,8 +1,8 @@
 """The children of the native level, forked from processes that have imported the libraries already.
 
-They stand in for `wherry.runtime.child.run` where a test asks what a library does with a checkpoint. What a child
-imports, finds in its folder, inherits and may use is tested with real ones: tests/runtime/test_child.py, and one of
-each loader in tests/verifier/test_native_attacks.py.
+They stand in for `wherry.core.child.run` where a test asks what a library does with a checkpoint. What a child
+imports, finds in its folder, inherits and may use is tested with real ones: tests/core/test_child.py, and one of
+each loader in tests/prove/test_native_attacks.py.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
 from tests.support.warm import Warm
-from wherry.runtime import child
-from wherry.verifier.native import _VARIABLES
+from wherry.core import child
+from wherry.prove.native import _VARIABLES
 
 LIBRARIES = {
     "jax": ("wherry.integrations.native.with_jax", "jax.numpy", "flax.serialization", "orbax.checkpoint"),
@@ -30,13 +30,15 @@ LIBRARIES = {
 class WarmLoaders(dict[str, Warm]):
     """A waiting process for each kind of library, started when it is first needed."""
 
+    libraries: Mapping[str, tuple[str, ...]] = LIBRARIES
+
     def __init__(self, folder: str) -> None:
         super().__init__()
         self._folder = folder
 
     def __missing__(self, kind: str) -> Warm:
         env = child.environment({**_VARIABLES, "HF_HOME": self._folder})
-        self[kind] = Warm(child.command("tests.support.warm"), env, LIBRARIES[kind], self._folder)
+        self[kind] = Warm(child.command("tests.support.warm"), env, self.libraries[kind], self._folder)
         return self[kind]
 
     def run(self, module, words=(), *, purpose, limits, text="", variables=None):

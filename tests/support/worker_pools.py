@@ -88,10 +88,7 @@ def coordinated(made, pool):
     """The coordinator that has carried a job."""
     with working.job_work(made) as tasks:
         coordinator = Coordinator(tasks, pool)
-        try:
-            assert len(list(coordinator.results())) == len(made.units)
-        finally:
-            coordinator.close()
+        assert len(list(coordinator.results())) == len(made.units)
     return coordinator
 
 

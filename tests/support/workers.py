@@ -23,9 +23,9 @@ TOGETHER = ("tests/flows/",)
 # What takes longer than half a minute, about the longest first: begun last, one of them would keep one worker waiting.
 LONG = (
     "test_contract", "test_fencing", "flows", "test_native_attacks", "test_special_files", "test_crash",
-    "test_storage_faults", "test_spill", "test_end_to_end", "test_families_directions", "test_names", "test_demo",
-    "test_registry_server", "test_durability", "test_systems", "test_systems_made", "test_native", "test_readme",
-    "test_troubleshooting", "test_promote", "test_kill", "test_register_races", "test_made_pairs",
+    "test_storage_faults", "test_spill", "test_end_to_end", "test_directions", "test_names", "test_demo",
+    "test_registry_server", "test_durability", "test_systems", "test_native", "test_readme",
+    "test_troubleshooting", "test_promote", "test_kill", "test_register", "test_made_pairs",
 )  # fmt: skip
 
 # The selections whose folders lie in memory: what is slow fills a disk.

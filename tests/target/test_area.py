@@ -1,9 +1,10 @@
-"""Staging areas: what is taken up was made by this user alone, and a former owner reaches nothing of it."""
+"""Staging areas: what is taken up was made by this user alone, and failures leave no trace."""
 
 from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 import time
 from pathlib import Path
@@ -15,13 +16,15 @@ from safetensors.numpy import load_file, save_file
 import wherry
 from tests.support.crash import WRITTEN, convert, options_of
 from wherry.errors import StorageError, TargetInUseError
-from wherry.storage.folders import make_folders, remove
-from wherry.storage.stores import locate
-from wherry.target import area, file_staging, lease_watch
+from wherry.store.folders import make_durable_folders, make_folders, remove
+from wherry.store.local_store import locate
+from wherry.target import lease as leases
+from wherry.target import staging as stagings
 from wherry.target.clean import clean
-from wherry.target.file_staging import FileStaging
+from wherry.target.staging import FileStaging, FormerArea
 
-pytest_plugins = ("tests.support.crash_fixtures",)
+pytest_plugins = ["tests.support.crash_fixtures"]
+
 ID = "0123abcd"
 
 
@@ -191,8 +194,8 @@ def test_of_an_owner_that_may_still_write_the_files_are_copied(tmp_path, monkeyp
     first = staged(tmp_path)
     inner = Path(first.location.path)
     with (inner / "d" / "0").open("r+b") as late:
-        monkeypatch.setattr(lease_watch, "verdict_of_process", lambda _owner: None)
-        monkeypatch.setattr(lease_watch, "EXPIRY_SECONDS", 0.1)
+        monkeypatch.setattr(leases, "verdict_of_process", lambda _owner: None)
+        monkeypatch.setattr(leases, "EXPIRY_SECONDS", 0.1)
         monkeypatch.setattr(first._lease, "_over", first._lease._over.set() or first._lease._over)
         before = inodes(inner)
         with FileStaging(locate(tmp_path / "out"), ID) as second:
@@ -215,20 +218,20 @@ def test_logs_are_copied_before_the_data_that_they_speak_of(tmp_path, monkeypatc
     former, new, copied = tmp_path / "former", tmp_path / "new", []
     (former / "x").mkdir(parents=True)
     new.mkdir()
-    for name in ("a", "x/chunks.wherry-log", "x/z", area.JOURNAL):
+    for name in ("a", "x/chunks.wherry-log", "x/z", stagings.JOURNAL):
         (former / name).write_text(name)
-    real = area.copy_written
+    real = stagings.copy_written
 
     def copy(source, target):
         copied.append(source.name)
-        (former / area.JOURNAL).write_text("appended meanwhile")
+        (former / stagings.JOURNAL).write_text("appended meanwhile")
         real(source, target)
 
-    monkeypatch.setattr(area, "copy_written", copy)
-    area.copy_area(former, new)
+    monkeypatch.setattr(stagings, "copy_written", copy)
+    stagings.copy_area(former, new)
     assert copied[0] == "chunks.wherry-log"
     assert sorted(copied[1:]) == ["a", "z"]
-    assert (new / area.JOURNAL).read_text() == area.JOURNAL
+    assert (new / stagings.JOURNAL).read_text() == stagings.JOURNAL
 
 
 def test_a_copy_without_a_folder_that_cannot_be_listed_fails(tmp_path, monkeypatch):
@@ -244,11 +247,11 @@ def test_a_copy_without_a_folder_that_cannot_be_listed_fails(tmp_path, monkeypat
 
     monkeypatch.setattr(os, "scandir", fail)
     with pytest.raises(OSError, match="the disk fails"):
-        area.copy_area(tmp_path / "former", tmp_path / "new")
+        stagings.copy_area(tmp_path / "former", tmp_path / "new")
 
 
 def test_a_copy_leaves_holes_and_keeps_the_size(tmp_path):
-    from wherry.storage.copy import copy_written
+    from wherry.store.copy import copy_written
 
     source = tmp_path / "source"
     with source.open("wb") as file:
@@ -270,7 +273,7 @@ def test_a_takeover_that_fails_loses_no_progress(model, target, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(area, "copy_written", full)
+        patch.setattr(stagings, "copy_written", full)
         with pytest.raises(StorageError, match="No space left"):
             convert_slowly(model, target)
     assert convert_slowly(model, target).resumed_bytes > 0
@@ -294,7 +297,7 @@ def test_an_area_has_its_last_name_durably_before_anything_in_it_is_removed(tmp_
 
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "unlink", removed)
-    remove(area.set_aside(left))
+    remove(stagings.set_aside(left))
     assert calls[0] == ("sync", tmp_path)
     assert {what for what, _path in calls[1:]} == {"remove"}
 
@@ -360,7 +363,7 @@ def test_a_sidecar_of_a_lost_run_never_lies_next_to_the_target_of_another(tmp_pa
 
     monkeypatch.setattr("wherry.target.lease.fcntl.flock", refuse)
     target = tmp_path / "m.bin"
-    real, second = file_staging.rename_without_replacing, []
+    real, second = stagings.rename_without_replacing, []
     first = FileStaging(locate(target), ID).__enter__()
     Path(first.location.path).write_text("data")
 
@@ -368,14 +371,14 @@ def test_a_sidecar_of_a_lost_run_never_lies_next_to_the_target_of_another(tmp_pa
         if not second:
             second.append(FileStaging(locate(target), ID))
             with monkeypatch.context() as patch:
-                patch.setattr(lease_watch, "verdict_of_process", lambda _owner: None)
-                patch.setattr(lease_watch, "EXPIRY_SECONDS", 0.1)
+                patch.setattr(leases, "verdict_of_process", lambda _owner: None)
+                patch.setattr(leases, "EXPIRY_SECONDS", 0.1)
                 first._lease._over.set()
                 with second[0] as held:
                     held.commit(sidecar=b"second")
         real(source, place)
 
-    monkeypatch.setattr(file_staging, "rename_without_replacing", interleave)
+    monkeypatch.setattr(stagings, "rename_without_replacing", interleave)
     with pytest.raises(TargetInUseError, match="took over"):
         first.commit(sidecar=b"first")
     first.__exit__(None, None, None)
@@ -389,11 +392,11 @@ def test_a_time_in_2099_keeps_no_area_from_being_cleaned(tmp_path):
     (tmp_path / ".wherry-out.lease").write_text("[]")
     for path in (left, tmp_path / ".wherry-out.lease"):
         os.utime(path, (time.time() + 75 * 365 * 86400,) * 2)
-    lease_watch.EXPIRY_SECONDS, before = 0.1, lease_watch.EXPIRY_SECONDS
+    leases.EXPIRY_SECONDS, before = 0.1, leases.EXPIRY_SECONDS
     try:
         assert {row.removed for row in clean(tmp_path)} == {True}
     finally:
-        lease_watch.EXPIRY_SECONDS = before
+        leases.EXPIRY_SECONDS = before
     assert os.listdir(tmp_path) == []
 
 
@@ -408,7 +411,7 @@ def test_an_area_cleaned_away_while_its_owner_was_stopped_ends_it_with_8(
     wanted = replace(order(sources["huggingface"], target, "huggingface"), act="stop", number=40, expiry=0.3)
     stopped = children.run(wanted)
     assert stopped.stopped
-    monkeypatch.setattr(lease_watch, "EXPIRY_SECONDS", 0.3)
+    monkeypatch.setattr(leases, "EXPIRY_SECONDS", 0.3)
     rows = clean(tmp_path, min_age=0)
     assert rows
     assert {row.removed for row in rows} == {True}
@@ -433,7 +436,185 @@ def test_a_folder_of_an_area_that_cannot_be_listed_is_not_trusted(code, outcome,
 
     monkeypatch.setattr(os, "scandir", failing)
     if outcome is None:
-        assert area.distrust_reason(tmp_path / "area") is None
+        assert stagings.distrust_reason(tmp_path / "area") is None
     else:
         with pytest.raises(outcome, match="Input/output"):
-            area.distrust_reason(tmp_path / "area")
+            stagings.distrust_reason(tmp_path / "area")
+
+
+# Opening an area while others are at work around it: what vanishes is gone, what fails leaves no trace.
+
+
+ID_OF_TAKEOVER, OTHER = "0123abcd", "11111111"
+
+
+def fail(*_arguments, **_options):
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def leave(parent, identity, token=""):
+    """An area that an earlier run left, with the target `out` in it."""
+    path = parent / f".wherry-out.{identity}{token}"
+    path.mkdir(mode=0o700)
+    (path / "out").write_text(identity)
+    return path
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        FormerArea(Path(".wherry-out.00000000.draft")),
+        FormerArea(Path(f".wherry-out.{OTHER}"), OTHER),
+        FormerArea(Path(f".wherry-out.{ID_OF_TAKEOVER}"), ID_OF_TAKEOVER),
+        FormerArea(Path(f".wherry-out.{ID_OF_TAKEOVER}-89abcdef"), ID_OF_TAKEOVER, "89abcdef"),
+    ],
+    ids=["draft of a lease", "of another conversion", "given up", "of a silent owner"],
+)
+def test_what_is_gone_when_it_is_looked_at_ends_no_run(tmp_path, monkeypatch, gone):
+    real = stagings.left_for
+
+    def left_for(parent, name):
+        yield FormerArea(parent / gone.path, gone.identity, gone.token)
+        yield from real(parent, name)
+
+    monkeypatch.setattr(stagings, "left_for", left_for)
+    with FileStaging(locate(tmp_path / "out"), ID_OF_TAKEOVER) as staging:
+        Path(staging.location.path).write_text("new")
+        staging.commit()
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_an_area_that_vanishes_while_it_is_taken_up_is_made_anew(tmp_path, monkeypatch):
+    left, real = leave(tmp_path, ID_OF_TAKEOVER), stagings.take_up
+
+    def take_up(*arguments):
+        shutil.rmtree(left)
+        return real(*arguments)
+
+    monkeypatch.setattr(stagings, "take_up", take_up)
+    with FileStaging(locate(tmp_path / "out"), ID_OF_TAKEOVER) as staging:
+        assert os.listdir(staging.area) == []
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_that_vanishes_while_an_area_is_looked_at_is_no_reason_against_it(tmp_path, monkeypatch):
+    left, real = leave(tmp_path, ID_OF_TAKEOVER), os.lstat
+    (left / "log").write_text("")
+
+    def lstat(path, **options):
+        if str(path).endswith("log"):
+            Path(path).unlink(missing_ok=True)
+        return real(path, **options)
+
+    monkeypatch.setattr(os, "lstat", lstat)
+    assert stagings.distrust_reason(left) is None
+    assert os.listdir(left) == ["out"]
+
+
+def test_an_opening_that_fails_leaves_neither_area_nor_parents(tmp_path, monkeypatch):
+    monkeypatch.setattr(stagings, "_discard", fail)
+    monkeypatch.setattr(
+        stagings, "left_for", lambda parent, _name: iter([FormerArea(parent / ".wherry-out.x.draft")])
+    )
+    with pytest.raises(StorageError), FileStaging(locate(tmp_path / "deep" / "out"), ID_OF_TAKEOVER):
+        pytest.fail("it was opened")
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_is_discarded_makes_room_for_the_copy(tmp_path, monkeypatch):
+    leave(tmp_path, ID_OF_TAKEOVER, "-89abcdef")
+    leave(tmp_path, OTHER)
+    real, seen = stagings.copy_area, []
+
+    def copy_area(former, new):
+        seen.append(sorted(path.name for path in tmp_path.iterdir() if path not in (former, new)))
+        real(former, new)
+
+    monkeypatch.setattr(stagings, "copy_area", copy_area)
+    with FileStaging(locate(tmp_path / "out"), ID_OF_TAKEOVER) as staging:
+        assert Path(staging.location.path).read_text() == ID_OF_TAKEOVER
+    assert seen == [[".wherry-out.lease"]]
+
+
+def test_a_journal_without_its_data_does_not_win(tmp_path, monkeypatch):
+    """A loss of power while an area was removed can leave its journal alone."""
+    monkeypatch.setattr(stagings, "read_log", lambda path, _key: (path.read_text().split(), None))
+    for token, lines in (("-89abcdef", "1 2 3"), ("-01234567", "1 2")):
+        left = leave(tmp_path, ID_OF_TAKEOVER, token)
+        (left / stagings.JOURNAL).write_text(lines)
+    (tmp_path / f".wherry-out.{ID_OF_TAKEOVER}-89abcdef" / "out").unlink()
+    with FileStaging(locate(tmp_path / "out"), ID_OF_TAKEOVER) as staging:
+        assert (staging.area / stagings.JOURNAL).read_text() == "1 2"
+        assert Path(staging.location.path).read_text() == ID_OF_TAKEOVER
+
+
+def test_a_copy_is_durable_before_its_journal_and_before_the_original_goes(tmp_path, monkeypatch):
+    left = leave(tmp_path, ID_OF_TAKEOVER, "-89abcdef")
+    (left / "out").unlink()
+    (left / "out" / "d").mkdir(parents=True)
+    (left / "out" / "d" / "0").write_text("data")
+    (left / stagings.JOURNAL).write_text("line")
+    synced, removed, fsync = [], [], os.fsync
+
+    def note(descriptor):
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+        fsync(descriptor)
+
+    real = stagings.set_aside
+
+    def set_aside(path):
+        removed.append((path, len(synced)))
+        return real(path)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(stagings, "set_aside", set_aside)
+    with FileStaging(locate(tmp_path / "out"), ID_OF_TAKEOVER) as staging:
+        new = staging.area
+        journal = synced.index(new / stagings.JOURNAL)
+        assert {new, new / "out", new / "out" / "d"} <= set(synced[:journal])
+        assert synced[journal + 1 :] == [new, tmp_path, tmp_path], (
+            "the copy, and the new name of the original"
+        )
+        assert removed == [(tmp_path / f"{new.name}.former", len(synced) - 1)]
+
+
+def test_what_cannot_be_cleared_ends_the_run(tmp_path, monkeypatch):
+    """What stays of it would be committed with what is written next."""
+
+    def rmtree(_path, ignore_errors=False):
+        if not ignore_errors:
+            fail()
+
+    with FileStaging(locate(tmp_path / "out"), ID_OF_TAKEOVER, {}) as staging:
+        Path(staging.location.path).mkdir()
+        with monkeypatch.context() as patch:
+            patch.setattr(shutil, "rmtree", rmtree)
+            with pytest.raises(StorageError):
+                staging.journal()
+        staging.journal()
+        assert not Path(staging.location.path).exists()
+
+
+def test_parents_that_another_run_removes_are_made_again(tmp_path, monkeypatch):
+    """It had made them, has failed, and removes them: between two of ours."""
+    real, struck = os.mkdir, []
+
+    def mkdir(path, *arguments, **options):
+        if not struck and str(path).endswith("er") and Path(path).parent.exists():
+            struck.append(path)
+            Path(path).parent.rmdir()
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    with FileStaging(locate(tmp_path / "deep" / "er" / "out"), ID_OF_TAKEOVER) as staging:
+        Path(staging.location.path).write_text("new")
+        staging.commit()
+    assert struck
+    assert (tmp_path / "deep" / "er" / "out").read_text() == "new"
+
+
+def test_no_staging_area_is_made_on_the_way_to_a_folder(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        list(make_durable_folders(tmp_path / ".wherry-out.0123abcd-89abcdef" / "d"))
+    assert list(make_durable_folders(tmp_path / "a" / "b")) == [tmp_path / "a", tmp_path / "a" / "b"]
+    assert list(make_durable_folders(tmp_path / "a" / "b")) == []

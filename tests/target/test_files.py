@@ -11,13 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from wherry.core.threads import without_collection
 from wherry.errors import StorageError
 from wherry.mover.pool import Pool
-from wherry.runtime.threads import without_collection
-from wherry.storage.direct import BLOCK, cut
+from wherry.store.open_file import BLOCK, cut
 from wherry.target import files as flatfile
-from wherry.target.blocks import Blocks
-from wherry.target.files import FlatFiles
+from wherry.target.files import Blocks, FlatFiles
 
 SIZE = 70 * BLOCK + 123
 

@@ -1,4 +1,4 @@
-"""The journal and its key: only lines that this user signed, in their order, say what is done."""
+"""The journal and its key: only whole lines that this user signed, in their order, say what is done."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import os
 
 import pytest
 
+from tests.support.processes import open_descriptors
+from wherry.core.account import Losses
+from wherry.core.digest import LEAF
 from wherry.core.tensorspec import Span
 from wherry.errors import StorageError, TargetInUseError, UsageError
-from wherry.storage import folders
-from wherry.target import key
-from wherry.target.durable_move import DurableMove
-from wherry.target.journal import open_journal
+from wherry.store import folders
+from wherry.target import signed_log
+from wherry.target.journal import DurableMove, open_journal
 
 HEADER = {"plan": "p", "source": "s", "version": "1"}
 ROWS = [DurableMove(("w", str(number)), Span(0, 8), {0: bytes(32)}) for number in range(4)]
@@ -46,15 +48,6 @@ def test_what_was_recorded_is_read_and_continued(path):
     write(path, ROWS[:2])
     write(path, ROWS[2:])
     assert read(path) == (ROWS, None)
-
-
-def test_a_torn_line_is_cut_off(path):
-    write(path)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-7])
-    assert read(path) == (ROWS[:3], None)
-    write(path, ROWS[3:])
-    assert path.read_bytes() == whole
 
 
 def test_lines_of_an_earlier_run_are_durable_before_more_follow(path, monkeypatch):
@@ -153,27 +146,27 @@ def test_the_key_of_the_home_is_made_once_and_private(path, wherry_home, monkeyp
 
 def test_of_two_that_make_the_key_the_first_counts(wherry_home, monkeypatch):
     found = []
-    rename = key.rename_without_replacing
+    rename = folders.rename_without_replacing
 
     def later(source, target):
         if not found:
             found.append(None)
-            found[0] = key.journal_key()
+            found[0] = signed_log.journal_key()
         rename(source, target)
 
-    monkeypatch.setattr(key, "rename_without_replacing", later)
-    assert key.journal_key() == found[0]
+    monkeypatch.setattr(folders, "rename_without_replacing", later)
+    assert signed_log.journal_key() == found[0]
     assert os.listdir(wherry_home) == ["journal.key"]
 
 
 def test_a_key_that_gets_no_name_is_reported(wherry_home, monkeypatch, caplog):
-    key._own_key.cache_clear()  # another test of this process may have got the warning
+    signed_log._own_key.cache_clear()  # another test of this process may have got the warning
 
     def failing(*_names):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(key, "rename_without_replacing", failing)
-    assert len(key.journal_key()) == 32
+    monkeypatch.setattr(folders, "rename_without_replacing", failing)
+    assert len(signed_log.journal_key()) == 32
     assert os.listdir(wherry_home) == []
     assert "cannot be signed" in caplog.text
 
@@ -184,11 +177,11 @@ def test_a_home_with_neither_renameat2_nor_hard_links_has_a_key(wherry_home, mon
 
     monkeypatch.setattr(folders.ctypes, "CDLL", lambda *_args, **_options: object())
     monkeypatch.setattr(os, "link", link_nothing)
-    found = key.journal_key()
+    found = signed_log.journal_key()
     assert os.listdir(wherry_home) == ["journal.key"]
     assert (wherry_home / "journal.key").stat().st_mode & 0o777 == 0o600
-    assert key.journal_key() == found
-    assert key.key_for_workers() == {}, "it is that of the home"
+    assert signed_log.journal_key() == found
+    assert signed_log.key_for_workers() == {}, "it is that of the home"
 
 
 @pytest.mark.parametrize("fault", ["open to others", "link", "fifo", "short", "no home"])
@@ -211,14 +204,14 @@ def test_without_a_key_a_run_works_and_is_not_resumed(
     else:
         (tmp_path / "file").write_text("")
         monkeypatch.setenv("WHERRY_HOME", str(tmp_path / "file" / "home"))
-    key._own_key.cache_clear()
+    signed_log._own_key.cache_clear()
     write(path)
     assert caplog.text.count("the journal cannot be signed, so this run cannot be resumed") == 1
     assert not read(path)[1], "a process has one key"
     with monkeypatch.context() as patch:
-        patch.setenv(key.KEY_ENV, key.key_for_workers()[key.KEY_ENV])
+        patch.setenv(signed_log.KEY_ENV, signed_log.key_for_workers()[signed_log.KEY_ENV])
         assert not read(path)[1], "a worker gets it"
-    key._own_key.cache_clear()  # as in another process
+    signed_log._own_key.cache_clear()  # as in another process
     assert "another key" in read(path)[1]
 
 
@@ -242,13 +235,97 @@ def test_a_journal_that_cannot_be_begun_keeps_no_descriptor_open(path, monkeypat
     def full(*_arguments):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(StorageError):
         open_journal(path, HEADER)
-    assert len(os.listdir("/proc/self/fd")) == before
+    monkeypatch.undo()
+    assert open_descriptors() == before
 
 
 def test_a_key_of_any_bytes_is_a_key(monkeypatch):
-    monkeypatch.setenv(key.KEY_ENV, os.fsdecode(b"\xff\xfe" * 10))
-    assert len(key.journal_key()) == 32
+    monkeypatch.setenv(signed_log.KEY_ENV, os.fsdecode(b"\xff\xfe" * 10))
+    assert len(signed_log.journal_key()) == 32
+
+
+# The journal believes only whole lines of the very same conversion.
+
+
+ROWS_OF_LINES = [
+    DurableMove((f"tensor {number}",), Span(0, 8), {0: bytes([number]) * 32}) for number in range(3)
+]
+
+
+def written(path, rows=ROWS_OF_LINES, header=HEADER):
+    """A journal with a line for each row, closed; its path."""
+    journal = open_journal(path, header)
+    for row in rows:
+        journal.record([row])
+    journal.close()
+    return path
+
+
+def found(path, header=HEADER):
+    """What a later run finds done, and why nothing where it is nothing."""
+    journal = open_journal(path, header)
+    journal.close()
+    return list(journal.done), journal.reason
+
+
+def test_what_is_no_small_tensor_is_recorded_as_it_is(tmp_path):
+    """Two leaves, a part that does not begin with the tensor, checksums, losses."""
+    leaf = bytes(32)
+    rows = [
+        DurableMove(("two leaves",), Span(0, LEAF + 8), {0: leaf, 1: leaf}),
+        DurableMove(("end",), Span(8, 16), {0: leaf}),
+        DurableMove(("box",), Span(0, 8), {}),
+        DurableMove(("checks",), Span(0, 8), {0: leaf}, ((0, 8, 1),)),
+        DurableMove(("losses",), Span(0, 8), {0: leaf}, (), Losses(nan=1)),
+        DurableMove(("two algorithms",), Span(0, 8), {0: 2 * leaf}),
+    ]
+    assert found(written(tmp_path / "journal", rows)) == (rows, None)
+    assert found(written(tmp_path / "together", [])) == ([], None)
+    journal = open_journal(tmp_path / "together", HEADER)
+    journal.record(rows)
+    journal.close()
+    assert sorted(found(tmp_path / "together")[0]) == sorted(rows)
+
+
+@pytest.mark.parametrize(
+    "small",
+    [
+        {"paths": ["w"], "sizes": [0], "leaves": "AAAA"},
+        {"paths": ["w"], "sizes": [LEAF + 1], "leaves": "AAAA"},
+        {"paths": ["w"], "sizes": ["8"], "leaves": "AAAA"},
+        {"paths": ["w"], "sizes": [], "leaves": "AAAA"},
+        {"paths": ["w"], "sizes": [8], "leaves": "?"},
+        {"paths": ["w"]},
+        [],
+    ],
+)
+def test_columns_that_cannot_be_read_make_all_of_it_worthless(tmp_path, small):
+    journal = open_journal(tmp_path / "journal", HEADER)
+    journal.log.append({"done": [], "small": small})
+    journal.close()
+    assert found(tmp_path / "journal")[0] == []
+
+
+def test_a_torn_line_is_forgotten_whole_and_the_next_one_is_not_joined_to_it(tmp_path):
+    path = written(tmp_path / "journal")
+    whole = path.read_bytes()
+    last = whole.rindex(b"\n", 0, -1) + 1
+    for stop in range(last, len(whole)):
+        path.write_bytes(whole[:stop])
+        assert found(path) == (ROWS_OF_LINES[:2], None), stop
+        assert found(written(path, ROWS_OF_LINES[2:])) == (ROWS_OF_LINES, None), stop
+
+
+@pytest.mark.parametrize(
+    "line", [b"nonsense", b"[]", b'{"done": 1}', b'{"done": []}', b'{"done": [[]]}', b"\xff\xfe"]
+)
+def test_a_line_that_cannot_be_read_makes_all_of_it_worthless(tmp_path, line):
+    path = written(tmp_path / "journal")
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    done, reason = found(path)
+    assert done == []
+    assert reason

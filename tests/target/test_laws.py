@@ -23,17 +23,8 @@ from wherry.formats.registry import find_format, formats
 from wherry.integrations.containers.zarr.listing import list_ocdbt
 from wherry.mover.map_writer import MapWriter
 from wherry.mover.move import cells
-from wherry.storage.stores import locate
-from wherry.target.file_map import (
-    Coded,
-    Late,
-    Literal,
-    PlacedChunks,
-    Raw,
-    Scene,
-    Segments,
-    SeparateChunks,
-)
+from wherry.store.local_store import locate
+from wherry.target.file_map import Coded, Late, Literal, PlacedChunks, Raw, Scene, Segments, SeparateChunks
 from wherry.target.file_ranges import file_of, file_sizes, lengths_of, ranges_of
 from wherry.target.grids import ChunkPlace
 from wherry.testing import samples, writers

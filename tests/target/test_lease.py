@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 import wherry
+from tests.support.processes import open_descriptors
 from wherry.errors import StorageError, TargetInUseError
-from wherry.target import lease, lease_watch
-from wherry.target.lease import Lease, LeaseFile
-from wherry.target.lease_watch import Verdict, Watch, judge
+from wherry.target import lease
+from wherry.target.lease import Lease, LeaseFile, Verdict, Watch, judge
 
 KILLED = """
 import os, pathlib, sys
@@ -44,12 +44,12 @@ def path(tmp_path):
 @pytest.fixture
 def quick(monkeypatch):
     """Leases expire soon."""
-    monkeypatch.setattr(lease_watch, "EXPIRY_SECONDS", 0.3)
+    monkeypatch.setattr(lease, "EXPIRY_SECONDS", 0.3)
 
 
 def leave(path, **owner):
     """A lease of another machine, or whatever its fields say."""
-    fields = lease_watch.this_process("0123abcd").to_json()
+    fields = lease.this_process("0123abcd").to_json()
     path.write_text(json.dumps({**fields, "host": "elsewhere", "pid": 1, "beat": "0", **owner}))
 
 
@@ -66,7 +66,7 @@ def test_two_runs_exclude_each_other_and_the_end_frees_it(path):
 
 
 def test_a_silent_lease_of_another_machine_is_taken_over(path, quick, caplog, monkeypatch):
-    monkeypatch.setattr(lease_watch, "NOTICE_SECONDS", 0.1)
+    monkeypatch.setattr(lease, "NOTICE_SECONDS", 0.1)
     leave(path)
     with Lease(LeaseFile(path), "t") as held:
         assert json.loads(path.read_text())["pid"] == os.getpid()
@@ -90,7 +90,7 @@ def test_any_change_of_a_lease_is_a_sign_of_life(path, quick, monkeypatch, sign)
             leave(other_lease)
             other_lease.replace(path)
 
-    monkeypatch.setattr(lease_watch.time, "sleep", change)
+    monkeypatch.setattr(lease.time, "sleep", change)
     with pytest.raises(TargetInUseError, match="process 1 on elsewhere"), Lease(LeaseFile(path), "t"):
         pytest.fail("a living lease was taken over")
     assert json.loads(path.read_text())["token"] == "0123abcd"
@@ -109,7 +109,7 @@ def test_the_time_of_a_lease_says_nothing(path, quick, age):
 
 def test_a_watcher_that_was_stopped_itself_has_seen_nothing_meanwhile(path, monkeypatch):
     clock = iter([0.0, 0.0, 1000.0, 1000.0, 1001.0, 1001.0])
-    monkeypatch.setattr(lease_watch.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(lease.time, "monotonic", lambda: next(clock))
     leave(path)
     watch = Watch(path)
     assert [watch.look() for _ in range(3)] == [Verdict.UNDECIDED] * 3
@@ -240,13 +240,13 @@ def test_an_owner_that_cannot_get_its_own_lock_does_not_commit(path, monkeypatch
 
 def test_a_lease_made_while_a_dead_one_was_looked_at_is_not_replaced(path, monkeypatch):
     leave(path)
-    found = {path: lease_watch.Judgement(Verdict.EXPIRED, lease_watch.see(path))}
+    found = {path: lease.Judgement(Verdict.EXPIRED, lease.see(path))}
     newer = path.with_name("newer")
     leave(newer, pid=2, pid_namespace="", token="89abcdef")
     newer.replace(path)
     beats = iter(range(1, 100))
     monkeypatch.setattr(
-        lease_watch.time, "sleep", lambda _: leave(path, pid=2, token="89abcdef", beat=str(next(beats)))
+        lease.time, "sleep", lambda _: leave(path, pid=2, token="89abcdef", beat=str(next(beats)))
     )
     with (
         pytest.raises(TargetInUseError, match="process 2 on elsewhere"),
@@ -293,9 +293,9 @@ def test_a_beat_that_fails_is_tried_again(path, monkeypatch, caplog, place):
         else:
             patch.setattr(LeaseFile, "holds", stale.method())
         wait_for(lambda: stale.failed > 3)
-        before = lease_watch.see(path)
+        before = lease.see(path)
         stale.mended = True
-        wait_for(lambda: lease_watch.see(path) != before)
+        wait_for(lambda: lease.see(path) != before)
         assert held.holds()
     assert [record.levelname for record in caplog.records] == ["WARNING"], "it is reported once"
     assert f"{path} was not renewed" in caplog.text
@@ -420,7 +420,7 @@ def test_of_a_process_that_cannot_be_seen_only_changes_tell(path, gone, owner):
 
 
 def test_where_the_namespace_is_unknown_only_changes_tell(path, gone, monkeypatch):
-    monkeypatch.setattr(lease_watch, "_PID_NAMESPACE", str(path / "none"))
+    monkeypatch.setattr(lease, "_PID_NAMESPACE", str(path / "none"))
     leave(path, **ours(gone, pid_namespace=""))
     assert Watch(path).look() is Verdict.UNDECIDED
 
@@ -433,7 +433,7 @@ def test_several_leases_are_watched_at_the_same_time(tmp_path, quick, monkeypatc
         leave(path)
     found = judge(paths)
     assert {one.verdict for one in found.values()} == {Verdict.EXPIRED}
-    assert sum(pauses) < len(paths) / 2 * lease_watch.EXPIRY_SECONDS, "one after the other"
+    assert sum(pauses) < len(paths) / 2 * lease.EXPIRY_SECONDS, "one after the other"
 
 
 def test_of_many_that_try_to_take_over_one_succeeds(path, quick):
@@ -476,20 +476,16 @@ def test_a_rerun_tidies_up_after_a_kill_that_came_just_after_the_commit(tmp_path
     assert sorted(os.listdir(tmp_path)) == [*foreign, "model.npz", "out"]
 
 
-def descriptors():
-    return len(os.listdir("/proc/self/fd"))
-
-
 def test_a_lease_whose_heart_cannot_start_is_given_back(path, monkeypatch):
     def refuse():
         raise RuntimeError("can't start new thread")
 
-    before, held = descriptors(), Lease(LeaseFile(path), "t")
+    before, held = open_descriptors(), Lease(LeaseFile(path), "t")
     monkeypatch.setattr(held._heart, "start", refuse)
     with pytest.raises(RuntimeError, match="new thread"), held:
         pytest.fail("it was taken")
     assert os.listdir(path.parent) == []
-    assert descriptors() == before
+    assert open_descriptors() == before
 
 
 def test_a_lease_that_cannot_be_written_keeps_no_descriptor_open(path, monkeypatch):
@@ -508,8 +504,8 @@ def test_a_lease_that_cannot_be_written_keeps_no_descriptor_open(path, monkeypat
 
     monkeypatch.setattr(os, "link", refuse)
     monkeypatch.setattr(os, "write", write)
-    before = descriptors()
+    before = open_descriptors()
     with pytest.raises(StorageError, match="No space"), Lease(LeaseFile(path), "t"):
         pytest.fail("it was taken")
     assert os.listdir(path.parent) == []
-    assert descriptors() == before
+    assert open_descriptors() == before

@@ -19,15 +19,14 @@ from tests.support.object_stores import (
     uploads_below,
     watched,
 )
-from wherry.storage.location import MOST_CONFIG
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
+from wherry.store.location import MOST_CONFIG
 from wherry.store.memory import MemoryStore
 from wherry.store.store import AnonymousUpload
 from wherry.target import clean as clean_module
 from wherry.target.clean import clean, tidy
 from wherry.target.journal import JournalPast
-from wherry.target.lease import LeaseObject, lease_of
-from wherry.target.lease_watch import this_process
+from wherry.target.lease import LeaseObject, lease_of, this_process
 from wherry.target.object_staging import sent_before
 
 OPTIONS = {"max_shard_size": "500KB"}
@@ -202,7 +201,7 @@ def test_a_lease_that_a_dead_process_left_is_removed(target, monkeypatch):
     place = locate(target)
     lease = place.parent.join(".wherry-out.lease")
     monkeypatch.setattr(LeaseObject, "expiry", 0.1)
-    monkeypatch.setattr("wherry.target.lease_watch.LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("wherry.target.lease.LOOK_SECONDS", 0.02)
     place.store.put_object(lease.path, b"of another machine", "run")
     (report,) = clean(root(target), min_age=0)
     assert (report.uri, report.removed) == (lease.uri, True)

@@ -8,9 +8,10 @@ import pytest
 
 from tests.support.object_stores import Killed, release, small_parts
 from wherry.errors import MismatchError
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
 from wherry.store.memory import MemoryStore
-from wherry.target.object_staging import ObjectStaging, is_unfinished
+from wherry.target.object_staging import ObjectStaging
+from wherry.target.sinks import is_unfinished
 
 MEMBERS = ("COMMIT",)
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.object_stores import small_parts
 from wherry.errors import StorageError
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
 from wherry.target.parts import Sender
 from wherry.target.upload_run import UploadRun
 from wherry.target.uploaded_file import UploadContext

@@ -11,10 +11,11 @@ from dataclasses import replace
 import pytest
 
 from tests.support.jobs import put_row
-from wherry.storage.stores import locate
-from wherry.target import lease_watch, leftovers
+from wherry.store.local_store import locate
+from wherry.target import lease as leases
+from wherry.target import leftovers
 from wherry.target.clean import clean
-from wherry.target.lease_watch import judge_all, this_process
+from wherry.target.lease import judge_all, this_process
 from wherry.target.leftovers import owners_of_export, owners_of_job
 from wherry.workers.records import Claim, ClaimRecord, job_records
 
@@ -24,7 +25,7 @@ FOREVER = 1e12  # seconds; everything is younger
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     monkeypatch.setattr(leftovers, "CLAIM_SECONDS", 0.2)
-    monkeypatch.setattr(lease_watch, "EXPIRY_SECONDS", 0.2)
+    monkeypatch.setattr(leases, "EXPIRY_SECONDS", 0.2)
 
 
 @pytest.fixture(params=["disk", "memory"])
@@ -46,7 +47,7 @@ def claim_of(target, unit, kind, token="aaaaaaaa"):
     """A worker's claim in the records of a job."""
     records = job_records(target)
     records.begin()
-    row = ClaimRecord(token, token, json.dumps(owner(kind).to_json()), 0)
+    row = ClaimRecord(token, json.dumps(owner(kind).to_json()), 0)
     records.create(Claim(f"receipt-{unit:05d}", 0, token).name, row, token)
     return records
 

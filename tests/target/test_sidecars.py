@@ -6,7 +6,7 @@ import wherry
 from tests.support.corpus import place
 from tests.support.object_stores import Killed, leftover_names, model, release, small_parts, watched
 from wherry.errors import MismatchError
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
 from wherry.store.memory import MemoryStore
 from wherry.target.clean import clean
 from wherry.target.upload_run import UploadRun

@@ -1,4 +1,6 @@
-"""A target appears whole or not at all, and never over something that is there."""
+"""A target appears whole or not at all, and never over something that is there; names that differ by case only."""
+
+from __future__ import annotations
 
 import errno
 import os
@@ -23,15 +25,16 @@ from wherry.errors import (
     UsageError,
     WherryError,
 )
-from wherry.storage import folders
-from wherry.storage.folders import is_staging
-from wherry.storage.stores import locate
-from wherry.target import file_staging
-from wherry.target.area import JOURNAL
+from wherry.store import folders
+from wherry.store.folders import is_staging
+from wherry.store.local_store import local_location, locate
+from wherry.target import files
+from wherry.target import staging as stagings
 from wherry.target.clean import tidy
 from wherry.target.copied_staging import CopiedStaging
-from wherry.target.file_staging import FileStaging
+from wherry.target.files import require_separate_names
 from wherry.target.sinks import open_staging
+from wherry.target.staging import JOURNAL, FileStaging
 from wherry.workers.job import split
 
 ID = "0123abcd"
@@ -90,7 +93,7 @@ def test_a_stop_while_an_area_is_opened_gives_the_lease_back(tmp_path, monkeypat
         raise Cancelled
 
     with monkeypatch.context() as patch:
-        patch.setattr(file_staging, "open_area", stop)
+        patch.setattr(stagings, "open_area", stop)
         with pytest.raises(Cancelled), FileStaging(locate(tmp_path / "out"), ID):
             pytest.fail("it was opened")
     assert os.listdir(tmp_path) == []
@@ -282,7 +285,7 @@ def test_a_sidecar_that_cannot_be_put_leaves_the_former_one(tmp_path, monkeypatc
     """It belonged to a target that is gone."""
     target, sidecar = tmp_path / "m.bin", tmp_path / "m.bin.wherry.json"
     sidecar.write_text("former")
-    rename, sync = os.rename, file_staging.sync_folder
+    rename, sync = os.rename, stagings.sync_folder
 
     def renamed(source, destination, **options):
         struck = (
@@ -301,7 +304,7 @@ def test_a_sidecar_that_cannot_be_put_leaves_the_former_one(tmp_path, monkeypatc
         Path(area.location.path).write_text("data")
         with monkeypatch.context() as patch:
             patch.setattr(os, "rename", renamed)
-            patch.setattr(file_staging, "sync_folder", synced)
+            patch.setattr(stagings, "sync_folder", synced)
             area.commit(sidecar=b"ours")
     assert sidecar.read_text() == "former"
     assert not target.exists()
@@ -311,7 +314,7 @@ def test_a_sidecar_that_cannot_be_put_leaves_the_former_one(tmp_path, monkeypatc
 def test_a_stop_just_after_the_commit_leaves_the_sidecar(tmp_path, monkeypatch, libc):
     if not libc:
         monkeypatch.setattr(folders.ctypes, "CDLL", lambda *_args, **_options: object())
-    target, real = tmp_path / "m.bin", file_staging.rename_without_replacing
+    target, real = tmp_path / "m.bin", stagings.rename_without_replacing
     unlink = os.unlink
 
     def stopped(path, **options):
@@ -327,7 +330,7 @@ def test_a_stop_just_after_the_commit_leaves_the_sidecar(tmp_path, monkeypatch, 
         Path(area.location.path).write_text("data")
         with monkeypatch.context() as patch:
             patch.setattr(os, "unlink", stopped)
-            patch.setattr(file_staging, "rename_without_replacing", renamed)
+            patch.setattr(stagings, "rename_without_replacing", renamed)
             area.commit(sidecar=b"ours")
     assert target.read_text() == "data"
     assert (tmp_path / "m.bin.wherry.json").read_text() == "ours"
@@ -342,7 +345,7 @@ def test_an_area_that_no_run_can_take_up_is_not_kept(tmp_path):
 
 def test_a_rename_whose_answer_was_lost_is_the_commit(tmp_path, monkeypatch):
     """A file server can answer with an error, or that the name is taken, after it has renamed."""
-    rename = file_staging.rename_without_replacing
+    rename = stagings.rename_without_replacing
     for number, code in enumerate((errno.EIO, errno.EEXIST)):
         target = tmp_path / f"out{number}"
 
@@ -350,7 +353,7 @@ def test_a_rename_whose_answer_was_lost_is_the_commit(tmp_path, monkeypatch):
             rename(source, place)
             raise OSError(code, os.strerror(code))
 
-        monkeypatch.setattr(file_staging, "rename_without_replacing", lose)
+        monkeypatch.setattr(stagings, "rename_without_replacing", lose)
         with FileStaging(locate(target), ID) as area:
             fill(area)
             area.commit()
@@ -386,13 +389,129 @@ def test_a_folder_that_cannot_be_tidied_is_an_error_of_the_storage(tmp_path, mon
 
 def test_a_stop_whose_area_cannot_be_left_is_the_stop(tmp_path, monkeypatch):
     """The error of the storage is warned of: it says nothing of why the run ended."""
-    with pytest.raises(KeyboardInterrupt), FileStaging(locate(tmp_path / "out"), ID) as area:
+    failing = Mock(side_effect=OSError(errno.EIO, "the disk fails"))
+    with (
+        pytest.raises(KeyboardInterrupt),
+        monkeypatch.context() as patch,
+        FileStaging(locate(tmp_path / "out"), ID) as area,
+    ):
         fill(area)
-        monkeypatch.setattr(
-            file_staging, "remove_leftover", Mock(side_effect=OSError(errno.EIO, "the disk fails"))
-        )
+        patch.setattr(stagings, "remove_leftover", failing)
         raise KeyboardInterrupt
     assert os.listdir(tmp_path) == [f".wherry-out.{ID}"]
     with pytest.raises(MismatchError), FileStaging(locate(tmp_path / "out"), ID) as area:
-        monkeypatch.setattr(file_staging, "hide", Mock(side_effect=OSError(errno.EIO, "the disk fails")))
+        monkeypatch.setattr(stagings, "hide", Mock(side_effect=OSError(errno.EIO, "the disk fails")))
         raise MismatchError("it differs")
+
+
+# Files of a target whose names differ only by case are refused where the file system does not tell them
+# apart.
+
+
+ALIKE = [
+    ["a", "A"],
+    ["x/a", "y/a", "X/b"],
+    ["ä", "A\u0308"],
+    ["straße", "STRASSE"],
+    ["k/v.safetensors", "k/V.safetensors"],
+]
+SEPARATE = [["a", "b"], ["a/x", "a/y", "a"], ["a/b", "ab"], ["a", "a"], []]
+
+
+@pytest.fixture
+def area(tmp_path):
+    folder = tmp_path / ".wherry-out.aaaaaaaa-bbbbbbbb"
+    folder.mkdir()
+    return folder
+
+
+def fold(area):
+    """Let the file system find the area by its name in the other case."""
+    area.with_name(area.name.swapcase()).symlink_to(area)
+
+
+@pytest.mark.parametrize("names", ALIKE)
+def test_names_that_differ_only_by_case_are_refused_where_case_is_folded(area, names):
+    place = local_location(str(area / "out"))
+    require_separate_names(place, names)
+    fold(area)
+    with pytest.raises(UnsupportedError, match="differ only by case") as failure:
+        require_separate_names(place, names)
+    assert all(name.rpartition("/")[2][:1] in str(failure.value) for name in names[:1])
+    assert "--rename" in failure.value.cure
+
+
+@pytest.mark.parametrize("names", SEPARATE)
+def test_other_names_are_not(area, names):
+    fold(area)
+    require_separate_names(local_location(str(area / "out")), names)
+
+
+def test_a_folder_without_letters_is_judged_by_the_one_around_it(area):
+    fold(area)
+    (area / "out").mkdir()
+    (area / "out" / "100").mkdir()
+    assert files._folds_case(area / "100")
+    assert not files._folds_case(area / "out" / "100")
+
+
+def test_a_file_of_that_name_is_not_the_same_file(area):
+    area.with_name(area.name.swapcase()).mkdir()
+    assert not files._folds_case(area)
+
+
+def test_a_store_of_objects_tells_them_apart(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_folds_case", lambda _folder: pytest.fail("it was looked for"))
+    require_separate_names(locate(f"memory://names{tmp_path}/out"), ["a", "A"])
+
+
+@pytest.fixture
+def folding(monkeypatch):
+    monkeypatch.setattr(files, "_folds_case", lambda _folder: True)
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    save_file(
+        {name: np.arange(4, dtype=np.float32) for name in ("a.w", "A.w")}, str(folder / "model.safetensors")
+    )
+    (folder / "config.json").write_text("{}")
+    (folder / "merges.txt").write_text("1")
+    return folder
+
+
+@pytest.mark.parametrize("how", ["arrays", "companions"])
+def test_nothing_is_left_of_a_conversion_that_is_refused(model, tmp_path, folding, how):
+    if how == "companions":
+        (model / "Merges.txt").write_text("2")
+    to = {
+        "arrays": {"to": "orbax", "options": {"ocdbt": False}},
+        "companions": {"to": "hf", "family": "none"},
+    }[how]
+    home = tmp_path / "home"
+    home.mkdir()
+    with pytest.raises(UnsupportedError, match="differ only by case"):
+        wherry.convert(str(model), str(home / "out"), lineage=False, **to)
+    assert list(home.iterdir()) == []
+
+
+def test_a_database_and_one_file_hold_such_key_paths(model, tmp_path, folding):
+    for to in ({"to": "orbax"}, {"to": "safetensors"}):
+        wherry.convert(str(model), str(tmp_path / to["to"]), lineage=False, **to)
+        assert wherry.verify(str(tmp_path / to["to"]), level="digest").ok
+
+
+COPIES = {"fetch": wherry.fetch, "rewrite": lambda *places: wherry.rewrite(*places, as_="box")}
+
+
+@pytest.mark.parametrize("copy", COPIES)
+def test_nothing_is_left_of_a_copy_that_is_refused(model, tmp_path, monkeypatch, copy):
+    wherry.convert(str(model), str(tmp_path / "source"), to="orbax", options={"ocdbt": False}, lineage=False)
+    monkeypatch.setattr(files, "_folds_case", lambda _folder: True)
+    home = tmp_path / "home"
+    home.mkdir()
+    with pytest.raises(UnsupportedError, match="differ only by case"):
+        COPIES[copy](str(tmp_path / "source"), str(home / "out"))
+    assert list(home.iterdir()) == []

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.object_stores import PartLog, small_parts
 from wherry.errors import TargetExistsError, TargetInUseError
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
 from wherry.store.memory import MemoryStore
 from wherry.target.journal import JournalPast
 from wherry.target.lease import lease_of

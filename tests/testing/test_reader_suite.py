@@ -9,8 +9,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from wherry.core.request import SourceRequest
-from wherry.formats.contents import Absent, Block, ChunkDecoder, Chunked, Computed
 from wherry.formats.detect import resolve_source
+from wherry.formats.format import Absent, Block, ChunkDecoder, Chunked, Computed
 from wherry.formats.registry import find_format
 from wherry.mover.read import read_region
 from wherry.testing.readers import canonical, check_reader

@@ -8,9 +8,9 @@ import wherry
 from tests.support import buckets, store_rules
 from tests.support.jobs import receipts, worker_named
 from tests.support.large_files import MB, alone, job_of
-from wherry.storage.stores import locate
 from wherry.store.azure import AzureStore
-from wherry.workers import make, records
+from wherry.store.local_store import locate
+from wherry.workers import records, tasks
 from wherry.workers.commit import commit
 from wherry.workers.job import opened_job
 from wherry.workers.work import work
@@ -85,5 +85,5 @@ def make_unit(target, number):
     with opened_job(target) as opened:
         unit = opened.units[number]
         claim = records.Claims(opened.records).take(opened.tasks[unit.number], opened.records.names())
-        receipt = make.make_unit(opened, unit, claim)
+        receipt = tasks.make_unit(opened, unit, claim)
         opened.records.create(receipt.name, receipt, claim.token)

@@ -25,12 +25,12 @@ from wherry.families import load_family
 from wherry.mover import read as reading
 from wherry.mover import readback
 from wherry.mover.move import SMALL
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
 from wherry.workers import commit as committing
 from wherry.workers.commit import commit
-from wherry.workers.estimate import plan_for_workers
 from wherry.workers.job import split
 from wherry.workers.records import job_records
+from wherry.workers.unit import plan_for_workers
 from wherry.workers.work import carry_with_pool, work
 
 OPTIONS = {"data_file_size": "1MB"}
@@ -45,14 +45,14 @@ def boxes(monkeypatch):
     if kernels.load() is None:
         pytest.skip("no C compiler")
     monkeypatch.setattr("wherry.mover.move.LARGEST_BAND", 1 << 14)
-    monkeypatch.setattr("wherry.view.view._BAND", 1 << 18)  # chunks of 256 KiB
+    monkeypatch.setattr("wherry.transform.view._BAND", 1 << 18)  # chunks of 256 KiB
     monkeypatch.setattr(jobs, "LARGEST", 2)
 
 
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Chunks of 8 KiB, so that runs are short."""
-    monkeypatch.setattr("wherry.view.view._BAND", 1 << 13)
+    monkeypatch.setattr("wherry.transform.view._BAND", 1 << 13)
 
 
 @pytest.fixture
@@ -299,7 +299,7 @@ def test_what_workers_cannot_exchange_is_read_by_the_commit(
 ):
     source, job = llama, None
     if kind == "short":
-        monkeypatch.setattr("wherry.view.view._BAND", 1 << 13)
+        monkeypatch.setattr("wherry.transform.view._BAND", 1 << 13)
         source, job = narrow, narrow_job(narrow, target)
     job = job or job_of(source, target)
     if kind != "short":
@@ -570,11 +570,11 @@ def test_metadata_that_name_other_places_are_not_believed(llama, target, monkeyp
 
 
 def test_a_prover_that_was_killed_is_replaced(llama, target, tmp_path, monkeypatch):
-    from wherry.workers import work as working
+    from wherry.workers import tasks
 
     job = job_of(llama, target)
     made_by(target, "a maker")
-    real, calls = working.prove_unit, []
+    real, calls = tasks.prove_unit, []
 
     def stopped(*arguments, **more):
         calls.append(arguments)
@@ -584,7 +584,7 @@ def test_a_prover_that_was_killed_is_replaced(llama, target, tmp_path, monkeypat
 
     with monkeypatch.context() as patch, worker_named("one"):
         as_dead(patch)
-        patch.setattr(working, "prove_unit", stopped)
+        patch.setattr(tasks, "prove_unit", stopped)
         with pytest.raises(Killed):
             work(target)
     assert len(proofs(target)) == 2

@@ -14,7 +14,7 @@ from tests.support import buckets
 from tests.support.command import command
 from tests.support.jobs import undisturbed
 from tests.support.large_files import alone
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
 from wherry.workers.records import job_records
 
 

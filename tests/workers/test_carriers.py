@@ -27,7 +27,7 @@ from wherry.errors import (
     TargetInUseError,
     UsageError,
 )
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
 from wherry.workers import THREADS, convert_on
 from wherry.workers.engines import ENGINES, carry, engine_of
 from wherry.workers.records import job_records

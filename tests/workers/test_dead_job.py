@@ -13,9 +13,9 @@ import pytest
 import wherry
 from tests.support.jobs import as_dead, killed, made_job, receipts, row_of
 from wherry.errors import HostileError
-from wherry.storage.stores import locate
-from wherry.target import key
-from wherry.target.lease_watch import this_process
+from wherry.store.local_store import locate
+from wherry.target import signed_log
+from wherry.target.lease import this_process
 from wherry.workers import job as job_module
 from wherry.workers.commit import commit
 from wherry.workers.records import job_records
@@ -27,10 +27,10 @@ def homeless(monkeypatch, tmp_path):
     """A home that is a file, so that it can hold no key."""
     (tmp_path / "home").write_text("")
     monkeypatch.setenv("WHERRY_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv(key.KEY_ENV, raising=False)
-    key._own_key.cache_clear()
+    monkeypatch.delenv(signed_log.KEY_ENV, raising=False)
+    signed_log._own_key.cache_clear()
     yield
-    key._own_key.cache_clear()
+    signed_log._own_key.cache_clear()
 
 
 def ended(monkeypatch):
@@ -51,7 +51,7 @@ def job_of_another(source, target, monkeypatch, state):
             as_dead(patch)
         if state != "split":
             killed(target, patch, "_describe_file", 2)
-    key._own_key.cache_clear()
+    signed_log._own_key.cache_clear()
 
 
 @pytest.mark.parametrize("state", ["split", "dead workers"])
@@ -80,10 +80,10 @@ def test_a_job_with_a_living_process_is_left(source, target, monkeypatch, caplog
 
 def test_a_job_with_the_key_of_a_home_names_no_owner(source, target, monkeypatch, tmp_path):
     """Others may have its key; it is not set aside because this process has another one."""
-    monkeypatch.setenv(key.KEY_ENV, "a" * 32)
+    monkeypatch.setenv(signed_log.KEY_ENV, "a" * 32)
     made_job(source, target)
     assert row_of(job_records(locate(target)), "job.json")["key_owner"] == ""
-    monkeypatch.setenv(key.KEY_ENV, "b" * 32)
+    monkeypatch.setenv(signed_log.KEY_ENV, "b" * 32)
     with pytest.raises(HostileError, match="another key"):
         made_job(source, target)
 

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load, load_file
 
 import wherry
+from tests.support.command import command
 from tests.support.jobs import (
+    SIZES,
+    Killed,
     as_dead,
     as_elsewhere,
     by_two,
@@ -19,7 +27,9 @@ from tests.support.jobs import (
     claimed,
     committed,
     killed,
+    made_and_proved,
     made_job,
+    proofs,
     put_row,
     receipts,
     record_from,
@@ -33,6 +43,7 @@ from tests.support.waits import waits_reported_at_once
 from wherry.core.digest import sha256_of
 from wherry.core.request import TargetRequest, convert_request
 from wherry.errors import (
+    CorruptError,
     HostileError,
     IncompleteError,
     MismatchError,
@@ -42,15 +53,16 @@ from wherry.errors import (
     TargetInUseError,
     UnsupportedError,
 )
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
+from wherry.target.clean import clean
 from wherry.target.leftovers import JOB
 from wherry.workers import commit as committing
 from wherry.workers import job as job_module
-from wherry.workers import make
+from wherry.workers import tasks
 from wherry.workers import work as working
 from wherry.workers.commit import commit
 from wherry.workers.job import opened_job, split
-from wherry.workers.records import Claims, encode, job_records
+from wherry.workers.records import Claims, SharedFile, decode, encode, job_records
 from wherry.workers.work import work
 
 
@@ -121,9 +133,7 @@ def test_a_claim_of_another_machine_expires_when_it_is_not_renewed(source, targe
     assert committed(target).target.checkpoint_digest == undisturbed(source, tmp_path).checkpoint_digest
 
 
-@pytest.mark.parametrize(
-    "call", ["wherry.workers.work._run_claimed", "wherry.workers.records.Claims.renewed"]
-)
+@pytest.mark.parametrize("call", ["wherry.workers.work.run_task", "wherry.workers.records.Claims.renewed"])
 def test_a_worker_that_is_interrupted_between_its_claim_and_its_unit_gives_it_back(
     source, target, monkeypatch, call
 ):
@@ -361,7 +371,7 @@ def test_a_format_that_one_process_writes_is_refused(source, tmp_path):
 def test_a_worker_tries_again_after_an_error_that_a_retry_can_fix(source, target, monkeypatch):
     job = made_job(source, target)
     failure = StorageError("the storage does not answer", retryable=True)
-    monkeypatch.setattr(make, "finish", _failing(make.finish, [failure, failure]))
+    monkeypatch.setattr(tasks, "finish", _failing(tasks.finish, [failure, failure]))
     assert len(work(target).made) == len(job.units)
 
 
@@ -369,7 +379,7 @@ def test_a_worker_gives_up_after_several_errors_and_leaves_its_unit_to_others(so
     job = made_job(source, target)
     failure = StorageError("the storage does not answer", retryable=True)
     with monkeypatch.context() as patch:
-        patch.setattr(make, "finish", _failing(make.finish, [failure] * 9))
+        patch.setattr(tasks, "finish", _failing(tasks.finish, [failure] * 9))
         with pytest.raises(StorageError, match="does not answer"):
             work(target)
     assert claimed(target) == []
@@ -404,3 +414,283 @@ def test_a_receipt_is_what_it_was_after_its_record(source, target):
         assert json.loads(json.dumps(encode(receipt)))["boxes"] == row["boxes"]
         assert len(receipt.moves) == len(row["moves"])
         assert re.fullmatch(r"process \d+ on .+", receipt.worker)
+
+
+# `wherry clean` knows each leftover of a job: of one that was only split, half made, or made and never
+# committed.
+
+
+def everything_below(target):
+    return sorted(entry.name for entry in locate(target).parent.walk())
+
+
+def stopped(*_arguments):
+    raise Killed
+
+
+def aged(target):
+    """Make everything look two hours old."""
+    if target.startswith("/"):
+        for path in Path(target).parent.rglob("*"):
+            os.utime(path, (time.time() - 7200,) * 2)
+
+
+@pytest.mark.parametrize("state", ["split", "killed", "made", "committing"])
+def test_clean_removes_a_job_that_nobody_works_on(source, target, monkeypatch, state):
+    made_job(source, target)
+    if state == "killed":
+        with monkeypatch.context() as patch:
+            as_dead(patch)
+            killed(target, patch, "_describe_file", 2)
+    if state in ("made", "committing"):
+        work(target)
+    if state == "committing":
+        with monkeypatch.context() as patch:
+            patch.setattr("wherry.converter.job.complete", stopped)
+            with pytest.raises(Killed):
+                commit(target)
+    aged(target)
+    before = everything_below(target)
+    assert any(name.startswith(".wherry-out.job/") for name in before)
+    reports = clean(locate(target).parent.uri, min_age=0)
+    assert reports
+    assert all(report.removed for report in reports)
+    assert everything_below(target) == []
+    assert uploads_below(target) == [] if not target.startswith("/") else True
+
+
+def test_clean_leaves_a_job_that_somebody_works_on(source, target):
+    made_job(source, target)
+    work(target)
+    before = everything_below(target)
+    [report] = clean(locate(target).parent.uri)
+    assert not report.removed
+    assert report.reason == "changed within the hour; may be in use"
+    assert everything_below(target) == before
+
+
+# Records of a job that are signed, but have another form than their kind: an error that names record and
+# field.
+
+
+REQUESTS = [
+    ("source", 1),
+    ("source", {"path": "a"}),
+    ("targets", [{"uri": "a", "to": 5}]),
+    ("targets", "a"),
+    ("memory", None),
+    ("forged", "x"),
+]
+FIELDS = [
+    ("header", []),
+    ("header", {"version": 1}),
+    ("unit_bytes", "1"),
+    ("unit_bytes", 0),
+    ("units", [None]),
+    ("members", "ab"),
+    ("request", 0.5),
+]
+RECEIPTS = [("files", [["a", "1", "m"]]), ("moves", {}), ("hashed", {"blake3": 1}), ("parts", [["a", {}]])]
+PROOFS = [("of", [["a"]]), ("blocks", [["a", "b", -1, 0, ""]]), ("seconds", True)]
+
+
+@pytest.fixture
+def job(tmp_path, source):
+    target = str(tmp_path / "out")
+    made_job(source, target)
+    made_and_proved(target)
+    return target
+
+
+@pytest.mark.parametrize(("name", "value"), REQUESTS)
+def test_a_request_of_another_form_is_refused_by_every_process(job, name, value):
+    row = row_of(job_records(locate(job)), JOB)["request"]
+    changed(job, JOB, request={**row, name: value})
+    for run in (work, commit):
+        with pytest.raises(CorruptError, match=rf"the record job\.json is invalid at request\.{name}"):
+            run(job)
+
+
+@pytest.mark.parametrize(("name", "value"), FIELDS)
+def test_a_job_of_another_form_is_refused(job, name, value):
+    changed(job, JOB, **{name: value})
+    with pytest.raises(CorruptError, match=rf"the record job\.json is invalid at {name}"):
+        work(job)
+
+
+@pytest.mark.parametrize(("name", "value"), RECEIPTS)
+def test_a_receipt_of_another_form_is_refused(job, name, value):
+    record = next(iter(receipts(job)))
+    changed(job, record, **{name: value})
+    with pytest.raises(CorruptError, match=rf"the record {record} is invalid at {name}"):
+        commit(job)
+
+
+@pytest.mark.parametrize(("name", "value"), PROOFS)
+def test_a_proof_of_another_form_is_refused(job, name, value):
+    record = next(iter(proofs(job)))
+    changed(job, record, **{name: value})
+    with pytest.raises(CorruptError, match=rf"the record {record} is invalid at {name}"):
+        commit(job)
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "said"), [(1, "0", "counted by integers"), (3, [7], "a leaf is outside the bytes")]
+)
+def test_a_move_that_is_none_is_refused(job, at, value, said):
+    record, row = next(iter(receipts(job).items()))
+    move = list(row["moves"][0])
+    move[at] = value
+    changed(job, record, moves=[move])
+    with pytest.raises(CorruptError, match=said):
+        commit(job)
+
+
+def test_a_job_of_a_former_schema_is_refused(job):
+    changed(job, JOB, schema=1)
+    for run in (work, commit):
+        with pytest.raises(CorruptError, match="the job has schema 1, but this wherry requires 3") as caught:
+            run(job)
+        assert "use the wherry that wrote it, or remove " in caught.value.cure
+
+
+@pytest.mark.parametrize("row", [{}, {"token": "00", "upload": {"path": "a", "key": "b", "run": "c"}}])
+def test_a_shared_file_has_a_token_or_an_upload(row):
+    with pytest.raises(CorruptError, match="either a token or an upload"):
+        decode(SharedFile, json.dumps(row).encode(), "shared-0011", "job")
+
+
+# The commands: `split`, `work` and `commit`, and `convert --on`, also when a worker is killed.
+
+
+WORDS = ["--to", "hf", "--set", "max_shard_size=250KB", "--no-lineage"]
+
+
+def worker(target, *more):
+    line = [sys.executable, "-m", "wherry.cli", "work", target, *more]
+    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_the_commands_with_a_worker_that_is_killed(source, tmp_path):
+    """Three workers, one of which is stopped in a unit and then killed; the others make its unit."""
+    target = str(tmp_path / "out")
+    data = json.loads(command("split", source, target, *WORDS, "--unit", "300KB", "--json").stdout)
+    assert data["job"] == str(tmp_path / ".wherry-out.job")
+    assert len(data["units"]) == 6
+    text = command("commit", target)
+    assert text.returncode == 5
+    assert "6 of 6 units are not written" in text.stderr
+    first = worker(target)
+    while not job_records(locate(target)).names()[0].startswith("claim"):
+        time.sleep(0.005)
+    first.send_signal(signal.SIGSTOP)
+    rest = [worker(target, "--json") for _ in range(2)]
+    time.sleep(1)
+    first.kill()
+    first.communicate()
+    reports = [json.loads(one.communicate(timeout=60)[0]) for one in rest]
+    made = [name for report in reports for name in report["made"]]
+    assert len(made) == len(set(made))
+    assert {report["units"] for report in reports} == {6}
+    receipt = json.loads(command("commit", target, "--json").stdout)
+    assert receipt["target"]["checkpoint_digest"] == undisturbed(source, tmp_path).checkpoint_digest
+    assert wherry.verify(target, level="digest").ok
+
+
+def test_the_last_worker_can_commit(source, tmp_path):
+    target = str(tmp_path / "out")
+    text = command("split", source, target, *WORDS, "--unit", "300KB").stdout
+    assert re.search(r"^next: +wherry work /\S+/out", text, re.MULTILINE)
+    text = command("work", target, "--commit")
+    assert "unit 00000-" in text.stderr
+    assert wherry.verify(target, level="digest").ok
+
+
+def test_convert_takes_an_engine(source, tmp_path):
+    shards = [f"{name}={value}" for name, value in SIZES["hf"].items()]
+    target = str(tmp_path / "out")
+    done_ = command("convert", source, target, "--to", "hf", "--set", *shards, "--no-lineage", "--json",
+                    "--on", "processes:2", "--unit", "300KB")  # fmt: skip
+    assert done_.returncode == 0, done_.stderr
+    assert json.loads(done_.stdout)["resumed_bytes"] > 0
+    two = command(
+        "convert", source, f"{target}-1", f"{target}-2", "--to", "hf", "--to", "hf", "--on", "processes:2"
+    )
+    assert two.returncode == 2
+
+
+# Jobs with `--verify store`: the commit reads nothing back, so what it trusts are the checksums in the
+# receipts.
+
+
+@pytest.fixture
+def checked_target(tmp_path):
+    """A target in a store that computes checksums."""
+    return f"memory://bucket{tmp_path}/out"
+
+
+@pytest.mark.parametrize("to", ["hf", "dcp", "orbax", "safetensors"])
+def test_the_commit_keeps_what_the_workers_made(source, checked_target, tmp_path, to):
+    made_job(source, checked_target, to, verify="store")
+    work(checked_target)
+    receipt = committed(checked_target)
+    assert receipt.target.checkpoint_digest == undisturbed(source, tmp_path, to).checkpoint_digest
+    assert receipt.resumed_bytes == receipt.bytes_written  # the commit has moved no byte itself
+    assert receipt.verification == {"level": "store", "ok": True, "tensors": 12, "checksum": "crc32c"}
+    assert wherry.verify(checked_target, level="digest").ok
+
+
+@pytest.mark.parametrize("count", [1, None])
+def test_a_unit_whose_object_is_gone_is_made_again(source, checked_target, count):
+    job = made_job(source, checked_target, "dcp", verify="store")
+    work(checked_target)
+    store = locate(checked_target).store
+    names = [file.name for unit in job.units for file in unit.files][:count]
+    for path in (locate(checked_target).join(name).path for name in names):
+        store.remove_object(path, store.head(path).mark)
+    with pytest.raises(IncompleteError, match="are not written"):
+        commit(checked_target)
+    work(checked_target)
+    committed(checked_target)
+    assert wherry.verify(checked_target, level="digest").ok
+
+
+def test_objects_without_checksums_are_made_again_and_never_zeros(source, checked_target):
+    made_job(source, checked_target, "dcp", verify="store")
+    work(checked_target)
+    for name in receipts(checked_target):
+        changed(checked_target, name, parts=[])
+    receipt = committed(checked_target)
+    assert receipt.resumed_bytes == 0
+    assert wherry.verify(checked_target, level="digest").ok
+
+
+def test_the_library_of_safetensors_finds_the_bytes_of_the_source(source, checked_target):
+    made_job(source, checked_target, "hf", verify="store")
+    work(checked_target)
+    committed(checked_target)
+    written: dict[str, bytes] = {}
+    for entry in locate(checked_target).entries():
+        if entry.name.endswith(".safetensors"):
+            tensors = load(locate(checked_target).join(entry.name).read_whole(1 << 24))
+            written |= {name: array.tobytes() for name, array in tensors.items()}
+    stored = {
+        name: array.tobytes()
+        for file in source.glob("*.safetensors")
+        for name, array in load_file(file).items()
+    }
+    assert len(stored) == 12
+    assert written == stored
+
+
+def test_a_receipt_with_other_checksums_proves_nothing(source, checked_target):
+    made_job(source, checked_target, "dcp", verify="store")
+    work(checked_target)
+    name = next(iter(receipts(checked_target)))
+    rows = row_of(job_records(locate(checked_target)), name)["parts"]
+    changed(
+        checked_target, name, parts=[[path, {**part, "checksum": "crc32c:00000000"}] for path, part in rows]
+    )
+    with pytest.raises(MismatchError, match="has not confirmed the checksum"):
+        commit(checked_target)
+    assert not locate(checked_target).join(".metadata").exists()

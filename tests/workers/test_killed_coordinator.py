@@ -23,7 +23,7 @@ from tests.support.warm import Warm
 from tests.support.worker_pools import ImaginaryPool, carried, request_of, same_tensors
 from wherry.converter.convert import convert_all
 from wherry.errors import TargetExistsError
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
 from wherry.target.clean import clean
 from wherry.workers import convert_on
 from wherry.workers import engines as module

@@ -30,14 +30,13 @@ from wherry.converter import job as jobs
 from wherry.core.keypath import render
 from wherry.core.request import TargetRequest, convert_request
 from wherry.errors import HostileError, IncompleteError, MismatchError
-from wherry.storage import direct
-from wherry.storage.stores import locate
+from wherry.store import open_file
+from wherry.store.local_store import locate
 from wherry.store.remote_store import FsspecStore
 from wherry.workers import commit as committing
-from wherry.workers import make, read_back
-from wherry.workers.commit import commit
+from wherry.workers import tasks
+from wherry.workers.commit import commit, evidence_of, valid_proofs
 from wherry.workers.job import opened_job, split
-from wherry.workers.read_back import evidence_of, valid_proofs
 from wherry.workers.records import Task, TaskKind, job_records
 from wherry.workers.work import work
 
@@ -54,7 +53,7 @@ def every_tensor(monkeypatch):
 def traffic(monkeypatch):
     """Bytes that are read, by the name of the file of the target."""
     found = Counter()
-    real_fill, real_read, real_local = FsspecStore.readinto, FsspecStore.read, direct.readinto
+    real_fill, real_read, real_local = FsspecStore.readinto, FsspecStore.read, open_file.readinto
 
     def fill(self, path, start, buffer, mark=""):
         found[path.rpartition("/")[2]] += len(buffer)
@@ -70,7 +69,7 @@ def traffic(monkeypatch):
 
     monkeypatch.setattr(FsspecStore, "readinto", fill)
     monkeypatch.setattr(FsspecStore, "read", read)
-    for module in ("wherry.mover.read", "wherry.storage.stores"):
+    for module in ("wherry.mover.read", "wherry.store.local_store"):
         monkeypatch.setattr(f"{module}.readinto", local, raising=False)
     return found
 
@@ -342,7 +341,7 @@ def test_a_prover_that_is_killed_is_replaced_by_another_or_by_the_commit(
     job = made_job(source, target)
     with worker_named("a maker"):
         work(target)
-    real, calls = read_back._read, []
+    real, calls = tasks._read, []
 
     def read(*arguments):
         calls.append(arguments)
@@ -352,7 +351,7 @@ def test_a_prover_that_is_killed_is_replaced_by_another_or_by_the_commit(
 
     with monkeypatch.context() as patch, worker_named("a prover"):
         as_dead(patch)
-        patch.setattr(read_back, "_read", read)
+        patch.setattr(tasks, "_read", read)
         with pytest.raises(Killed):
             work(target)
     assert len(proofs(target)) == count - 1
@@ -405,7 +404,7 @@ def test_a_proof_says_what_it_has_read(source, target):
         read = {tuple(move[:3]): base64.b64decode(move[4]) for move in row["moves"]}
         wrote = {tuple(move[:3]): base64.b64decode(move[4]) for move in own["moves"]}
         assert read == {key: raw[:32] for key, raw in wrote.items()}
-    assert make.this_worker().startswith("process ")
+    assert tasks.this_worker().startswith("process ")
 
 
 def test_a_move_counts_if_all_of_its_units_have_proved_it(tmp_path):

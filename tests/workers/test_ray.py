@@ -114,7 +114,7 @@ def test_each_node_has_a_worker_and_one_that_dies_changes_nothing(source, target
                 break
             time.sleep(0.1)
         for worker in pool.present():  # units of a few KiB are made before a process has started
-            pool.submit(worker, "begin", working.close, "").result(120)
+            pool.submit(worker, "begin", working.close, "", "").result(120)
         for _receipt in carry_with_pool(made, pool):
             makers = {row["worker"] for row in receipts(target).values()}
             if len(makers) == 2 and not lost:

@@ -1,4 +1,4 @@
-"""One large file made by several workers: each writes a region of it, and the bytes are those of one process."""
+"""One large file made by several workers: each writes a region of it, which others read back."""
 
 from __future__ import annotations
 
@@ -11,13 +11,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import wherry
-from tests.support.jobs import Killed, as_dead, as_elsewhere, changed, killed, lie_about_checksum, receipts
-from tests.support.large_files import alone, job_of, large_file, read_back
-from tests.support.object_stores import leftover_names
+from tests.support.jobs import (
+    Killed,
+    as_dead,
+    as_elsewhere,
+    changed,
+    killed,
+    lie_about_checksum,
+    made_and_proved,
+    proofs,
+    receipts,
+    worker_named,
+)
+from tests.support.large_files import MB, alone, job_of, large_file, read_back
+from tests.support.object_stores import leftover_names, small_parts
+from wherry.core.request import LayoutRequest, TargetRequest, convert_request
 from wherry.errors import (
     CorruptError,
     IncompleteError,
@@ -26,12 +38,14 @@ from wherry.errors import (
     TargetExistsError,
     WherryError,
 )
+from wherry.store import open_file
 from wherry.target.clean import clean
 from wherry.target.files import SharedFiles
-from wherry.workers import make, records
+from wherry.workers import commit as committing
+from wherry.workers import records, tasks
 from wherry.workers.commit import commit
-from wherry.workers.job import opened_job
-from wherry.workers.make import shared_file as begun
+from wherry.workers.job import opened_job, split
+from wherry.workers.tasks import shared_file as begun
 from wherry.workers.unit import regions_of
 from wherry.workers.work import work
 
@@ -102,7 +116,7 @@ def test_a_region_is_written_by_its_unit_alone(model, target):
     job = job_of(model, target, "npz")
     with opened_job(target) as opened:
         claim = records.Claims(opened.records).take(opened.tasks[2], opened.records.names())
-        make.make_unit(opened, opened.units[2], claim)
+        tasks.make_unit(opened, opened.units[2], claim)
     data, region = shared_file(target).read_bytes(), job.units[2].region
     assert any(data[region.start : region.stop])
     assert not any(data[: region.start])
@@ -131,12 +145,12 @@ def test_a_worker_that_comes_back_after_the_commit_changes_no_byte(
             unit = opened.units[1]
             claim = records.Claims(opened.records).take(opened.tasks[unit.number], opened.records.names())
             try:
-                ended.append(make.make_unit(opened, unit, claim))
+                ended.append(tasks.make_unit(opened, unit, claim))
             except WherryError as error:
                 ended.append(error)
 
     if not guarded:
-        monkeypatch.setattr(make, "late_guard", lambda _split, _unit: lambda: None)
+        monkeypatch.setattr(tasks, "late_guard", lambda _split, _unit: lambda: None)
     monkeypatch.setattr(SharedFiles, "_write", slow)
     monkeypatch.setattr(SharedFiles, "__init__", beginning)
     with monkeypatch.context() as patch:
@@ -163,7 +177,7 @@ def test_a_worker_whose_unit_was_made_by_another_stops(model, target):
             opened.records.remove(name)
         claim = records.Claims(opened.records).take(opened.tasks[1], opened.records.names())
         with pytest.raises(TargetExistsError, match=r"unit 00001-\w{8} was made by another worker"):
-            make.make_unit(opened, opened.units[1], claim)
+            tasks.make_unit(opened, opened.units[1], claim)
 
 
 def test_a_file_that_is_lost_is_made_again(model, target, tmp_path):
@@ -267,6 +281,7 @@ def test_a_shared_file_keeps_what_others_have_written(tmp_path):
         one.close()
 
 
+@settings(deadline=None)  # the machine may be loaded
 @given(st.integers(0, 1 << 42), st.integers(1, 1 << 33), st.sampled_from([0, 1, 1 << 16, 8 << 20]))
 def test_regions_cover_a_file_once_and_begin_at_steps(size, unit, step):
     regions = regions_of("file", size, max(unit, size // 5000), step)
@@ -280,3 +295,150 @@ def test_regions_cover_a_file_once_and_begin_at_steps(size, unit, step):
     for one in regions:
         assert one.span.start % step == 0
         assert 0 < one.span.nbytes <= max(unit, step, size // 5000)
+
+
+# Regions of one file are read back by others than their makers, once all of them are written.
+
+
+LARGE = 20_202_000  # bytes of the tensors that are large enough to be read back by themselves
+
+
+@pytest.fixture
+def read_bytes(monkeypatch):
+    """Bytes that are read past the page cache, as read-back does."""
+    found = [0]
+    real = open_file.readinto
+
+    def counted(path, offset, buffer, **more):
+        found[0] += len(buffer)
+        return real(path, offset, buffer, **more)
+
+    monkeypatch.setattr("wherry.mover.read.readinto", counted)
+    return found
+
+
+def overwritten(path, at):
+    """Flip a bit of a file."""
+    with path.open("r+b") as opened:
+        opened.seek(at)
+        byte = opened.read(1)
+        opened.seek(at)
+        opened.write(bytes([byte[0] ^ 1]))
+
+
+@pytest.mark.parametrize("to", ["safetensors", "torch-zip"])
+def test_the_commit_does_not_read_regions_again_that_were_proved(model, target, tmp_path, read_bytes, to):
+    job = job_of(model, target, to)
+    report = made_and_proved(target)
+    assert report.proved == tuple(unit.name for unit in job.units)
+    read_bytes[0] = 0
+    [receipt] = commit(target).receipts
+    assert receipt.verification["bytes_by_workers"] > LARGE - MB
+    assert read_bytes[0] < MB  # blocks that the commit writes again, and small tensors
+    one, file = alone(model, tmp_path, to)
+    assert receipt.target.checkpoint_digest == one.target.checkpoint_digest
+    assert Path(target).read_bytes() == file.read_bytes()
+    assert wherry.verify(target, level="digest").ok
+
+
+def test_a_worker_does_not_prove_its_own_regions(model, target):
+    job_of(model, target)
+    assert work(target).proved == ()
+    [receipt] = commit(target).receipts
+    assert "bytes_by_workers" not in receipt.verification
+
+
+def test_a_bit_that_storage_flips_in_a_region_is_found_by_a_prover(model, target):
+    job = job_of(model, target)
+    with worker_named("a maker"):
+        work(target)
+    overwritten(shared_file(target), job.units[2].region.start + 5000)
+    with worker_named("a prover"):
+        work(target)
+    with pytest.raises(IncompleteError, match=f"unit {job.units[2].name}: a prover read back other bytes"):
+        commit(target)
+    assert not Path(target).exists()
+    with worker_named("a maker"):
+        assert job.units[2].name in work(target).made  # and the units that share moves with it
+    with worker_named("a prover"):  # the state of the file is another one, so all of it is read again
+        assert len(work(target).proved) == len(job.units)
+    [receipt] = commit(target).receipts
+    assert receipt.verification["bytes_by_workers"] > LARGE - MB
+    assert wherry.verify(target, level="digest").ok
+
+
+def test_a_region_that_is_changed_after_its_proof_is_read_by_the_commit(model, target):
+    job = job_of(model, target)
+    made_and_proved(target)
+    overwritten(shared_file(target), job.units[2].region.start + 5000)
+    with pytest.raises(MismatchError, match="read-back differs"):
+        commit(target)
+    assert not Path(target).exists()
+
+
+def test_zeros_in_place_of_a_shared_file_that_vanished_are_found(model, target, monkeypatch):
+    """It vanishes after the commit has looked at it; the writer of the format makes one of the same size."""
+    job_of(model, target, "dcp")
+    made_and_proved(target)
+    real = committing.convert_all
+
+    def first_removed(*arguments, **more):
+        [area] = Path(target).parent.glob(".wherry-out.*/out")
+        large_file(area).unlink()
+        return real(*arguments, **more)
+
+    monkeypatch.setattr(committing, "convert_all", first_removed)
+    with pytest.raises((MismatchError, CorruptError)):
+        commit(target)
+    assert not Path(target).exists()
+
+
+@pytest.mark.parametrize(
+    "fields", [{"files": []}, {"files": [[".", 1, "another state"]]}], ids=["none", "other"]
+)
+def test_a_proof_of_a_region_says_which_state_of_the_file_it_has_read(model, target, fields):
+    job_of(model, target)
+    made_and_proved(target)
+    for name in proofs(target):
+        changed(target, name, **fields)
+    [receipt] = commit(target).receipts
+    assert "bytes_by_workers" not in receipt.verification
+
+
+@pytest.mark.parametrize("unit", [4 * MB, 64 * MB], ids=["regions", "one unit"])
+def test_a_receipt_that_lies_about_a_checksum_is_refused_though_the_bytes_were_proved(model, target, unit):
+    """No hash of the tensor shows it: the archive would have a CRC-32 that its own library refuses."""
+    job_of(model, target, "npz", unit)
+    made_and_proved(target)
+    lie_about_checksum(target, "a.big")
+    with pytest.raises((CorruptError, MismatchError), match="checksum mismatch"):
+        commit(target)
+    assert not Path(target).exists()
+
+
+def mixed(model, target):
+    """A job of shards of which one is larger than a unit."""
+    options = {"max_shard_size": "1MB"}
+    request = convert_request(
+        str(model), [TargetRequest(target, "hf", options, layout=LayoutRequest("none"))], lineage=False
+    )
+    return split(request, 4 * MB)
+
+
+@pytest.mark.parametrize("place", ["files", "objects"])
+def test_units_of_whole_files_are_proved_among_regions(model, tmp_path, place):
+    """A region of an object cannot be read before its upload is complete: that is left to the commit."""
+    target = str(tmp_path / "out") if place == "files" else f"memory://bucket{tmp_path}/out"
+    with small_parts(256 << 10):
+        job = mixed(model, target)
+        whole = [unit for unit in job.units if unit.region is None]
+        assert 0 < len(whole) < len(job.units) - 1
+        report = made_and_proved(target)
+        wanted = job.units if place == "files" else whole
+        assert report.proved == tuple(unit.name for unit in wanted)
+        [receipt] = commit(target).receipts
+        one = wherry.convert(
+            model, tmp_path / "one", to="hf", family="none", options={"max_shard_size": "1MB"}, lineage=False
+        )
+        assert receipt.target.checkpoint_digest == one.target.checkpoint_digest
+        assert wherry.verify(target, level="digest").ok

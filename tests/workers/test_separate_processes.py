@@ -21,7 +21,7 @@ from wherry.converter.plan import joint_moves
 from wherry.core.request import TargetRequest, convert_request
 from wherry.errors import IncompleteError, MismatchError
 from wherry.families import load_family
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
 from wherry.workers import convert_on
 from wherry.workers.commit import commit
 from wherry.workers.job import split

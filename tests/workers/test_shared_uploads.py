@@ -12,13 +12,13 @@ from tests.support.jobs import as_dead, changed, killed, receipts
 from tests.support.large_files import alone, job_of, read_back
 from tests.support.object_stores import leftover_names, small_parts, uploads_below
 from wherry.errors import IncompleteError, StorageError
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
 from wherry.store.memory import MemoryStore
 from wherry.target.clean import clean
-from wherry.workers import make, records
+from wherry.workers import records, tasks
 from wherry.workers.commit import commit
 from wherry.workers.job import opened_job
-from wherry.workers.make import shared_file
+from wherry.workers.tasks import shared_file
 from wherry.workers.work import work
 
 PART = 256 << 10
@@ -91,7 +91,7 @@ def test_a_region_of_a_worker_that_was_killed_is_sent_again(model, target, tmp_p
 def test_a_failing_worker_leaves_the_upload_to_the_others(model, target, tmp_path, monkeypatch):
     job_of(model, target)
     with monkeypatch.context() as patch, pytest.raises(StorageError):
-        patch.setattr(make, "finish_region", _failing)
+        patch.setattr(tasks, "finish_region", _failing)
         work(target)
     assert len(uploads_below(target)) == 1
     work(target)
@@ -110,7 +110,7 @@ def made_late(target, number):
         ):
             opened.records.remove(name)
         claim = records.Claims(opened.records).take(opened.tasks[number], opened.records.names())
-        receipt = make.make_unit(opened, opened.units[number], claim)
+        receipt = tasks.make_unit(opened, opened.units[number], claim)
         opened.records.remove(claim.name)
         return receipt
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wherry.cli.options import as_json, memory, quiet
+from wherry.cli.say import bar, print_json, print_rows, say, say_lines
 from wherry.cli.units import on_readers, unit_size
-from wherry.console.say import say, say_lines
 from wherry.errors import UsageError
 
 if TYPE_CHECKING:
-    from wherry.auditor.check import CheckReport
-    from wherry.auditor.report import AuditReport
+    from wherry.prove.check import CheckReport
+    from wherry.prove.report import AuditReport
 
 _ALTERED = 9  # exit code of intact data that differs from what was expected
 _SHOWN = 50  # findings on a terminal
@@ -82,17 +82,16 @@ def audit(
     Checks that the checkpoints in the ledger exist and match what was recorded. With ROOT, checks only those below each
     ROOT, and also lists checkpoints that were never converted and files that belong to no checkpoint.
     """  # fmt: skip
-    from wherry.auditor.audit import audit as look
-    from wherry.auditor.bundle import check_bundle
-    from wherry.auditor.markdown import markdown
-    from wherry.console import tables
+    from wherry.prove.audit import audit as look
+    from wherry.prove.bundle import check_bundle
+    from wherry.prove.markdown import markdown
 
     if check is not None:
         _show_checked(check_bundle(check, arguments["anchor"]), json_=json_)
     if registered and roots:
         raise UsageError("--registered cannot be combined with ROOT", cure="leave out one of them")
     scope = list(roots) or ("registered" if registered else "all")
-    with tables.bar(quiet=quiet or json_) as progress:
+    with bar(quiet=quiet or json_) as progress:
         report = look(
             scope,
             record=False if no_record else None,
@@ -119,33 +118,29 @@ def metrics(roots: Sequence[str], out: str | None, json_: bool) -> None:
     The metrics are counts of conversions and failures, bytes, and the age of the oldest unconverted checkpoint below
     each ROOT; without ROOT, below the roots of the routes in wherry.toml.
     """
-    from wherry.console import tables
-    from wherry.watch.metrics import measure, text, write
+    from wherry.nightly.metrics import measure, text, write
 
     found = measure(list(roots) or None)
     if out is not None:
         write(found, out)
     elif json_:
-        tables.print_json(
-            [{"name": one.name, "labels": dict(one.labels), "value": one.value} for one in found]
-        )
+        print_json([{"name": one.name, "labels": dict(one.labels), "value": one.value} for one in found])
     else:
         say_lines(text(found), nl=False)
 
 
 def _show(report: AuditReport, *, json_: bool) -> None:
-    from wherry.auditor.report import summary
-    from wherry.console import tables
+    from wherry.prove.report import summary
 
     if json_:
-        tables.print_json(report.to_json())
+        print_json(report.to_json())
         return
-    tables.print_rows(summary(report))
+    print_rows(summary(report))
     for one in report.findings[:_SHOWN]:
         tensor = f" {one.path}" if one.path else ""
         say(f"{one.severity}: {one.kind}: {one.uri or ''}{tensor}: {one.what}")
         if one.severity != "note":
-            tables.print_rows([("  cure", one.cure), ("  models", ", ".join(one.models))])
+            print_rows([("  cure", one.cure), ("  models", ", ".join(one.models))])
         for child in one.affected:
             models = f" ({', '.join(child.models)})" if child.models else ""
             say(
@@ -156,14 +151,13 @@ def _show(report: AuditReport, *, json_: bool) -> None:
 
 
 def _show_checked(checked: CheckReport, *, json_: bool) -> None:
-    from wherry.auditor.check import PROOF
-    from wherry.console import tables
+    from wherry.prove.check import PROOF
 
     if json_:
-        tables.print_json(checked.to_json())
+        print_json(checked.to_json())
     else:
         data = checked.to_json()
-        tables.print_rows((name, value) for name, value in data.items() if name not in ("schema", "problems"))
+        print_rows((name, value) for name, value in data.items() if name not in ("schema", "problems"))
         for problem in checked.problems:
             say(f"problem: {problem}")
         if checked.ok:

@@ -8,11 +8,11 @@ import click
 
 from wherry.cli.help import names_for
 from wherry.cli.options import as_json
-from wherry.console.say import say
+from wherry.cli.say import print_json, print_table, say
 from wherry.core.units import plural, short, show_size
 
 if TYPE_CHECKING:
-    from wherry.catalog.entries import Grouping
+    from wherry.trace.catalog import Grouping
 
 _GROUPS = ("run", "format", "family", "age")
 
@@ -31,12 +31,11 @@ def ls(
 
     Does not read the storage: `wherry discover` finds checkpoints there, `wherry audit` compares the two.
     """
-    from wherry.catalog.entries import listing
-    from wherry.console import tables
+    from wherry.trace.catalog import listing
 
     found = listing(root, format=format, family=family, model=model, deleted=deleted)
     if json_:
-        tables.print_json({"schema": 1, "checkpoints": [one.to_json() for one in found]})
+        print_json({"schema": 1, "checkpoints": [one.to_json() for one in found]})
     elif found:
         cells = (
             [
@@ -51,7 +50,7 @@ def ls(
             ]
             for one in found
         )
-        tables.print_table(
+        print_table(
             ["checkpoint", "format", "family", "step", "size", "digest", "models", "verified"],
             cells,
             cut="checkpoint",
@@ -76,14 +75,13 @@ def du(root: str | None, by: Grouping, config: str | None, json_: bool) -> None:
 
     With routes in wherry.toml, the last column is what `wherry prune` would remove.
     """
-    from wherry.catalog.entries import usage
     from wherry.config.config import in_force
-    from wherry.console import tables
+    from wherry.trace.catalog import usage
 
     with in_force(config) as loaded:
         rows = usage(root, by=by, routes=loaded.routes)
     if json_:
-        tables.print_json({"schema": 1, "by": by, "groups": [one.to_json() for one in rows]})
+        print_json({"schema": 1, "by": by, "groups": [one.to_json() for one in rows]})
         return
     if rows:
         cells = (
@@ -95,6 +93,6 @@ def du(root: str | None, by: Grouping, config: str | None, json_: bool) -> None:
             ]
             for one in rows
         )
-        tables.print_table([by, "checkpoints", "size", "prune would remove"], cells)
+        print_table([by, "checkpoints", "size", "prune would remove"], cells)
     total = plural(sum(one.checkpoints for one in rows), "checkpoint")
     say(f"{show_size(sum(one.nbytes for one in rows))} in {total}")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from wherry.console.say import say
+from wherry.cli.say import print_json, say
 from wherry.core.units import plural
+from wherry.cures import Argument, Blank, Command, Cure
 from wherry.errors import StorageError, UsageError, WherryError
 
 _EMIT_SECONDS = 5.0
@@ -64,7 +63,7 @@ def deploy(
         if not (name and separator and number.isdigit()):
             raise UsageError(
                 f"invalid value for --limit: {word!r}; expected NAME=SLOTS",
-                cure="write for example --limit s3-runs=4",
+                cure=Cure("write for example {}", Argument("limit", "s3-runs=4")),
             )
         slots[name] = int(number)
     plan = prefect.DeployPlan(
@@ -77,7 +76,7 @@ def deploy(
     )
     done = prefect.deploy(plan)
     if json_:
-        click.echo(json.dumps(done.to_json()))
+        print_json(done.to_json(), indent=None)
         return
     for kind, rows in (("work pool", done.pools), ("limit", done.limits), ("automation", done.automations)):
         for name, outcome in rows.items():
@@ -120,12 +119,12 @@ def preflight(targets: Sequence[str], pool_type: str, json_: bool) -> None:
     """
     from dataclasses import asdict
 
-    from wherry.watch import preflight as engine
+    from wherry.nightly import preflight as engine
 
     places = {**{f"target {at}": uri for at, uri in enumerate(targets, 1)}, **engine.stores()}
     if json_:
         found = engine.unshared_places(places, pool_type, engine.shared_paths())
-        click.echo(json.dumps({"schema": 1, "ok": not found, "unshared": [asdict(one) for one in found]}))
+        print_json({"schema": 1, "ok": not found, "unshared": [asdict(one) for one in found]}, indent=None)
         raise SystemExit(UsageError.exit_code if found else 0)
     engine.refuse_unshared(places, pool_type)
     say(f"{plural(len(places), 'place', 'is/are')} shared with the workers of a {pool_type} pool")
@@ -136,7 +135,7 @@ def preflight(targets: Sequence[str], pool_type: str, json_: bool) -> None:
 @click.option("--event", default="wherry.checkpoint.committed", show_default=True, help="Name of the event.")
 @click.option("--step", type=int, help="Training step.")
 @click.option("--api", metavar="URL", help="Base URL of the Prefect API; PREFECT_API_URL by default.")
-@click.option("--json", "json_", is_flag=True, help="Print JSON.")
+@_json
 def emit(uri: str, event: str, step: int | None, api: str | None, json_: bool) -> None:
     """Send Prefect the event that the checkpoint at URI was committed.
 
@@ -146,8 +145,8 @@ def emit(uri: str, event: str, step: int | None, api: str | None, json_: bool) -
 
     from wherry.core.emit import event_body, post_event, whole_uri
     from wherry.ledger.resolve import checkpoint_uri
-    from wherry.remote.waits import answer_policy, call_with_retries
-    from wherry.storage.home import without_secrets
+    from wherry.store.home import without_secrets
+    from wherry.store.waits import answer_policy, call_with_retries
 
     place = whole_uri(os.fspath(checkpoint_uri(uri)))
     _warn_of_nothing(place)
@@ -167,11 +166,13 @@ def emit(uri: str, event: str, step: int | None, api: str | None, json_: bool) -
     except WherryError:
         raise
     except ValueError as error:
-        raise UsageError(str(error), cure="set PREFECT_API_URL, or give --api URL") from error
+        raise UsageError(
+            str(error), cure=Cure("set PREFECT_API_URL, or give {}", Argument("api", Blank("URL")))
+        ) from error
     except OSError as error:
         raise _not_posted(error, server, place) from error
     if json_:
-        click.echo(json.dumps({"id": number, "event": event, "uri": place}))
+        print_json({"id": number, "event": event, "uri": place}, indent=None)
     else:
         say(f"emitted {event} for {place}")
 
@@ -180,7 +181,7 @@ def _not_posted(error: OSError, server: str, place: str) -> StorageError:
     """The error that the event was not posted: the server refused it, or does not answer at all."""
     from urllib.error import HTTPError
 
-    from wherry.remote.probe import reason_of
+    from wherry.store.probe import reason_of
 
     anyway = "the nightly run finds the checkpoint anyway"
     reason = reason_of(error, _EMIT_SECONDS)
@@ -193,7 +194,7 @@ def _not_posted(error: OSError, server: str, place: str) -> StorageError:
 
 def _warn_of_nothing(place: str) -> None:
     """Warn that nothing is at the place of an event; where this machine cannot see it, a worker may."""
-    from wherry.storage.stores import locate
+    from wherry.store.local_store import locate
 
     try:
         there = locate(place).exists()
@@ -210,7 +211,7 @@ def _warn_of_no_route(place: str) -> None:
     """Warn that no route takes the checkpoint, where this machine has the configuration."""
     from wherry.config.config import load_config
     from wherry.config.file import config_file
-    from wherry.routes.routes import explain, unrouted_reason
+    from wherry.nightly.routes import explain, unrouted_reason
 
     if config_file() is None:
         return
@@ -223,5 +224,5 @@ def _warn_of_no_route(place: str) -> None:
         if one.excluded:
             say(f"note: route {one.route} does not convert {place}: {one.reason}", err=True)
     if reason is not None:
-        cure = f"`wherry routes explain {shlex.quote(place)}` shows the decision of each route"
+        cure = Cure("{} shows the decision of each route", Command("routes explain", place))
         say(f"warning: the event will not convert {place}: {reason}\nnote: {cure}", err=True)

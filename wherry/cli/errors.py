@@ -7,17 +7,15 @@ import os
 import shlex
 import sys
 import threading
-import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, TextIO
 
 import click
 
-from wherry import cures
-from wherry.console.say import OneLine
+from wherry.cli.say import OneLine
 from wherry.core import interrupts
-from wherry.core.names import meant_names
+from wherry.cures import Argument, Command, Cure
 from wherry.errors import (
     InterruptedRunError,
     NotRecordedError,
@@ -27,14 +25,13 @@ from wherry.errors import (
     storage_error,
     wherry_error,
 )
-from wherry.storage.home import without_secrets
 
 DEBUG = "--debug"
 DEBUG_ENV = "WHERRY_DEBUG"
 # Options of other programs by which they replace what exists → what to do with wherry, which never does.
-_REPLACES = (
-    "nothing is overwritten: remove the target or choose another; "
-    "`--if-exists skip` accepts one that wherry wrote"
+_REPLACES = Cure(
+    "nothing is overwritten: remove the target or choose another; `{}` accepts one that wherry wrote",
+    Argument("if-exists", "skip"),
 )
 _HABITS: dict[str, str] = dict.fromkeys(
     ["--overwrite", "--force", "--clobber", "--replace", "--exist-ok"], _REPLACES
@@ -60,6 +57,8 @@ def to_wherry_error(error: Exception, words: Sequence[str]) -> WherryError:
     if isinstance(error, OSError) and not isinstance(error, WherryError) and _was_printing(error):
         flush_output()
         return storage_error(error, _OUTPUT)
+    from wherry.store.home import without_secrets
+
     shown = [without_secrets(word) if "://" in word else word for word in words if word != DEBUG]
     return wherry_error(
         error, cure=f"report the traceback that this command prints: {shlex.join(['wherry', DEBUG, *shown])}"
@@ -71,13 +70,16 @@ def _of_click(error: click.ClickException, words: Sequence[str]) -> UsageError:
     text = error.format_message().removesuffix(".")
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "wherry"
-    cure = f"see `{command} --help`"
+    verb = command.partition(" ")[2]
+    cure = Cure("see {}", Command(verb, Argument("help")))
     if isinstance(error, click.NoSuchOption) and context is not None:
+        from wherry.core.names import meant_names
+
         meant = meant_names(error.option_name, [name for one in context.command.params for name in one.opts])
         if meant:
             return UsageError(
                 f"no such option {error.option_name!r}",
-                cure=f"did you mean {' or '.join(meant)}? See `{command} --help`",
+                cure=Cure("did you mean {}? See {}", " or ".join(meant), Command(verb, Argument("help"))),
             )
         if any("--if-exists" in option.opts for option in context.command.params):  # it has a target
             cure = _HABITS.get(error.option_name, cure)
@@ -95,17 +97,32 @@ def _cure_of_group(context: click.Context, error: click.NoSuchOption, words: Seq
     assert isinstance(context.command, click.Group)
     found = next((word for word in words if word in context.command.list_commands(context)), None)
     command = context.command.get_command(context, found) if found else None
-    if command is None:
+    if found is None or command is None:
         return None
     name = f"{context.command_path} {found}"
     option = error.option_name
-    if any(option in one.opts for one in command.params):
+    if taken := next((one for one in command.params if option in one.opts), None):
+        if option.startswith("--"):
+            value = None if getattr(taken, "is_flag", False) else _value_after(option, words, before=found)
+            return Cure("put it after the command: {}", Command(found, Argument(option[2:], value)))
         return f"put it after the command: `{name} {option}`"
     return None if error.possibilities else f"remove it: `{name}` has no option {option}"
 
 
+def _value_after(option: str, words: Sequence[str], *, before: str) -> str | None:
+    """The value of an option that stands before the command; None if it has none there."""
+    for at, word in enumerate(words[: words.index(before)]):
+        if word.startswith(f"{option}="):
+            return word.partition("=")[2]
+        if word == option and words[at + 1] != before:
+            return words[at + 1]
+    return None
+
+
 def _was_printing(error: OSError) -> bool:
     """Whether the error was raised in a library that prints."""
+    import traceback
+
     *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
     return str(frame.f_globals.get("__name__")).partition(".")[0] in _PRINTERS
 
@@ -141,7 +158,7 @@ def complete_cure(error: WherryError, words: Sequence[str], group: click.Group) 
         group: the commands.
     """
     at = next((number for number, word in enumerate(words) if word in group.commands), None)
-    if at is None or error.cure is None:
+    if at is None or not isinstance(error.cure, Cure):
         return
     command = group.commands[words[at]]
     with suppress(click.ClickException):
@@ -150,9 +167,9 @@ def complete_cure(error: WherryError, words: Sequence[str], group: click.Group) 
             next((typed[name] for name in names if typed.get(name)), None) for names in (_PLACES, _JOBS)
         )
         if place is not None and error.uri is None:
-            error.cure = cures.about(error.cure, place)
+            error.cure = error.cure.about(place)
         if job is not None:
-            error.cure = cures.about_job(error.cure, job)
+            error.cure = error.cure.about(job=job)
 
 
 def flush_output() -> StorageError | None:

@@ -2,40 +2,151 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 import click
-from click.shell_completion import CompletionItem
 
 from wherry.errors import UsageError, choose
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
 _COMPLETION_VARIABLE = "_WHERRY_COMPLETE"
 _SHELLS = ("bash", "zsh", "fish")
-# Section → its commands, in the order in which a user meets them.
-SECTIONS = {
-    "Look into checkpoints": ("discover", "detect", "inspect", "diff", "formats", "layouts"),
-    "Convert": ("convert", "plan", "merge", "rewrite", "clean"),
-    "Convert on several machines": ("split", "work", "commit"),
-    "Verify": ("verify", "sign", "verify-signature"),
-    "Trace": ("ls", "du", "lineage", "audit", "ledger"),
-    "Models": ("register", "resolve", "promote", "fetch"),
-    "Every night": ("init", "routes", "config", "nightly", "prune", "metrics"),
-    "Prefect": ("deploy", "serve", "emit", "preflight"),
-    "Help": ("doctor", "help", "completion"),
+# Section → its commands, in the order in which a user meets them: where each is, and the first sentence of its help.
+SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "Look into checkpoints": {
+        "discover": ("commands:discover", "Find the checkpoints below ROOT"),
+        "detect": ("commands:detect", "Detect the format and version of the checkpoint at URI"),
+        "inspect": ("inspect:inspect", "List the contents of the checkpoint at URI"),
+        "diff": ("inspect:diff", "List the differences between the checkpoints A and B"),
+        "formats": ("commands:formats", "List the formats, or describe the format NAME"),
+        "layouts": ("inspect:layouts", "List the model families, or show the layouts of FAMILY"),
+    },
+    "Convert": {
+        "convert": (
+            "commands:convert",
+            "Convert SOURCE, verify the result, commit it and record the lineage",
+        ),
+        "plan": ("commands:plan", "Show how SOURCE would be converted to TARGET; write nothing"),
+        "merge": ("commands:merge", "Merge several checkpoints into TARGET"),
+        "rewrite": ("rewrite:rewrite", "Copy SOURCE to TARGET and change only its small files"),
+        "clean": ("commands:clean", "Remove the staging areas that killed conversions left below ROOT"),
+    },
+    "Convert on several machines": {
+        "split": ("units:split", "Divide the conversion of SOURCE to TARGET into units of work"),
+        "work": (
+            "units:work",
+            "Write units of JOB until all are written, and read back those of other workers",
+        ),
+        "commit": ("units:commit", "Verify and commit the target of JOB when all units are written"),
+    },
+    "Verify": {
+        "verify": ("commands:verify", "Verify that the checkpoint at URI is complete and unaltered"),
+        "sign": ("ledger:sign", "Sign every file of the checkpoint at URI"),
+        "verify-signature": (
+            "ledger:verify_signature",
+            "Verify the checkpoint at URI against its signature",
+        ),
+    },
+    "Trace": {
+        "ls": ("catalog:ls", "List the checkpoints in the ledger, all or those below ROOT"),
+        "du": ("catalog:du", "Sum the sizes of the checkpoints in the ledger, all or those below ROOT"),
+        "lineage": ("lineage:lineage", "Show where a checkpoint came from and what was derived from it"),
+        "audit": ("audit:audit", "Compare the ledger with the storage and the model registry"),
+        "ledger": ("ledger:ledger", "Check, rebuild and deliver the ledger"),
+    },
+    "Models": {
+        "register": ("models:register", "Register the checkpoint at URI in MLflow, without copying it"),
+        "resolve": ("models:resolve", "Print the URI of the checkpoint that MODEL refers to"),
+        "promote": ("models:promote", "Verify SUBJECT again, check its policy and set an alias on it"),
+        "fetch": ("models:fetch", "Copy the checkpoint at URI to TARGET and verify its digests"),
+    },
+    "Every night": {
+        "init": ("init:init", "Write a commented wherry.toml with one route, and check it"),
+        "routes": ("routes:routes", "Check and explain the routes of wherry.toml"),
+        "config": ("routes:config_group", "Show the settings and routes in effect, or an example file"),
+        "nightly": ("routes:nightly", "Convert the unconverted checkpoints that the routes select"),
+        "prune": ("routes:prune", "Remove converted checkpoints that no retention rule keeps"),
+        "metrics": ("audit:metrics", "Print metrics for Prometheus"),
+    },
+    "Prefect": {
+        "deploy": ("deploy:deploy", "Create or update pools, limits and deployments in Prefect"),
+        "serve": ("deploy:serve", "Run the deployments in FILE in this process, without a work pool"),
+        "emit": ("deploy:emit", "Send Prefect the event that the checkpoint at URI was committed"),
+        "preflight": ("deploy:preflight", "Check that workers of a pool type write to persistent storage"),
+    },
+    "Help": {
+        "doctor": ("commands:doctor", "Check what is installed, reachable and writable"),
+        "help": ("help:show_help", "Show the help of a command, as in `wherry help ledger record`"),
+        "completion": ("help:completion", "Print the completion script for SHELL"),
+    },
 }
+HELP_OPTIONS = ["-h", "--help"]
+
+
+class Commands(MutableMapping[str, click.Command]):
+    """The commands by their names; each is imported when it is looked up."""
+
+    def __init__(self) -> None:
+        self._places = {
+            name: place for listed in SECTIONS.values() for name, (place, _sentence) in listed.items()
+        }
+        self._loaded: dict[str, click.Command] = {}
+
+    def __getitem__(self, name: str) -> click.Command:
+        """A command."""
+        if name not in self._loaded:
+            module, _, attribute = self._places[name].partition(":")
+            self[name] = getattr(import_module(f"wherry.cli.{module}"), attribute)
+        return self._loaded[name]
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        """Add a command."""
+        _finish(command)
+        self._places.setdefault(name, "")
+        self._loaded[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        """Remove a command."""
+        del self._places[name]
+        self._loaded.pop(name, None)
+
+    def __iter__(self) -> Iterator[str]:
+        """The names."""
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._places)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is a command of this name; it is not imported."""
+        return name in self._places
+
+
+def _finish(command: click.Command) -> None:
+    """Set `help_option_names` on a command; otherwise click caches those of the command that runs first.
+
+    Its arguments get their completion here, and lists of commands its whole first sentence, which click would cut.
+    """
+    command.context_settings.setdefault("help_option_names", HELP_OPTIONS)
+    command.short_help = first_sentence(command)
+    complete_arguments(command)
+    for one in command.commands.values() if isinstance(command, click.Group) else ():
+        _finish(one)
 
 
 class Sections(click.Group):
     """A group whose help lists its commands in sections."""
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write each section; a command that no section has is listed under the last one."""
-        in_sections = {name for names in SECTIONS.values() for name in names}
-        others = tuple(name for name in self.list_commands(ctx) if name not in in_sections)
-        for section, names in SECTIONS.items():
-            listed = (*names, *(others if section == "Help" else ()))
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  of click
+        """Write each section."""
+        for section, listed in SECTIONS.items():
             with formatter.section(section):
-                formatter.write_dl([(name, self.commands[name].short_help or "") for name in listed])
+                formatter.write_dl([(name, sentence) for name, (_place, sentence) in listed.items()])
 
 
 def first_sentence(command: click.Command) -> str:
@@ -116,11 +227,15 @@ def complete_arguments(command: click.Command) -> None:
 
 
 def _files(ctx: click.Context, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001  click names them
+    from click.shell_completion import CompletionItem
+
     return [CompletionItem(incomplete, type="file")]
 
 
 def _as_items(names: Callable[..., list[str]] | None) -> Callable[..., list[CompletionItem]]:
     def complete(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
         return [CompletionItem(name) for name in (names(ctx, None, incomplete) if names else ())]
 
     return complete

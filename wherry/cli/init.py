@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING
 
 import click
 
+from wherry.cli import results
 from wherry.cli.help import names_for
 from wherry.cli.options import as_json
-from wherry.console.say import say, say_lines
+from wherry.cli.say import print_json, say, say_lines
+from wherry.cures import Argument, Blank, Command, Cure
 from wherry.errors import UsageError
 
 if TYPE_CHECKING:
     from wherry.config.config import Config
-    from wherry.routes.check import Problem
-    from wherry.routes.report import NightReport
+    from wherry.nightly.check import Problem
+    from wherry.nightly.report import NightReport
 
 _QUESTIONS = {
     "root": "Folder or URI with the checkpoints",
@@ -47,9 +49,9 @@ def init(file: Path, yes: bool, force: bool, json_: bool, **given: str | None) -
     Asks for what no option gives, and shows what the first night would do. Converts nothing.
     """
     from wherry.config.config import in_force
-    from wherry.routes.check import check
-    from wherry.routes.first import FirstRoute, first_config, write_config
-    from wherry.routes.night import run_night
+    from wherry.nightly.check import check
+    from wherry.nightly.first import FirstRoute, first_config, write_config
+    from wherry.nightly.night import run_night
 
     file = file.expanduser()
     if file.exists() and not force:
@@ -61,7 +63,12 @@ def init(file: Path, yes: bool, force: bool, json_: bool, **given: str | None) -
             values[name] = _answer(question, default)
     if "root" not in values:
         raise UsageError(
-            "missing option '--root'", cure="pass --root URI, or leave out --yes to be prompted for it"
+            "missing option '--root'",
+            cure=Cure(
+                "pass {}, or leave out {} to be prompted for it",
+                Argument("root", Blank("URI")),
+                Argument("yes"),
+            ),
         )
     write_config(file, first_config(FirstRoute(**values)), force=force)
     with in_force(file) as loaded:
@@ -83,14 +90,14 @@ def _answer(question: str, default: str | None) -> str:
         if not isinstance(error.__context__, EOFError):
             raise
         raise UsageError(
-            "cannot ask: standard input has ended", cure="state the options: `wherry init --root URI --yes`"
+            "cannot ask: standard input has ended",
+            cure=Cure(
+                "state the options: {}", Command("init", Argument("root", Blank("URI")), Argument("yes"))
+            ),
         ) from error
 
 
 def _show(loaded: Config, problems: list[Problem], report: NightReport, *, json_: bool) -> None:
-    from wherry.console import results
-    from wherry.console.tables import print_json
-
     if json_:
         rows = [one.to_json() for one in problems]
         print_json({"schema": 1, "file": loaded.file, "problems": rows, "night": report.to_json()})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wherry.cli.options import as_json, chosen, memory, quiet, settings
-from wherry.console.say import say
+from wherry.cli.say import bar, print_json, print_rows, print_table, say
 from wherry.core.request import SourceRequest
 from wherry.core.units import plural, show_size
 from wherry.errors import MismatchError, printable
@@ -18,8 +18,8 @@ from wherry.errors import MismatchError, printable
 if TYPE_CHECKING:
     from rich.tree import Tree
 
-    from wherry.compare.differences import Comparison, TensorDifference
-    from wherry.verifier.inspect import Inspection
+    from wherry.prove.differences import Comparison, TensorDifference
+    from wherry.prove.inspect import Inspection
 
 _MOST_ROWS = 40
 _filter = click.option(
@@ -56,21 +56,20 @@ def inspect(
     uri: str, json_: bool, quiet: bool, pickles: bool, tree: bool, given: dict[str, Any], **arguments: Any
 ) -> None:
     """List the contents of the checkpoint at URI."""
-    from wherry.console import tables
-    from wherry.verifier.inspect import inspect as list_contents
+    from wherry.prove.inspect import inspect as list_contents
 
     if pickles:
         _show_pickles(uri, json_=json_)
         return
-    with tables.bar(quiet=quiet or json_) as progress:
+    with bar(quiet=quiet or json_) as progress:
         inspection = list_contents(SourceRequest(uri, **given), progress=progress, **arguments)
     if json_:
-        tables.print_json(inspection.to_json())
+        print_json(inspection.to_json())
         return
     _show_inspection(inspection, tree=tree)
     if arguments["write"]:
-        from wherry.storage.sidecar import sidecar_location
-        from wherry.storage.stores import locate
+        from wherry.store.local_store import locate
+        from wherry.store.sidecar import sidecar_location
 
         sidecar = sidecar_location(locate(inspection.detection.uri)).uri
         say(f"wrote {sidecar}: `wherry ledger record` and `register` can use these digests")
@@ -94,13 +93,12 @@ def diff(
     Compares tensors, their values, and config attributes. If A and B have different formats and no key path in common,
     B is compared in the layout of A's system, as a conversion would write it. Exits with 9 if anything differs.
     """
-    from wherry.compare.differences import diff
-    from wherry.console import tables
+    from wherry.prove.differences import diff
 
-    with tables.bar(quiet=quiet or json_) as progress:
+    with bar(quiet=quiet or json_) as progress:
         found = diff(a, b, values=not no_values, options=settings(options), progress=progress, **arguments)
     if json_:
-        tables.print_json(found.to_json())
+        print_json(found.to_json())
     else:
         _show_differences(found)
     sys.exit(0 if found.same else MismatchError.exit_code)
@@ -115,15 +113,14 @@ def layouts(family: str | None, family_file: str | None, json_: bool) -> None:
 
     Shows key paths and axes in every system, the facts of the model, and what judged its conversions.
     """
-    from wherry.console import tables
-    from wherry.view.system import table
+    from wherry.transform.system import table
 
     if family is None and family_file is None:
         _list_families(json_=json_)
         return
     found = table(family, family_file)
     if json_:
-        tables.print_json(found)
+        print_json(found)
         return
     for parameter, systems in found["parameters"].items():
         _show_group(parameter, [(system, text) for system, texts in systems.items() for text in texts])
@@ -143,32 +140,31 @@ def _show_group(heading: str, rows: list[tuple[str, str]]) -> None:
 
 
 def _list_families(*, json_: bool) -> None:
-    from wherry.console import tables
     from wherry.families import adapter_families, families, load_family
-    from wherry.quantized.schemes import schemes
-    from wherry.view.overview import (
+    from wherry.transform.overview import (
         blocks_without_layouts,
         matrix,
         models_without_layouts,
         without_layouts,
     )
+    from wherry.transform.schemes import schemes
 
     rows = [load_family(name) for name in families()]
     (_corner, *columns), *lines = matrix()
     if json_:
-        tables.print_json([
+        print_json([
             {"name": row.name, "about": row.about, "systems": sorted(row.systems),
              "forms": dict(zip(columns, cells, strict=True))}
             for row, (_name, *cells) in zip(rows, lines, strict=True)
         ])  # fmt: skip
         return
-    tables.print_table(
+    print_table(
         ["family", "models", "systems"], [[row.name, row.about, ", ".join(row.systems)] for row in rows]
     )
     say("")
-    tables.print_table(["family", *columns], lines)
+    print_table(["family", *columns], lines)
     say("")
-    tables.print_table(
+    print_table(
         ["scheme", "quantised weights that are dequantised"], [[one.name, one.about] for one in schemes()]
     )
     _show_group(
@@ -182,7 +178,6 @@ def _list_families(*, json_: bool) -> None:
 
 def _show_pickles(uri: str, *, json_: bool) -> None:
     """Print the pickles of one file or folder; it need not be a checkpoint, and may be hostile."""
-    from wherry.console.tables import print_json, print_table
     from wherry.integrations.containers.pickle.survey import survey
 
     found = survey(uri)
@@ -205,8 +200,6 @@ def _show_pickles(uri: str, *, json_: bool) -> None:
 
 
 def _show_inspection(inspection: Inspection, *, tree: bool) -> None:
-    from wherry.console.tables import print_rows, print_table
-
     manifest, found = inspection.manifest, inspection.detection
     print_rows([
         ("uri", found.uri),
@@ -274,8 +267,6 @@ def _show_tree(rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _show_differences(found: Comparison) -> None:
-    from wherry.console.tables import print_rows, print_table
-
     unread = "" if found.values_read else " (shape and dtype only; values were not read)"
     print_rows([
         ("a", f"{found.a} ({found.formats[0]})"),

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wherry.cli.options import as_json, quiet
-from wherry.console.say import say
+from wherry.cli.say import bar, print_json, print_rows, say
 from wherry.core.units import plural, short
+from wherry.cures import Command, Cure
 from wherry.errors import NotFoundError, StorageError, UsageError
-from wherry.text.config_text import read_config
-from wherry.text.json_document import parse_json
-from wherry.text.limits import SMALL
 
 if TYPE_CHECKING:
     from wherry.ledger.record import Anchor
@@ -52,7 +50,6 @@ def check(anchor: str | None, url: str | None, json_: bool) -> None:
 
     Exits with 5 if a row was altered, with 9 if the anchor is not in the chain.
     """
-    from wherry.console import tables
     from wherry.ledger.record import check_chain, open_ledger
 
     kept = None if anchor is None else _anchor(anchor)
@@ -61,11 +58,9 @@ def check(anchor: str | None, url: str | None, json_: bool) -> None:
         uri = opened.uri
     cut = kept is not None and chain.anchored is None
     if json_:
-        tables.print_json(
-            {"schema": SCHEMA, "ledger": uri, **asdict(chain), "ok": not (chain.altered or cut)}
-        )
+        print_json({"schema": SCHEMA, "ledger": uri, **asdict(chain), "ok": not (chain.altered or cut)})
     else:
-        tables.print_rows([
+        print_rows([
             ("ledger", uri),
             ("statements", chain.statements),
             ("head", chain.head),
@@ -83,11 +78,10 @@ def anchor(url: str | None) -> None:
 
     Store the output where nobody can alter it.
     """
-    from wherry.console import tables
     from wherry.ledger.record import head, open_ledger
 
     with open_ledger(url) as opened:
-        tables.print_json({"schema": SCHEMA, "ledger": opened.uri, **asdict(head(opened))})
+        print_json({"schema": SCHEMA, "ledger": opened.uri, **asdict(head(opened))})
 
 
 @ledger.command()
@@ -103,14 +97,13 @@ def rebuild(roots: Sequence[str], no_registry: bool, url: str | None, json_: boo
     The new chain begins with a statement of what was recovered and what was not. A ledger that has statements is
     never overwritten: move it away first.
     """
-    from wherry.console import tables
     from wherry.ledger.rebuild import rebuild
 
     found = rebuild(roots, ledger=url, registry=not no_registry, **stores)
     if json_:
-        tables.print_json(found.to_json())
+        print_json(found.to_json())
         return
-    tables.print_rows([
+    print_rows([
         ("ledger", found.ledger),
         ("checkpoints", found.checkpoints),
         ("conversions", f"{found.conversions}, {plural(found.edges, 'edge')}"),
@@ -134,14 +127,11 @@ def record_(uris: Sequence[str], url: str | None, json_: bool) -> None:
 
     Use it after a conversion or copy that could not record its result. Existing entries of the ledger do not change.
     """
-    from wherry.console import tables
     from wherry.ledger.record import record_sidecar
 
     rows = [record_sidecar(uri, ledger=url) for uri in uris]
     if json_:
-        tables.print_json(
-            {"schema": SCHEMA, "recorded": [{"uri": uri, "lineage": word} for uri, word in rows]}
-        )
+        print_json({"schema": SCHEMA, "recorded": [{"uri": uri, "lineage": word} for uri, word in rows]})
         return
     for uri, word in rows:
         say(f"{uri}: {word}")
@@ -149,6 +139,9 @@ def record_(uris: Sequence[str], url: str | None, json_: bool) -> None:
 
 def _anchor(text: str) -> Anchor:
     """A hash, or a file that `ledger anchor` wrote."""
+    from wherry.core.config_text import read_config
+    from wherry.core.json_document import parse_json
+    from wherry.core.limits import SMALL
     from wherry.ledger.record import Anchor
 
     if len(text) >= _LEAST and set(text) <= set("0123456789abcdef"):
@@ -161,7 +154,7 @@ def _anchor(text: str) -> Anchor:
     except (NotFoundError, ValueError, OverflowError, KeyError, TypeError) as error:
         raise UsageError(
             f"invalid anchor {text!r}: expected a hash of at least {_LEAST} hex digits, or a file",
-            cure="give the file or the hash that `wherry ledger anchor` printed",
+            cure=Cure("give the file or the hash that {} printed", Command("ledger anchor")),
         ) from error
 
 
@@ -177,12 +170,11 @@ def _describe_anchor(anchored: int | None, statements: int) -> str:
 @as_json
 def deliver(projection: str | None, *, again: bool, json_: bool) -> None:
     """Send the statements of the ledger to NAME, by default to all configured destinations."""
-    from wherry.console import tables
     from wherry.ledger import deliver as outbox
 
     outcomes = outbox.deliver(projection, again=again)
     if json_:
-        tables.print_json(outbox.to_json(outcomes))
+        print_json(outbox.to_json(outcomes))
     for one in [] if json_ else outcomes:
         say(
             f"{one.projection} to {one.destination}: {plural(one.statements, 'statement')}, up to {one.cursor}"
@@ -215,13 +207,12 @@ def sign(uri: str, key: str, out: str | None, algorithm: str, *, quiet: bool, js
 
     `model_signing verify key` accepts the signature.
     """
-    from wherry.console import tables
     from wherry.core.services import service
 
-    with tables.bar(quiet=quiet or json_) as progress:
+    with bar(quiet=quiet or json_) as progress:
         place = service("signing").sign(uri, key, out=out, algorithm=algorithm, progress=progress)
     if json_:
-        tables.print_json({"schema": 1, "uri": uri, "signature": place})
+        print_json({"schema": 1, "uri": uri, "signature": place})
     else:
         say(place)
 
@@ -236,19 +227,18 @@ def sign(uri: str, key: str, out: str | None, algorithm: str, *, quiet: bool, js
 @as_json
 def verify_signature(uri: str, key: str, signature: str | None, *, quiet: bool, json_: bool) -> None:
     """Verify the checkpoint at URI against its signature."""
-    from wherry.console import tables
     from wherry.core.services import service
 
-    with tables.bar(quiet=quiet or json_) as progress:
+    with bar(quiet=quiet or json_) as progress:
         found = service("signing").verify(uri, key, signature=signature, progress=progress)
     if json_:
-        tables.print_json({"schema": 1, **found.to_json()})
+        print_json({"schema": 1, **found.to_json()})
     else:
         for name, reason in found.failed:
             say(f"{name}: {reason}")
         for name in found.unsigned:
             say(f"{name}: not covered by the signature")
-        tables.print_rows(
+        print_rows(
             [
                 ("signature", "ok" if found.ok else "MISMATCH"),
                 ("files", found.files),
@@ -256,3 +246,6 @@ def verify_signature(uri: str, key: str, signature: str | None, *, quiet: bool, 
             ]
         )
     sys.exit(0 if found.ok else 9)
+
+
+ledger.add_command(deliver)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
+from wherry.cli import results
 from wherry.cli.options import as_json
-from wherry.console.say import say, say_lines
+from wherry.cli.say import print_json, say, say_lines
 from wherry.core.units import short
 from wherry.errors import storage_error
-from wherry.lineage.address import PORT
-from wherry.lineage.nearest import NEIGHBOURS
+from wherry.trace.nearest import NEIGHBOURS
 
 _ABOUT = "X is a URI, a digest (at least 8 hex digits) or models:/NAME@ALIAS."
 _every = click.option(
@@ -38,12 +38,11 @@ def lineage() -> None:
 @as_json
 def show_(x: str, html_file: str | None, *, all_: bool, json_: bool) -> None:
     """Print the ancestors and descendants of X as a tree."""
-    from wherry.console import results
-    from wherry.lineage.lineage import show
+    from wherry.trace.lineage import show
 
     tree = show(x, brief=not (all_ or json_ or html_file is not None))
     if html_file is not None:
-        from wherry.lineage.page import page
+        from wherry.trace.page import page
 
         text = page(tree)
         try:
@@ -61,11 +60,10 @@ def show_(x: str, html_file: str | None, *, all_: bool, json_: bool) -> None:
 @as_json
 def why_(x: str, json_: bool) -> None:
     """Show what produced X: every conversion above it, with options, software and proof."""
-    from wherry.console import tables
-    from wherry.lineage.answers import render_why, why
+    from wherry.trace.answers import render_why, why
 
     found = why(x)
-    tables.print_json(found.to_json()) if json_ else say_lines(render_why(found))
+    print_json(found.to_json()) if json_ else say_lines(render_why(found))
 
 
 @lineage.command("impact", epilog=_ABOUT)
@@ -74,15 +72,14 @@ def why_(x: str, json_: bool) -> None:
 @as_json
 def impact_(x: str, *, all_: bool, json_: bool) -> None:
     """List what was derived from X, and the model versions and places that are affected."""
-    from wherry.console import tables
-    from wherry.lineage.answers import impact, render_impact
+    from wherry.trace.answers import impact, render_impact
 
     found = impact(x, receipts=json_, brief=not (all_ or json_))
-    tables.print_json(found.to_json()) if json_ else say_lines(render_impact(found))
+    print_json(found.to_json()) if json_ else say_lines(render_impact(found))
 
 
 @lineage.command("serve")
-@click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True,
+@click.option("--port", type=click.IntRange(0, 65535), default=8047, show_default=True,
               help="Port to listen on; 0 chooses a free one.")  # fmt: skip
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS",
               help="Address of the interface to listen on, for a proxy with TLS on another machine; `lineage.url` in "
@@ -92,7 +89,7 @@ def serve_(port: int, host: str) -> None:
 
     By default only this machine can open them. Runs until it is stopped with Ctrl-C.
     """
-    from wherry.site.server import serve
+    from wherry.trace.site_server import serve
 
     serve(port, lambda url: say(f"serving {url}; Ctrl-C ends it"), host=host)
 
@@ -110,12 +107,11 @@ def stale_(x: str | None, config: str | None, json_: bool) -> None:
 
     With X, list only X and what was derived from it. Exits with 9 if something is stale.
     """
-    from wherry.console import tables
-    from wherry.lineage.stale import SCHEMA, stale
+    from wherry.trace.stale import SCHEMA, stale
 
     found = stale(x, config=config)
     if json_:
-        tables.print_json({"schema": SCHEMA, "stale": [one.to_json() for one in found]})
+        print_json({"schema": SCHEMA, "stale": [one.to_json() for one in found]})
     else:
         for one in found:
             say(f"{one.uri} ({one.format}, {short(one.checkpoint_digest)})")

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from wherry.cli import results
 from wherry.cli.options import as_json, memory, quiet, settings
-from wherry.console.say import say
+from wherry.cli.say import bar, print_json, print_rows, say, show_before_error
 from wherry.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ _registry = click.option("--registry-uri", help="MLflow registry; the tracking s
 @as_json
 def register(uri: str, tags: Sequence[str], json_: bool, **arguments: Any) -> None:
     """Register the checkpoint at URI in MLflow, without copying it."""
-    from wherry.console import results
     from wherry.models.register import register as enter
 
     results.show_registration(enter(uri, tags=settings(tags), **arguments), json_=json_)
@@ -73,7 +73,6 @@ def promote(
     or, with --model, the URI of a checkpoint.
     """
     from wherry.config.roots import typed_by_a_person
-    from wherry.console import tables
     from wherry.ledger.resolve import is_model_uri
     from wherry.models.promote import promote as carry_out
     from wherry.models.promote import rollback as go_back
@@ -84,7 +83,7 @@ def promote(
             cure="leave these out",
         )
     arguments |= {"level": level} if level else {}
-    with tables.bar(quiet=quiet or json_) as progress:
+    with bar(quiet=quiet or json_) as progress:
         if rollback:
             done = go_back(subject, alias=alias, progress=progress, **arguments)
         else:
@@ -103,7 +102,7 @@ def promote(
         ("page", done.page),
     ], json_=json_)  # fmt: skip
     for gate in [] if json_ else done.gates:
-        say(f"  {gate.gate}: required {gate.asked}, found {gate.found}")
+        say(f"  {gate.gate}: required {gate.requested}, found {gate.found}")
 
 
 @click.command()
@@ -119,12 +118,11 @@ def resolve(model: str, json_: bool, **arguments: Any) -> None:
     """
     from dataclasses import asdict
 
-    from wherry.console import tables
     from wherry.ledger.resolve import resolve_model as look_up
 
     found = look_up(model, **arguments)
     if json_:
-        tables.print_json({"schema": 1, **asdict(found)})
+        print_json({"schema": 1, **asdict(found)})
     else:
         say(found.uri)
 
@@ -140,10 +138,9 @@ def fetch(uri: str, target: str, json_: bool, quiet: bool, **arguments: Any) -> 
 
     URI may be models:/NAME@ALIAS. An interrupted copy is resumed.
     """
-    from wherry.console import tables
     from wherry.models.fetch import fetch as copy
 
-    with tables.show_before_error(_show_fetched, json_=json_), tables.bar(quiet=quiet or json_) as progress:
+    with show_before_error(_show_fetched, json_=json_), bar(quiet=quiet or json_) as progress:
         done = copy(uri, target, progress=progress, **arguments)
     _show_fetched(done, json_=json_)
 
@@ -165,11 +162,9 @@ def _show(
     done: FetchReport | Promotion, already: str, rows: Sequence[tuple[str, str | None]], *, json_: bool
 ) -> None:
     """Print a report as JSON or as rows, after a sentence if nothing had to be done."""
-    from wherry.console import tables
-
     if json_:
-        tables.print_json(done.to_json())
+        print_json(done.to_json())
         return
     if done.already:
         say(already)
-    tables.print_rows(rows)
+    print_rows(rows)

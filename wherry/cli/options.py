@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import PurePosixPath
@@ -11,12 +10,19 @@ from typing import Any, TypeAlias
 import click
 
 from wherry.cli.help import names_for
-from wherry.core.option import RequestOption, in_order, options_of
-from wherry.core.request import ConvertRequest, SourceRequest, TargetRequest
+from wherry.core.request import (
+    ConvertRequest,
+    RequestOption,
+    SourceRequest,
+    TargetRequest,
+    in_order,
+    options_of,
+)
 from wherry.core.units import plural
-from wherry.errors import UsageError, similar
+from wherry.cures import Argument, Blank, Command, Cure
+from wherry.errors import UsageError
 
-Command: TypeAlias = "Callable[..., Any]"
+Function: TypeAlias = "Callable[..., Any]"
 
 # The order of options in the help; other options come last.
 ORDER = (
@@ -25,7 +31,7 @@ ORDER = (
 )  # fmt: skip
 
 
-def _click(one: RequestOption) -> Callable[[Command], Command]:
+def _click(one: RequestOption) -> Callable[[Function], Function]:
     """The click option for an option of a request."""
     how: dict[str, Any] = {"is_flag": one.kind == "flag", "multiple": one.kind in ("list", "table")}
     if one.kind == "word":
@@ -46,7 +52,7 @@ def _read(one: RequestOption, value: Any) -> Any:
 
 def requesting(
     *records: type[Any], planned: bool = False, order: tuple[str, ...] = ORDER
-) -> Callable[[Command], Command]:
+) -> Callable[[Function], Function]:
     """Add the options of requests; the command gets them as one mapping `given`, by the names of their fields.
 
     Args:
@@ -56,13 +62,13 @@ def requesting(
     """
     options = in_order((one for one in options_of(*records) if one.planned or not planned), order)
 
-    def decorate(function: Command) -> Command:
+    def decorate(function: Function) -> Function:
         @wraps(function)
         def inner(**arguments: Any) -> Any:
             values = {one.name: _read(one, arguments.pop(one.name)) for one in options}
             return function(given=values, **arguments)
 
-        command: Command = inner
+        command: Function = inner
         for one in reversed(options):
             command = _click(one)(command)
         return command
@@ -75,29 +81,6 @@ memory = _click(next(one for one in options_of(ConvertRequest) if one.name == "m
 quiet = click.option("-q", "--quiet", is_flag=True, help="Do not show progress.")
 chosen = requesting(SourceRequest)
 CONVERSION = (TargetRequest, SourceRequest, ConvertRequest)
-
-
-def limit_storage(context: click.Context, _option: click.Parameter, value: str | None) -> None:
-    """Set `storage_timeout` for this command and its child processes.
-
-    Raises:
-        UsageError: it is not a positive duration.
-    """
-    if value is None:
-        return
-    from wherry.remote.waits import TIMEOUT_VARIABLE, parse_timeout
-
-    parse_timeout(value)
-    before = os.environ.get(TIMEOUT_VARIABLE)
-    os.environ[TIMEOUT_VARIABLE] = value
-    context.call_on_close(lambda: _set_variable(TIMEOUT_VARIABLE, before))
-
-
-def _set_variable(name: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value
 
 
 def walking(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -146,47 +129,33 @@ def stated_formats(uris: Sequence[str], formats: Sequence[str]) -> Sequence[str]
     if None in found:
         raise UsageError(
             "missing option '--to'",
-            cure=f"state the format of each TARGET, see `wherry convert --help`; only names that end in "
-            f"{', '.join(_BY_NAME)} need none",
+            cure=Cure(
+                "state the format of each TARGET, see {}; only names that end in {} need none",
+                Command("convert", Argument("help")),
+                ", ".join(_BY_NAME),
+            ),
         )
     return [name for name in found if name is not None]
 
 
 def matched_targets(
-    uris: Sequence[str], formats: Sequence[str], options: Mapping[str, str]
+    uris: Sequence[str], formats: Sequence[str], options: Mapping[str, str], family_file: str | None
 ) -> list[TargetRequest]:
-    """Pair each target with its format and the options that the format has.
+    """Pair each target with its format and the options that it takes.
 
     Raises:
-        UsageError: the numbers of targets and formats differ, or no target's format has an option.
+        UsageError: the numbers of targets and formats differ, or no target takes an option.
     """
     from wherry.formats.registry import find_target_format
-    from wherry.tree.mapping import TREE_OPTIONS
+    from wherry.transform.settings import taken_by
 
     if len(uris) != len(formats):
         raise UsageError(
             f"expected one --to for each TARGET, got {len(formats)} for {plural(len(uris), 'target')}",
-            cure="give --to FORMAT once for each target",
+            cure=Cure("give {} once for each target", Argument("to", Blank("FORMAT"))),
         )
-    taken = {name: {*find_target_format(name).options, *TREE_OPTIONS} for name in formats}
-    further = set(options) - set[str]().union(*taken.values())
-    if further:
-        from wherry.view.system import layout_options_among
-
-        known = layout_options_among(further)
-        taken = {name: names | known for name, names in taken.items()}
-    unknown = sorted(further - set[str]().union(*taken.values()))
-    if unknown:
-        from wherry.view.system import layout_options
-
-        own = [option for name in formats for option in find_target_format(name).options]
-        near = similar(unknown[0], {*own, *TREE_OPTIONS, *layout_options()})
-        start = f"did you mean {' or '.join(near)}? " if near else ""
-        raise UsageError(
-            f"unknown option {', '.join(map(repr, unknown))} for format {' and '.join(formats)}",
-            cure=f"{start}`wherry formats {formats[0]}` lists its options",
-        )
+    taken = taken_by([find_target_format(name) for name in formats], options, family_file)
     return [
-        TargetRequest(uri, name, {key: value for key, value in options.items() if key in taken[name]})
-        for uri, name in zip(uris, formats, strict=True)
+        TargetRequest(uri, name, {key: value for key, value in options.items() if key in names})
+        for uri, name, names in zip(uris, formats, taken, strict=True)
     ]

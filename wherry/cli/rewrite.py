@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from wherry.cli import results
 from wherry.cli.options import ORDER, as_json, quiet, requesting
-from wherry.console.say import say
-from wherry.core.option import options_of
-from wherry.core.request import RewriteRequest, SourceRequest
+from wherry.cli.say import bar, print_json, print_rows, say, show_before_error
+from wherry.core.request import RewriteRequest, SourceRequest, options_of
 
 if TYPE_CHECKING:
     from wherry.converter.rewrite_plan import RewritePlan, Rewritten
@@ -40,7 +40,6 @@ def rewrite(
     Tensor bytes do not change. Files share their storage with the source where the file system supports it (reflink);
     otherwise they are copied. Within a bucket, the store copies them.
     """
-    from wherry.console import tables
     from wherry.converter.rewrite import carry_out, plan_rewrite
 
     which = {one.name: given.pop(one.name) for one in options_of(SourceRequest)}
@@ -51,23 +50,22 @@ def rewrite(
         _show_rewriting(plan_rewrite(request), json_=json_)
         return
     with (
-        tables.show_before_error(_show_rewritten, json_=json_),
-        tables.bar(quiet=quiet or json_) as progress,
+        show_before_error(_show_rewritten, json_=json_),
+        bar(quiet=quiet or json_) as progress,
     ):
         done = carry_out(request, progress=progress)
     _show_rewritten(done, json_=json_)
 
 
 def _show_rewriting(rewriting: RewritePlan, *, json_: bool) -> None:
-    from wherry.console import results, tables
     from wherry.core.account import fold_entries
     from wherry.core.units import plural, show_size
 
     if json_:
-        tables.print_json(rewriting.to_json())
+        print_json(rewriting.to_json())
         return
     files, nbytes = rewriting.carried
-    tables.print_rows([
+    print_rows([
         ("source", f"{rewriting.source} ({rewriting.format})"),
         ("target", f"{rewriting.target}{', in place' if rewriting.in_place else ''}"),
         ("as", rewriting.name if rewriting.value is None else f"{rewriting.name}={rewriting.value}"),
@@ -83,17 +81,16 @@ def _show_rewriting(rewriting: RewritePlan, *, json_: bool) -> None:
 
 
 def _show_rewritten(done: Rewritten, *, json_: bool) -> None:
-    from wherry.console import tables
     from wherry.core.units import plural, show_seconds, show_size
 
     if json_:
-        tables.print_json(done.to_json())
+        print_json(done.to_json())
         return
     receipt, rewriting = done.receipt, done.rewriting
     if receipt is not None and receipt.already:
         say("already rewritten; nothing was written")
     ways = ", ".join(f"{show_size(nbytes)} by {way}" for way, nbytes in done.ways.items() if nbytes)
-    tables.print_rows([
+    print_rows([
         ("source", f"{rewriting.source} ({rewriting.format})"),
         ("target", f"{rewriting.target}{', in place' if rewriting.in_place else ''}"),
         ("tensors", f"{rewriting.tensors:,}"),
@@ -105,7 +102,7 @@ def _show_rewritten(done: Rewritten, *, json_: bool) -> None:
         say("not read back and no digests are known, so no manifest was written and nothing was recorded")
         return
     checked = receipt.verification
-    tables.print_rows([
+    print_rows([
         ("time", show_seconds(receipt.seconds)),
         ("weights", receipt.target.weights_digest),
         ("checkpoint", receipt.target.checkpoint_digest),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
@@ -10,15 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from wherry.cli import results
 from wherry.cli.options import as_json
-from wherry.console.say import say, say_lines
+from wherry.cli.say import print_json, say, say_lines
 from wherry.core.units import plural, show_size
+from wherry.cures import Command, Cure
 from wherry.errors import StorageError
 
 if TYPE_CHECKING:
     from wherry.config.config import ConfigFault, ConfigFaultsError
     from wherry.config.schema import Route
-    from wherry.routes.report import NightPlan, WorkOutcome
+    from wherry.nightly.report import NightPlan, WorkOutcome
 
 
 def _with_location(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,8 +47,8 @@ def routes() -> None:
 def routes_check(config: str | None, env: str | None, reach: bool, json_: bool) -> None:
     """Check every field, format, option, family and file in the configuration."""
     from wherry.config.config import ConfigFaultsError
-    from wherry.routes.check import check, faults_of
-    from wherry.routes.routes import load_config, require_file
+    from wherry.nightly.check import check, faults_of
+    from wherry.nightly.routes import load_config, require_file
 
     try:
         loaded = load_config(config, env)
@@ -60,9 +61,7 @@ def routes_check(config: str | None, env: str | None, reach: bool, json_: bool) 
     require_file(loaded)
     problems = check(loaded, reach=reach)
     if json_:
-        click.echo(
-            json.dumps({"file": loaded.file, "problems": [one.to_json() for one in problems]}, indent=1)
-        )
+        print_json({"file": loaded.file, "problems": [one.to_json() for one in problems]})
     else:
         for one in problems:
             say_lines(f"{one.severity}: {one.where}: {one.what}\n  cure: {one.cure}")
@@ -76,12 +75,12 @@ def _show_faults(error: ConfigFaultsError, faults: Sequence[ConfigFault], *, jso
         rows = [
             {"severity": "error", "where": one.where, "what": one.what, "cure": one.cure} for one in faults
         ]
-        click.echo(json.dumps({"file": error.uri, "problems": rows}, indent=1))
+        print_json({"file": error.uri, "problems": rows})
         return
     for one in faults:
         place = f"{error.uri}:{one.line}:{one.column}" if one.line else "not in the file"
         field = one.where.rpartition(", ")[2]
-        cure = one.cure or "`wherry config example` shows all fields with their values"
+        cure = one.cure or Cure("{} shows all fields with their values", Command("config example"))
         say(f"{place}: {field}: {one.what}; {cure}")
 
 
@@ -91,11 +90,11 @@ def _show_faults(error: ConfigFaultsError, faults: Sequence[ConfigFault], *, jso
 @as_json
 def routes_explain(uri: str, config: str | None, env: str | None, json_: bool) -> None:
     """Show which routes take the checkpoint at URI, and which targets they convert it to."""
-    from wherry.routes.routes import explain, load_config
+    from wherry.nightly.routes import explain, load_config
 
     rows = explain(uri, load_config(config, env))
     if json_:
-        click.echo(json.dumps([row.to_json() for row in rows], indent=1))
+        print_json([row.to_json() for row in rows])
         return
     for row in rows:
         say(f"{row.route}: {'takes it' if row.takes else 'does not take it'}: {row.reason}")
@@ -114,13 +113,13 @@ def config_group() -> None:
 @as_json
 def config_show(config: str | None, env: str | None, json_: bool) -> None:
     """Print each setting with its value and the origin of the value; secrets are masked."""
-    from wherry.routes.routes import load_config
+    from wherry.nightly.routes import load_config
 
     loaded = load_config(config, env)
     rows = [{"setting": name, "value": value, "origin": origin} for name, value, origin in loaded.rows()]
     if json_:
         shown = {"file": loaded.file, "env": loaded.env, "settings": rows}
-        click.echo(json.dumps({**shown, "routes": [route.name for route in loaded.routes]}, indent=1))
+        print_json({**shown, "routes": [route.name for route in loaded.routes]})
         return
     say(f"file: {loaded.file or 'none'}; environment: {loaded.env or 'none'}")
     width = max(len(row["setting"]) for row in rows)
@@ -165,11 +164,10 @@ def nightly(
     Does the same as the Prefect flow, without Prefect.
     """
     from wherry.config.config import in_force
-    from wherry.console import results
-    from wherry.routes.night import run_night
-    from wherry.routes.report import failure, warning
-    from wherry.routes.routes import chosen_routes
-    from wherry.watch.ending import blame, ending
+    from wherry.nightly.ending import blame, ending
+    from wherry.nightly.night import run_night
+    from wherry.nightly.report import failure, warning
+    from wherry.nightly.routes import chosen_routes
 
     with in_force(config, env) as loaded, ending("nightly-convert", "Nightly conversion") as end:
         chosen = chosen_routes(loaded, names)
@@ -216,12 +214,7 @@ def _say_outcome(outcome: WorkOutcome) -> None:
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[ROUTE]...")
-@click.option(
-    "--config",
-    metavar="FILE",
-    help="Path of wherry.toml; WHERRY_CONFIG, ./wherry.toml or the one in WHERRY_HOME by default.",
-)
-@click.option("--env", metavar="NAME", help="Environment [env.NAME]; WHERRY_ENV by default.")
+@_with_location
 @click.option(
     "--yes", is_flag=True, help="Remove them; without this option, only list what would be removed."
 )
@@ -233,16 +226,16 @@ def prune(names: tuple[str, ...], config: str | None, env: str | None, yes: bool
     checkpoint, or the input of a running job.
     """
     from wherry.config.config import in_force
-    from wherry.routes.prune import prune
-    from wherry.routes.routes import chosen_routes
+    from wherry.nightly.prune import prune
+    from wherry.nightly.routes import chosen_routes
 
     with in_force(config, env) as loaded:
         done = prune(chosen_routes(loaded, names), dry_run=not yes)
     if json_:
         rows = [asdict(one) for one in done.checkpoints]
         staging = [one._asdict() for one in done.staging]
-        click.echo(
-            json.dumps({"dry_run": not yes, "bytes": done.nbytes, "checkpoints": rows, "staging": staging})
+        print_json(
+            {"dry_run": not yes, "bytes": done.nbytes, "checkpoints": rows, "staging": staging}, indent=None
         )
     else:
         for one in done.checkpoints:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from wherry.cli import results
 from wherry.cli.options import CONVERSION, as_json, quiet, requesting
-from wherry.console.say import say
+from wherry.cli.say import bar, print_json, print_rows, say, show_before_error
 from wherry.core.request import TargetRequest, convert_request
 from wherry.core.units import DEFAULT_UNIT, duration, parse_size, plural, show_seconds, show_size
 
@@ -55,10 +56,9 @@ def split(source: str, target: str, to: str, unit: str, json_: bool, given: dict
     Any number of `wherry work` processes then write the units. The job is a folder next to TARGET. All workers must
     see SOURCE and TARGET under these names, and share WHERRY_KEY.
     """
-    from wherry.console import tables
-    from wherry.target.key import require_shared_key
-    from wherry.workers.estimate import large_files
+    from wherry.target.signed_log import require_shared_key
     from wherry.workers.job import split as make_job
+    from wherry.workers.unit import large_files
 
     require_shared_key()
     made = make_job(convert_request(source, [TargetRequest(target, to)], **given), parse_size(unit))
@@ -67,10 +67,10 @@ def split(source: str, target: str, to: str, unit: str, json_: bool, given: dict
     if json_:
         units = [one.to_json() for one in made.units]
         said = {"one_worker": made.whole, "large_files": large}
-        tables.print_json({"job": made.uri, **said, "units": units})
+        print_json({"job": made.uri, **said, "units": units})
         return
     job = shlex.quote(made.job.committed.uri)
-    tables.print_rows([
+    print_rows([
         ("job", made.uri),
         ("units", f"{len(sizes)}, {show_size(sum(sizes))}"),
         ("one worker", made.whole),
@@ -97,7 +97,6 @@ def work(job: str, expiry: str, commits: bool, quiet: bool, json_: bool) -> None
     JOB is its folder, or its target. Any number of processes can do this at the same time, on any machines. If a
     worker dies, another one writes its unit.
     """
-    from wherry.console import tables
     from wherry.workers.work import work as make_units
 
     def report_unit(unit: Unit, receipt: TaskRecord) -> None:
@@ -107,7 +106,7 @@ def work(job: str, expiry: str, commits: bool, quiet: bool, json_: bool) -> None
     if commits and not report.ended:
         _commit(job, quiet=quiet, json_=json_)
     elif json_:
-        tables.print_json(report.to_json())
+        print_json(report.to_json())
     else:
         read = f"; read back {plural(len(report.proved), 'unit')} of others" if report.proved else ""
         say(f"wrote {plural(len(report.made), 'unit')} of {report.units}, {show_size(report.nbytes)}{read}")
@@ -126,12 +125,11 @@ def commit(job: str, quiet: bool, json_: bool) -> None:
 
 
 def _commit(job: str, *, quiet: bool, json_: bool) -> None:
-    from wherry.console import results, tables
     from wherry.workers.commit import commit as commit_job
 
     with (
-        tables.show_before_error(results.show_receipts, json_=json_),
-        tables.bar(quiet=quiet or json_) as progress,
+        show_before_error(results.show_receipts, json_=json_),
+        bar(quiet=quiet or json_) as progress,
     ):
         group = commit_job(job, progress=progress)
     results.show_receipts(group, json_=json_)

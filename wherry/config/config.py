@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
@@ -21,13 +21,15 @@ from typing import TYPE_CHECKING, Any, get_args
 from wherry.config.file import CONFIG_ENV, ENVIRONMENT_ENV, config_file
 from wherry.config.values import FieldStatement, line_at, lines_of, origin, stated_fields, where
 from wherry.config.values import Path as FieldPath
+from wherry.core.config_text import parse_toml
+from wherry.core.lazy_dataclass import dataclass
+from wherry.core.limits import beyond, exceeds, scale_limit
 from wherry.core.names import meant_names
+from wherry.cures import Command, Cure
 from wherry.errors import NotFoundError, UsageError, WherryError, similar
-from wherry.storage.home import without_secrets
-from wherry.storage.location import MOST_CONFIG
-from wherry.storage.stores import locate
-from wherry.text.config_text import parse_toml
-from wherry.text.limits import beyond, exceeds, scale_limit
+from wherry.store.home import without_secrets
+from wherry.store.local_store import locate
+from wherry.store.location import MOST_CONFIG
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -207,7 +209,9 @@ def _read(file: Path) -> tuple[str, dict[str, Any]]:
         return text, parse_toml(text.encode(), "the configuration", uri=str(file))
     except ValueError as error:
         raise UsageError(
-            f"invalid TOML: {error}", uri=str(file), cure="`wherry config example` prints a commented one"
+            f"invalid TOML: {error}",
+            uri=str(file),
+            cure=Cure("{} prints a commented one", Command("config example")),
         ) from error
 
 
@@ -305,9 +309,15 @@ def _refusal(
     cure = next((one.cure for one in faults if one.cure), None)
     variables = [name for name in VARIABLES if any(line.startswith(f"{name}:") for line in lines)]
     refused = ConfigFaultsError(
-        "; ".join(lines), uri=str(file) if file else None,
-        cure=cure or (f"check {VARIABLES[variables[0]]}" if variables else "correct it and run `wherry routes check`"),
-    )  # fmt: skip
+        "; ".join(lines),
+        uri=str(file) if file else None,
+        cure=cure
+        or (
+            f"check {VARIABLES[variables[0]]}"
+            if variables
+            else Cure("correct it and run {}", Command("routes check"))
+        ),
+    )
     refused.faults, refused.data, refused.fault_at = faults, data, fault_at
     return refused
 
@@ -326,11 +336,11 @@ def _fault(
 
 
 def _words(fault: Any) -> tuple[str, str | None]:
-    """What is wrong, and the cure."""
+    """The texts of what is wrong and of the cure."""
     cause = fault.get("ctx", {}).get("error")
     if isinstance(cause, WherryError):
         return cause.what, cause.cure
-    kind, cure = fault["type"], "`wherry config example` shows all fields with their values"
+    kind, cure = fault["type"], Cure("{} shows all fields with their values", Command("config example"))
     if kind == "extra_forbidden":
         cure = _cure_of_field(tuple(fault["loc"]))
     elif kind == "literal_error":
@@ -353,7 +363,7 @@ def _cure_of_field(at: FieldPath) -> str:
     start = (
         f"did you mean {' or '.join(near)}? Otherwise remove it" if near else f"remove {name!r}, or move it"
     )
-    return f"{start}; `wherry config example` shows all fields and their tables"
+    return Cure("{}; {} shows all fields and their tables", start, Command("config example"))
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:

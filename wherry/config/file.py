@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from wherry.storage.home import home
+from wherry.store.home import home
 
 CONFIG_NAME = "wherry.toml"
 CONFIG_ENV = "WHERRY_CONFIG"

@@ -15,9 +15,9 @@ from contextvars import ContextVar
 
 from wherry.config.config import Config, load_config
 from wherry.errors import HostileError
-from wherry.storage.location import Location
-from wherry.storage.open_file import allowed_roots
-from wherry.storage.stores import is_at_or_below, is_live, locate, locate_below, locate_recorded
+from wherry.store.local_store import is_at_or_below, is_live, locate, locate_below, locate_recorded
+from wherry.store.location import Location
+from wherry.store.open_file import allowed_roots
 
 _typed: ContextVar[str] = ContextVar("typed", default="")
 

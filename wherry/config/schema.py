@@ -23,12 +23,18 @@ from pydantic import (
 )
 
 from wherry.config.values import Select, require_template, required_origin, select
-from wherry.core.option import RequestOption, options_of
-from wherry.core.request import ConvertRequest, LayoutRequest, SourceRequest, TargetRequest
+from wherry.core.request import (
+    ConvertRequest,
+    LayoutRequest,
+    RequestOption,
+    SourceRequest,
+    TargetRequest,
+    options_of,
+)
 from wherry.core.units import DEFAULT_UNIT, duration, parse_size
-from wherry.storage.location import Location
-from wherry.storage.open_file import local_path
-from wherry.storage.stores import locate_below
+from wherry.store.local_store import locate_below
+from wherry.store.location import Location
+from wherry.store.open_file import local_path
 
 if TYPE_CHECKING:
     from wherry.core.detection import Detection
@@ -112,14 +118,11 @@ def _kind(hint: Any, one: RequestOption) -> Any:
     )
 
 
-def given_names(place: Place, *records: type[Any]) -> list[str]:
-    """The options of these records that a model for this place has."""
-    return [one.name for one in options_of(*records) if getattr(one, place) is not None]
-
-
 def given_by(place: Place, model: BaseModel, *records: type[Any]) -> dict[str, Any]:
-    """The options of these records as a model states them."""
-    return {name: getattr(model, name) for name in given_names(place, *records)}
+    """The options of these records as a model for this place states them."""
+    return {
+        one.name: getattr(model, one.name) for one in options_of(*records) if getattr(one, place) is not None
+    }
 
 
 def target_of(place: Place, model: BaseModel, uri: str, to: str) -> TargetRequest:
@@ -226,7 +229,8 @@ class Route(Section):
         "route", ConvertRequest, "ignore"
     )
     targets: tuple[TargetRule, ...] = Field(
-        min_length=1, description="Targets of each checkpoint; the source is read once for all of them."
+        min_length=1,
+        description="Targets of each checkpoint; the source is read once for all of them on this machine.",
     )
     memory: Size | None = Field(
         default=None, description="Memory budget for data in flight; the setting `memory` by default."

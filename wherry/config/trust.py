@@ -152,14 +152,14 @@ def _is_run(folder: Path) -> bool:
 def _glimpse(place: Path) -> Glimpse:
     """A view of a place; the configuration under examination cannot allow links."""
     from wherry.formats.format import Glimpse
-    from wherry.storage.stores import local_location
+    from wherry.store.local_store import local_location
 
     return Glimpse(local_location(str(place), configurable=False))
 
 
 def _is_own(uri: str) -> bool:
     """Whether the user owns a file; where its status cannot be read, whether the user owns the folder around it."""
-    from wherry.storage.stores import locate
+    from wherry.store.local_store import locate
 
     place = Path(locate(uri).path)
     for one in (place, *place.parents):

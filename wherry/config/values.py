@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
+from wherry.core.lazy_dataclass import dataclass
 from wherry.errors import UsageError, choose
 
 Choice = Literal["latest", "best", "every", "all", "since"]
@@ -244,7 +244,7 @@ def where(lines: Mapping[Path, int], at: Path, env: str | None) -> str:
 
 
 def line_at(lines: Mapping[Path, int], at: Path, env: str | None) -> int | None:
-    """The line of a field, or of the nearest table around it; None if neither is in the file.
+    """The line of a field, or of the nearest table around it; None if the file has neither.
 
     Args:
         lines: those of the file; see `lines_of`.

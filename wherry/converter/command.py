@@ -1,6 +1,6 @@
 """command: the stated request of a conversion, and the command line that repeats it.
 
-A receipt's `options` are the resolved options, with defaults filled in; under `asked` it keeps only what the user
+A receipt's `options` are the resolved options, with defaults filled in; under `requested` it keeps only what the user
 stated:
 
     to, only, ignore, family, dtype, assets, as_step, verify, meta    as `wherry convert` takes them
@@ -24,25 +24,26 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import count
 from typing import Any, get_args
 
-from wherry.core.emit import whole_uri
-from wherry.core.option import Kind, in_order, options_of
 from wherry.core.receipt import Receipt
 from wherry.core.request import (
     ConvertRequest,
+    Kind,
     RewriteRequest,
     SourceRequest,
     TargetRequest,
     convert_request,
+    in_order,
+    options_of,
     values_of,
 )
 from wherry.core.units import short
 from wherry.credentials import redact_values
 from wherry.errors import UsageError, WherryError
 from wherry.formats.registry import find_format
-from wherry.storage.home import without_secrets
-from wherry.storage.location import MOST_CONFIG
-from wherry.storage.sidecar import sidecar_location
-from wherry.storage.stores import LocalStore, is_live, locate
+from wherry.store.home import without_secrets
+from wherry.store.local_store import LocalStore, is_live, locate
+from wherry.store.location import MOST_CONFIG
+from wherry.store.sidecar import sidecar_location
 
 _OPTIONS = {one.name: one for one in options_of(TargetRequest, SourceRequest, ConvertRequest)}
 _CHOSEN = ("step", "item")  # not repeated, as the source URI already names what they chose
@@ -61,7 +62,7 @@ _REWRITE = "rewrite"  # in the options of a receipt: the name of the rewrite
 def stated_options(
     request: ConvertRequest | RewriteRequest, target: TargetRequest | None = None
 ) -> dict[str, Any]:
-    """The `asked` field of a receipt: all fields that differ from their defaults.
+    """The `requested` field of a receipt: all fields that differ from their defaults.
 
     Args:
         request: the request.
@@ -123,7 +124,7 @@ def command(receipt: Receipt, *, source: str | None = None, target: str | None =
             "the source was a live training state, which no longer exists", uri=receipt.target.uri,
             cure="export it again from the training run",
         )  # fmt: skip
-    stated = receipt.asked or restore_request(receipt.target.format, receipt.options)
+    stated = receipt.requested or restore_request(receipt.target.format, receipt.options)
     if target is not None and target != receipt.target.uri:
         stated = {name: value for name, value in stated.items() if name != "into"}
     moved = source is not None and source != receipt.source.uri
@@ -131,12 +132,12 @@ def command(receipt: Receipt, *, source: str | None = None, target: str | None =
 
 
 def in_place_of(target: str, line: str, words: str = "convert again") -> str:
-    """A cure that puts something else at a place: words, then what a shell carries out.
+    """A cure that replaces the file or folder at a place: a sentence, then the commands for a shell.
 
     Args:
-        target: the place; what is there is moved away first, a file with its sidecar.
+        target: the place; its file or folder is moved away first, a file with its sidecar.
         line: the command line that makes the new checkpoint there.
-        words: what it does.
+        words: the sentence that says what the commands do.
     """
     place = locate(target)
     try:
@@ -282,4 +283,8 @@ def _file(path: str) -> dict[str, str]:
 
 
 def _place(text: str) -> str:
-    return without_secrets(text) if "://" in text else whole_uri(text)
+    if "://" in text:
+        return without_secrets(text)
+    from wherry.core.emit import whole_uri
+
+    return whole_uri(text)

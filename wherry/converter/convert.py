@@ -1,7 +1,7 @@
 """convert: carry out plans, so that each target appears complete and verified, or not at all.
 
-plan → stage → move → finish → read back → sidecar → commit → lineage. The source is read once, regardless of the
-number of targets; its leaves are hashed meanwhile, and must match the digests of its sidecar, if it has one.
+plan → stage → move → finish → read back → sidecar → commit → lineage. The source is read once for all targets on this
+machine; its leaves are hashed meanwhile, and must match the digests of its sidecar, if it has one.
 
 An existing target is already the result of the same conversion if its sidecar has the same plan digest, the source has
 the same fingerprint as then, and the target's files still have the fingerprint with which they were committed. Then a
@@ -18,13 +18,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Unpack
 
-from wherry.config.digests import digest_choice
+from wherry.config.settings import digest_choice
 from wherry.converter.command import stated_options
-from wherry.converter.job import Job, run
+from wherry.converter.job import Job, passes, run
 from wherry.converter.keywords import spelled_out
 from wherry.converter.plan import plan_target, require_room, require_used
 from wherry.core.digest import sha256_of
-from wherry.core.option import options_of
 from wherry.core.progress import OnProgress, RunContext
 from wherry.core.receipt import GroupReceipt, Receipt, software
 from wherry.core.request import (
@@ -33,25 +32,31 @@ from wherry.core.request import (
     SourceRequest,
     TargetRequest,
     convert_request,
+    options_of,
 )
 from wherry.core.services import service
+from wherry.core.threads import without_collection
+from wherry.cures import Argument, Blank, Cure
 from wherry.errors import NotRecordedError, TargetExistsError, UsageError, WherryError
-from wherry.formats.checkpoint import Checkpoint, fingerprint, open_source, present_fingerprint
+from wherry.formats.checkpoint import (
+    Checkpoint,
+    fingerprint,
+    open_source,
+    present_fingerprint,
+    settled_checkpoint,
+    take_pins,
+)
 from wherry.formats.format import Format, Options
-from wherry.formats.pin import settled_checkpoint, take_pins
 from wherry.formats.registry import find_target_format
 from wherry.ledger.deliver import report_failure
 from wherry.ledger.record import LEFT_OUT, record_all
 from wherry.ledger.resolve import resolve_named
-from wherry.runtime.threads import without_collection
-from wherry.storage.location import Location
-from wherry.storage.sidecar import Sidecar, read_sidecar, signature_location
-from wherry.storage.stores import locate
-from wherry.target.clean import tidy
-from wherry.target.hub_repository import CARD, is_blank
-from wherry.target.in_use import in_use
+from wherry.store.local_store import is_at_or_below, locate
+from wherry.store.location import Location
+from wherry.store.sidecar import Sidecar, read_sidecar, signature_location
+from wherry.target.janitor import in_use
 from wherry.target.janitor import tidy as tidy_left_behind
-from wherry.target.object_staging import is_unfinished
+from wherry.target.sinks import is_unfinished
 
 CHOICES = ("fail", "skip", "resume")
 
@@ -98,7 +103,7 @@ def convert_all(
     prepare: Callable[[Job], Job] | None = None,
     opened: Callable[[], AbstractContextManager[Checkpoint]] | None = None,
 ) -> GroupReceipt:
-    """Convert a checkpoint to several targets, reading it once.
+    """Convert a checkpoint to several targets, reading it once for all of them on this machine.
 
     Each target commits, resumes and is verified independently: if one fails, the others are still made.
 
@@ -161,8 +166,7 @@ def convert_opened(
         index: receipt for index, job in enumerate(jobs) if (receipt := existing(job, request.if_exists))
     }
     rest = [index for index in range(len(jobs)) if index not in there]
-    for index in rest:
-        require_room(jobs[index].plan)
+    require_room([jobs[index].plan for index in rest])
     if prepare is not None:
         jobs = [job if index in there else prepare(job) for index, job in enumerate(jobs)]
     results = {**there, **dict(zip(rest, run([jobs[index] for index in rest]), strict=True))}
@@ -171,7 +175,9 @@ def convert_opened(
     if failure is not None:
         failure.committed = _record_committed(done, failure, lineage=lineage) if done else {}
         raise failure
-    group = GroupReceipt(jobs[0].group, tuple(replace(one, lineage=LEFT_OUT) for one in done.values()))
+    bytes_read = sum(max(done[number].bytes_read for number in shared) for shared in passes(jobs))
+    receipts = tuple(replace(receipt, lineage=LEFT_OUT) for receipt in done.values())
+    group = GroupReceipt(jobs[0].group, receipts, bytes_read)
     if not lineage:
         return group
     try:  # existing targets too, which the ledger may lack
@@ -196,7 +202,11 @@ def plan_jobs(checkpoint: Checkpoint, request: ConvertRequest, running: RunConte
     for target in request.targets:
         row = find_target_format(target.to)
         committed, place = _places(locate(target.uri), row, checkpoint, target, request.as_step)
-        _require_apart(checkpoint, place)
+        sources = [part.checkpoint.location for part in checkpoint.original.parts] or [checkpoint.location]
+        if any(is_at_or_below(one, place) for one in sources):
+            raise UsageError(
+                "the target is inside the source", uri=place.uri, cure="choose a target outside the source"
+            )
         seen, plan = plan_target(checkpoint, row, replace(target, uri=place.uri), request)
         job = Job(
             checkpoint=seen, plan=plan, row=row, target=place, committed=committed,
@@ -238,9 +248,16 @@ def _places(
         return target, target
     step = checkpoint.manifest.step if as_step is None else as_step
     if row.step_folder is None:
-        raise UsageError(f"{row.name} has no naming rule for the steps of a run", cure="leave out --into")
+        raise UsageError(
+            f"{row.name} has no naming rule for the steps of a run",
+            cure=Cure("leave out {}", Argument("into")),
+        )
     if step is None:
-        raise UsageError("the source has no step number", uri=checkpoint.uri, cure="pass --as-step N")
+        raise UsageError(
+            "the source has no step number",
+            uri=checkpoint.uri,
+            cure=Cure("pass {}", Argument("as-step", Blank("N"))),
+        )
     folder = row.step_folder(step)
     row.guard(target.join(folder), into)
     return target.join(folder.split("/")[0]), target.join(folder)
@@ -279,7 +296,11 @@ def existing_result(
         return None
     if if_exists not in (None, *CHOICES):
         raise UsageError(f"invalid value for if_exists: {if_exists!r}", cure=f"choose {' or '.join(CHOICES)}")
-    if not committed.exists() or is_blank(committed):
+    if not committed.exists():
+        return None
+    from wherry.target.hub_repository import is_blank
+
+    if is_blank(committed):
         return None
     try:
         sidecar = read_sidecar(target)
@@ -290,6 +311,8 @@ def existing_result(
         if_exists != "fail" and _is_result(sidecar, checkpoint, digest, target)
     )
     if receipt is not None and accepted:
+        from wherry.target.clean import tidy
+
         tidy(committed)
         return replace(receipt, already=True)
     raise TargetExistsError(
@@ -310,6 +333,8 @@ def _is_result(sidecar: Sidecar | None, checkpoint: Checkpoint, digest: str, tar
         which = SourceRequest(target.uri, sidecar.checkpoint.format, allow_opaque=tuple(target.opaque))
         with open_source(which) as present:
             can = target.store.capabilities
+            from wherry.target.hub_repository import CARD
+
             # Without the page of a repository that wherry has added to the target.
             own = (
                 CARD
@@ -321,13 +346,3 @@ def _is_result(sidecar: Sidecar | None, checkpoint: Checkpoint, digest: str, tar
     except WherryError:
         return False  # damaged since then: not a complete result, and not repaired here
     return mark == sidecar.checkpoint.fingerprint
-
-
-def _require_apart(checkpoint: Checkpoint, target: Location) -> None:
-    """Refuse a target inside a source, which would change the source."""
-    sources = [part.checkpoint.location for part in checkpoint.original.parts] or [checkpoint.location]
-    around = (one for one in sources if f"{target.path}/".startswith(f"{one.path.rstrip('/')}/"))
-    if any(one.store.protocol == target.store.protocol for one in around):
-        raise UsageError(
-            "the target is inside the source", uri=target.uri, cure="choose a target outside the source"
-        )

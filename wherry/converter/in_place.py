@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wherry.errors import TargetExistsError, storage_errors
-from wherry.storage.copy import add_name
-from wherry.storage.folders import is_there, remove, replace_file, sync_folder
-from wherry.storage.location import Location
-from wherry.storage.sidecar import FOLDER_NAME, MOST_SIDECAR
+from wherry.store.copy import add_name
+from wherry.store.folders import is_there, remove, replace_file, sync_folder
+from wherry.store.location import Location
+from wherry.store.sidecar import FOLDER_NAME, MOST_SIDECAR
 from wherry.target.lease import Lease, lease_of
 
 if TYPE_CHECKING:

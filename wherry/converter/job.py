@@ -2,7 +2,7 @@
 
 stage → (the mover moves) → finish → read back → sidecar → commit. Each job stages, resumes, is verified and commits
 independently. Jobs that keep the source's tree share one pass over it. A view through another system's layout has a
-separate pass, which also computes the source's digests (`wherry.view.groups`).
+separate pass, which also computes the source's digests (`wherry.transform.groups`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,20 +20,27 @@ from wherry.converter.plan import Plan, joint_moves
 from wherry.converter.references import agree_with_sources, recorded_of, reference, source_references
 from wherry.core.account import fold_entries, losses_notes
 from wherry.core.blank_values import repeated_notes, zeros_notes
-from wherry.core.digest import origin_digest, sha256_of
+from wherry.core.digest import LeafValues, origin_digest, sha256_of
 from wherry.core.interrupts import committing, go_on, settle
 from wherry.core.keypath import KeyPath, render
-from wherry.core.leaf_values import LeafValues
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.manifest import Companion, Manifest
 from wherry.core.progress import Meter, RunContext
 from wherry.core.receipt import Receipt, software, utc_now
 from wherry.core.tensorspec import Span, TensorSpec, bytes_of
+from wherry.core.threads import return_freed_memory, without_collection
 from wherry.credentials import redact_values
 from wherry.errors import MismatchError, StorageError, WherryError
-from wherry.formats.checkpoint import Checkpoint, fingerprint, present_fingerprint
+from wherry.formats.checkpoint import (
+    Checkpoint,
+    JoinedPin,
+    Pin,
+    blaming_changes,
+    fingerprint,
+    present_fingerprint,
+)
 from wherry.formats.companions import copy_companion, digest_companion, file_digest
 from wherry.formats.format import Format, Glimpse
-from wherry.formats.pin import JoinedPin, Pin, blaming_changes
 from wherry.formats.recorded_files import recorded_files
 from wherry.mover.carrier import Carrier
 from wherry.mover.hashing import Hashes, hash_checkpoint, read_back
@@ -42,24 +49,21 @@ from wherry.mover.move import JointMoves, cells
 from wherry.mover.output import Output
 from wherry.mover.pool import Pool
 from wherry.mover.readback import FilesBeingWritten, ReadBack, ReadEvidence
-from wherry.mover.source import Source
-from wherry.runtime.interpreter import return_freed_memory
-from wherry.runtime.threads import without_collection
-from wherry.storage.location import Location
-from wherry.storage.ranges import LARGEST
-from wherry.storage.sidecar import FOLDER_NAME, Sidecar, encode, put_sidecar
-from wherry.storage.stores import make_folder
+from wherry.mover.source import Source, ways_of
+from wherry.store.local_store import is_at_or_below, make_folder
+from wherry.store.location import Location
+from wherry.store.ranges import LARGEST
+from wherry.store.sidecar import FOLDER_NAME, Sidecar, encode, put_sidecar
 from wherry.store.store import Entry
 from wherry.target.journal import Journal
-from wherry.target.object_staging import ObjectStaging
-from wherry.target.parts import reading_share
 from wherry.target.sinks import open_staging
-from wherry.target.staged_objects import is_readable, is_staged, run_of
+from wherry.target.staged_objects import is_readable, run_of
 from wherry.target.staging import Staging
 from wherry.version import __version__
 
 if TYPE_CHECKING:
-    from wherry.config.digests import DigestChoice
+    from wherry.config.settings import DigestChoice
+    from wherry.target.object_staging import ObjectStaging
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +132,19 @@ class StagedJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
-    """Where a pass writes.
+class Carriage:
+    """What a pass carries into the targets of one layout, and where.
 
     Attributes:
-        staged: the location of the first output's checkpoint, until it is committed.
+        job: one of the targets.
+        moves: of all of them, or some of these moves.
+        staged: the location of the first target, until it is committed.
         spill: a local folder for temporary files of decoded bytes.
         outputs: the receivers of the bytes.
     """
 
+    job: Job
+    moves: JointMoves
     staged: Location
     spill: Path
     outputs: tuple[Output, ...]
@@ -144,16 +152,16 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class PassHashes:
-    """What a pass has hashed.
+    """The hashes that a pass has computed.
 
     Attributes:
-        hashes: the digests by algorithm of the tensors that were read whole.
-        own: those of the original of a view; None if the source is no view.
+        hashes: the digests by algorithm of the tensors of each layout that were read whole.
+        own: those of the original of views; None if it is carried as it is, and in no further layout.
         boxes: what was hashed of tensors that were carried in boxes, where other processes have the rest.
         sources: the same of the tensors of the original of a view.
     """
 
-    hashes: Mapping[str, Hashes]
+    hashes: Sequence[Mapping[str, Hashes]]
     own: Mapping[str, Hashes] | None
     boxes: Mapping[KeyPath, LeafValues]
     sources: Mapping[KeyPath, LeafValues]
@@ -161,13 +169,8 @@ class PassHashes:
 
 def run(jobs: Sequence[Job]) -> list[Receipt | WherryError]:
     """Carry out all jobs; returns the result of each, in order. A failed pass does not stop the others."""
-    groups: dict[tuple[int, int], list[int]] = {}
-    for number, job in enumerate(jobs):
-        # A job whose files are uploaded needs its own order of the moves.
-        alone = number if job.committed.store.capabilities.parts else -1
-        groups.setdefault((id(job.checkpoint), alone), []).append(number)
     results: dict[int, Receipt | WherryError] = {}
-    for group in groups.values():
+    for group in passes(jobs):
         go_on()
         try:
             done = _pass([jobs[number] for number in group])
@@ -177,42 +180,79 @@ def run(jobs: Sequence[Job]) -> list[Receipt | WherryError]:
     return [results[number] for number in range(len(jobs))]
 
 
+def passes(jobs: Sequence[Job]) -> list[list[int]]:
+    """The numbers of the jobs that share a pass, which reads the source once.
+
+    A job whose files are sent in parts has a pass of its own, as it needs its own order of the moves; so does one
+    whose target is inside another target, which must be there before.
+    """
+    groups: dict[int, list[int]] = {}
+    for number, job in enumerate(jobs):
+        sent = job.committed.store.capabilities.parts
+        inner = any(other is not job and is_at_or_below(other.committed, job.committed) for other in jobs)
+        groups.setdefault(number if sent or inner else -1, []).append(number)
+    return list(groups.values())
+
+
 def _pass(jobs: list[Job]) -> list[Receipt | WherryError]:
-    seen = jobs[0].checkpoint
+    original, algorithm = jobs[0].checkpoint.original, jobs[0].algorithm
     with ExitStack() as stack:
-        if seen.is_view:
-            stack.callback(seen.close)
-        with blaming_changes(jobs[0].pin, seen.original):
-            recorded = recorded_of(seen.original)
-            algorithms = algorithms_of(jobs[0].algorithm, *recorded.values())
-            staged = [stage(job, algorithms, recorded.get(()), stack) for job in jobs]
+        for seen in {id(job.checkpoint): job.checkpoint for job in jobs}.values():
+            if seen.is_view:
+                stack.callback(seen.close)
+        with blaming_changes(jobs[0].pin, original):
+            recorded = recorded_of(original)
+            algorithms = algorithms_of(algorithm, *recorded.values())
+            done: dict[int, Receipt | WherryError] = {}
+            staged: dict[int, StagedJob] = {}
+            for number, job in enumerate(jobs):
+                try:
+                    with blaming_changes(job.pin, original), ExitStack() as opened:
+                        staged[number] = stage(job, algorithms, recorded.get(()), opened)
+                        stack.push(opened.pop_all())
+                except WherryError as error:  # such as a target that is in use; the others are still made
+                    done[number] = error
+            if not staged:
+                return [done[number] for number in range(len(jobs))]
             return_freed_memory()  # of plans and layouts, before buffers of other sizes
-            moves = joint_moves([job.plan for job in jobs])
-            where = Pass(staged[0].staged, staged[0].staging.spill, tuple(one.output for one in staged))
-            moved = move(jobs[0], moves, where, algorithms)
-            del moves
+            layouts = _by_layout(staged)
+            moved = move([_carriage([staged[number] for number in one]) for one in layouts], algorithms)
             hashes, own = moved.hashes, moved.own
-            agree_with_sources(seen.original, recorded, own or hashes)
-        algorithm = jobs[0].algorithm
-        if own is not None:
-            staged = [
-                replace(one, job=replace(one.job, source_digests=own[algorithm].digests)) for one in staged
-            ]
-        done: list[Receipt | WherryError] = []
-        for one in staged:
-            try:
-                done.append(complete(one, hashes[algorithm].of_some(one.output.targets)))
-            except WherryError as error:
-                done.append(one.staging.failed(error))
-        return done
+            agree_with_sources(original, recorded, own or hashes[0])
+        for numbers, found in zip(layouts, hashes, strict=True):
+            for number in numbers:
+                one, job = staged[number], jobs[number]
+                if own is not None and job.checkpoint.is_view:
+                    job = replace(job, source_digests=own[algorithm].digests)
+                try:
+                    carried = found[algorithm].of_some(one.output.targets)
+                    done[number] = complete(replace(one, job=job), carried)
+                except WherryError as error:
+                    done[number] = one.staging.failed(error)
+        return [done[number] for number in range(len(jobs))]
 
 
-def _in_order(moves: JointMoves, where: Pass) -> JointMoves:
-    """The moves in the order of the bytes of the target's files, which are uploaded in parts.
+def _by_layout(staged: Mapping[int, StagedJob]) -> list[list[int]]:
+    """The numbers of the jobs of each layout; the source's own layout is first, as its digests are the source's."""
+    layouts: dict[int, list[int]] = {}
+    for number, one in sorted(staged.items(), key=lambda row: row[1].job.checkpoint.is_view):
+        layouts.setdefault(id(one.job.checkpoint), []).append(number)
+    return list(layouts.values())
+
+
+def _carriage(targets: Sequence[StagedJob]) -> Carriage:
+    """All that is carried into the targets of one layout."""
+    first, outputs = targets[0], tuple(one.output for one in targets)
+    moves = joint_moves([one.job.plan for one in targets])
+    return Carriage(first.job, moves, first.staged, first.staging.spill, outputs)
+
+
+def _in_order(carriage: Carriage) -> Carriage:
+    """What is carried, in the order of the bytes of the target's files, which are uploaded in parts.
 
     A part is sent when all its bytes are known: in another order more parts would wait for bytes than memory can hold.
     """
-    extents_at = where.outputs[0].writer.extents
+    moves, extents_at = carriage.moves, carriage.outputs[0].writer.extents
 
     def position(row: tuple[KeyPath, Sequence[TensorSpec]]) -> tuple[str, int]:
         target = row[1][0]
@@ -222,7 +262,8 @@ def _in_order(moves: JointMoves, where: Pass) -> JointMoves:
         extents = extents_at(target.path, first)
         return (extents[0].location.path, extents[0].offset) if extents else ("", 0)
 
-    return replace(moves, targets=dict(sorted(moves.targets.items(), key=position)))
+    targets = dict(sorted(moves.targets.items(), key=position))
+    return replace(carriage, moves=replace(moves, targets=targets))
 
 
 def algorithms_of(chosen: str, *recorded: Sidecar | None) -> tuple[str, ...]:
@@ -231,64 +272,76 @@ def algorithms_of(chosen: str, *recorded: Sidecar | None) -> tuple[str, ...]:
 
 
 def move(
-    job: Job,
-    moves: JointMoves,
-    where: Pass,
+    layouts: Sequence[Carriage],
     algorithms: tuple[str, ...],
     hashed: Collection[KeyPath] | None = None,
     *,
     shared: bool = False,
 ) -> PassHashes:
-    """Carry moves into one target, or into several of one source.
+    """Carry moves of one source into its targets in one or several layouts.
 
     Args:
-        job: one of the targets.
-        moves: of all targets; or some of them.
-        where: where they are written.
+        layouts: what is carried, and where.
         algorithms: with which the pass hashes.
-        hashed: the tensors of the original of a view whose digests are computed; all by default.
-        shared: whether other processes carry moves of these tensors, too.
+        hashed: the tensors of the original of views whose digests are computed; all by default.
+        shared: whether other processes carry moves of these tensors, too; there is one layout then.
 
     Raises:
         WherryError: reading failed, or every output did.
     """
-    seen, progress = job.checkpoint, job.running.progress
-    if is_staged(where.staged):
-        moves = _in_order(moves, where)
-    specs = {path: seen.manifest.tensors[path] for path in moves.targets}
-    pool, stopped = Pool(reading_memory(job.plan, where.staged)), threading.Event()
-    if job.source_hashes is not None:
-        hashed = ()
+    layouts = [_in_order(one) if one.staged.store.capabilities.staged else one for one in layouts]
+    first = layouts[0].job
+    progress, known = first.running.progress, first.source_hashes
+    views = [one.job.checkpoint for one in layouts]
+    specs = [
+        {path: one.job.checkpoint.manifest.tensors[path] for path in one.moves.targets} for one in layouts
+    ]
+    meter = Meter("convert", sum(bytes_of(one.values()) for one in specs), progress)
+    pool = Pool(min(reading_memory(one.job.plan, one.staged) for one in layouts))
+    stopped = threading.Event()
     with ExitStack() as stack:
         stack.callback(pool.clear)  # before the end of the target is read back, with a pool of its own
         through = None
-        if seen.is_view:
-            from wherry.view.groups import ViewPass
+        if len(layouts) > 1 or views[0].is_view:
+            from wherry.transform.groups import ViewPass
 
+            taken = () if known is not None else hashed
+            seen_paths = list(zip(views, specs, strict=True))
             through = stack.enter_context(
-                ViewPass(seen, specs, algorithms, stopped, progress, hashed, shared=shared)
+                ViewPass(seen_paths, algorithms, stopped, progress, taken, shared=shared)
             )
-        reader = through.reader if through else seen.reader
-        source = stack.enter_context(Source(reader, pool, where.spill, ways=moves.ways, stopped=stopped))
-        meter = Meter("convert", bytes_of(specs.values()), progress)
-        carrier = Carrier(source, specs, meter, algorithms, where.outputs, whole=not shared)
-        own = through.carry(carrier, moves) if through else None
+        readers = through.readers if through else [views[0].reader]
+        carriers, moves = list[Carrier](), list[JointMoves]()
+        for one, reader, paths in zip(layouts, readers, specs, strict=True):
+            ways = one.moves.ways if len(layouts) == 1 else None
+            source = stack.enter_context(Source(reader, pool, one.spill, ways=ways, stopped=stopped))
+            carriers.append(Carrier(source, paths, meter, algorithms, one.outputs, whole=not shared))
+            carried = one.moves
+            if ways is None:  # the plan has seen another reader, which keeps nothing for other layouts
+                carried = replace(carried, ways=ways_of(source, carried.sources, list(carried.targets)))
+            moves.append(carried)
+        own = through.carry(carriers, moves) if through else None
         if not through:
-            carrier.carry(moves)
-    broken = [one.error for one in where.outputs if one.error]
-    if len(broken) == len(where.outputs):
+            carriers[0].carry(moves[0])
+    outputs = [output for one in layouts for output in one.outputs]
+    broken = [output.error for output in outputs if output.error]
+    if len(broken) == len(outputs):
         raise broken[0]
-    tensors = seen.manifest.tensors
-    found = {
-        one: replace(Hashes.when_needed(specs, tensors, carrier.leaves, one), seen=carrier.seen)
-        for one in algorithms
-    }
+    found = [
+        {
+            algorithm: replace(
+                Hashes.when_needed(paths, seen.manifest.tensors, carrier.leaves, algorithm), seen=carrier.seen
+            )
+            for algorithm in algorithms
+        }
+        for seen, paths, carrier in zip(views, specs, carriers, strict=True)
+    ]
     boxes = {
         path: values
-        for path, hasher in carrier.leaves.hashers()
-        if shared and moves.are_boxes(path) and (values := hasher.values()) and values.nbytes
+        for path, hasher in carriers[0].leaves.hashers()
+        if shared and moves[0].are_boxes(path) and (values := hasher.values()) and values.nbytes
     }
-    return PassHashes(found, job.source_hashes or own, boxes, through.values if through else {})
+    return PassHashes(found, known or own, boxes, through.values if through else {})
 
 
 @without_collection()
@@ -335,7 +388,7 @@ def stage(job: Job, algorithms: tuple[str, ...], recorded: Sidecar | None, stack
     back = None
     if job.plan.verify == "digest":
         files = FilesBeingWritten()
-        if is_staged(staged):
+        if staged.store.capabilities.staged:
             # Each range of an object costs a request, so only large ones are read meanwhile.
             files = FilesBeingWritten(
                 is_readable, run_of(staged).using.sender.drain, least_alone(objects=True)
@@ -351,7 +404,7 @@ def least_alone(*, objects: bool) -> int:
 
 
 def header_of(job: Job, algorithms: tuple[str, ...]) -> dict[str, str]:
-    """What identifies a run: a journal is continued only where all of it is the same."""
+    """The header that identifies a run: a journal is continued only if its header is equal."""
     return {
         "plan": job.plan.digest,
         "source": sha256_of("source", [present_fingerprint(job.checkpoint), job.pin.digest]),
@@ -386,15 +439,19 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
     """
     job, place = staged.job, staged.staged
     if staged.output.error is not None:
-        raise staged.output.error
+        with blaming_changes(job.pin, job.checkpoint.original):
+            raise staged.output.error
     ours, pairs = hashes, job.plan.pairs
     if not all(map(eq, pairs, pairs.values())):  # by the key paths of the target
         ours = hashes.renamed({source: target for target, source in pairs.items()})
     with without_collection():
         finish(staged.output.writer)
         return_freed_memory()  # the writer's tables, before those of the opened target
-        if isinstance(staged.staging, ObjectStaging) and staged.staging.run.direct:
-            return _complete_unread(staged, staged.staging, hashes, ours)
+        if staged.staging.target.store.capabilities.parts:
+            from wherry.target.object_staging import ObjectStaging
+
+            if isinstance(staged.staging, ObjectStaging) and staged.staging.run.direct:
+                return _complete_unread(staged, staged.staging, hashes, ours)
         opened = _open_staged(job, place)
     # Boxes and the source's identity read the source again.
     with blaming_changes(job.pin, job.checkpoint.original):
@@ -402,9 +459,10 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
             companions = staged.companions
             if job.row.single_file:
                 companions = tuple(digest_companion(written, one) for one in written.manifest.companions)
-            boxed = _hash_boxes(staged, written, ours)
+            boxed = {path: source for path, source in pairs.items() if path not in ours.digests}
+            found = _hash_boxes(staged, written, boxed) if boxed else None
             verification = _verify(staged, written, ours)
-            ours = ours.joined(boxed)
+            ours = ours if found is None else ours.joined(found)
             mark = fingerprint(written.reader.members(), place, marks=job.target.store.capabilities.local)
             files = recorded_files(written.reader, place)
         del opened, written
@@ -418,7 +476,7 @@ def complete(staged: StagedJob, hashes: Hashes) -> Receipt:
     if place.path != staged.staging.location.path and job.row.finish_step is not None:
         job.row.finish_step(staged.staging.location, job.plan.manifest)
     job.pin.require_unchanged(job.checkpoint.original)
-    if job.plan.verify == "digest" and is_staged(place):
+    if job.plan.verify == "digest" and place.store.capabilities.staged:
         _prove_files(staged)
     with committing(job.target.uri):
         staged.staging.commit(text)
@@ -462,7 +520,11 @@ def finish(writer: MapWriter) -> None:
 
 def reading_memory(plan: Plan, staged: Location) -> int:
     """Bytes of the plan's memory in which a pass reads and decodes: not those that an upload takes."""
-    return reading_share(plan.memory) if is_staged(staged) else plan.memory
+    if not staged.store.capabilities.staged:
+        return plan.memory
+    from wherry.target.parts import reading_share
+
+    return reading_share(plan.memory)
 
 
 def targets_of(plan: Plan) -> Mapping[KeyPath, TensorSpec]:
@@ -473,16 +535,18 @@ def targets_of(plan: Plan) -> Mapping[KeyPath, TensorSpec]:
     return {source: tensors[target] for target, source in plan.pairs.items()}
 
 
-def _hash_boxes(staged: StagedJob, written: Checkpoint, ours: Hashes) -> Hashes:
+def _hash_boxes(staged: StagedJob, written: Checkpoint, boxed: Mapping[KeyPath, KeyPath]) -> Hashes:
     """The digests of tensors whose boxes were not hashed when they were carried: the written target is read.
+
+    Args:
+        staged: the job after the mover's pass.
+        written: the target.
+        boxed: target key path → source key path of these tensors.
 
     Raises:
         MismatchError: the written data differs from the source.
     """
     job = staged.job
-    boxed = {path: source for path, source in job.plan.pairs.items() if path not in ours.digests}
-    if not boxed:
-        return Hashes(job.algorithm)
     found = hash_checkpoint(
         written,
         job.algorithm,
@@ -514,6 +578,8 @@ def _verify(staged: StagedJob, written: Checkpoint, expected: Hashes) -> dict[st
     """
     job, staging = staged.job, staged.staging
     if job.plan.verify == "store":
+        from wherry.target.object_staging import ObjectStaging
+
         assert isinstance(staging, ObjectStaging), "the plan has checked"
         _require_structure(job, written.manifest)
         algorithm = staging.run.compare_checksums()
@@ -627,8 +693,8 @@ def _sidecar(
         blank = zeros_notes(job.checkpoint.original.manifest.tensors, job.source_digests)
     blank += repeated_notes(plan.manifest.tensors, ours.digests, ours.seen)
     bytes_read, parents = plan.nbytes_in, list[dict[str, Any]]()
-    if job.checkpoint.original.parts:  # a merge reads several tensors for each
-        taken = {one for source in plan.pairs.values() for one in job.checkpoint.made_of(source)}
+    if job.checkpoint.is_view:  # which takes several tensors for one, and those of other types
+        taken = {stored for path in plan.pairs.values() for stored in job.checkpoint.made_of(path)}
         bytes_read = bytes_of(map(job.checkpoint.original.manifest.tensors.__getitem__, taken))
     if merge:
         rows: Sequence[Mapping[str, Any]] = merge["sources"]
@@ -651,7 +717,7 @@ def _sidecar(
         warnings=[*plan.notes, *filter(None, [job.choice.note]), *losses_notes(losses), *blank],
         snippet=plan.snippet.replace("DST", job.target.uri),
         group=job.group,
-        asked=dict(job.stated),
+        requested=dict(job.stated),
         ignored=[one.to_json() for one in fold_entries(plan.ignored)],
         family=plan.manifest.origin.get("layout", {}).get("family", ""),
         parents=parents,

@@ -10,8 +10,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
-from wherry.core.option import RequestOption
-from wherry.core.request import LayoutRequest, WritingKeywords
+from wherry.core.request import LayoutRequest, RequestOption, WritingKeywords
 
 if TYPE_CHECKING:
     from wherry.core.progress import OnProgress

@@ -11,12 +11,12 @@ says so. State of a trainer and files without weights are only named, and so is 
 names an item of a step by its own location names nothing else of the step.
 
 **Unused options.** An option that changes nothing in a conversion is refused. Each option of a target, each config,
-folder of companions and fact decides something of the result or is compared with the source. Who reads an option says
-so: a view of the source names the options that it is made by (`Checkpoint.uses`), a format takes its own by name, and
-forms and rules of a tree must change it. What is left was read by nobody. A value that would have been taken without
-the option is used all the same. `--ignore` and `--allow-opaque` are permissions, not statements: what they permit need
-not occur. `--only`, `--family none`, `split` and `join` state what the target is, and the source may be that already.
-Of several targets with the same statement, one must use it.
+folder of companions and fact decides something of the result or is compared with the source. Whatever reads an option
+declares it: a view of the source names the options that it depends on (`Checkpoint.uses`), a format takes its own by
+name, and forms and rules of a tree must change the tree. The remaining options were not read by anything, and are
+refused. A value that would have been taken without the option is used all the same. `--ignore` and `--allow-opaque`
+are permissions, not statements: what they permit need not occur. `--only`, `--family none`, `split` and `join` state
+what the target is, and the source may be that already. Of several targets with the same statement, one must use it.
 
 **Traffic.** What a conversion asks of stores and disks, requests, bytes in and out, and room, follows from metadata
 alone. Reads of raw tensors are counted as the mover makes them; reads of encoded chunks, writes and lists are
@@ -34,7 +34,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack
@@ -54,9 +54,10 @@ from wherry.core.account import (
 )
 from wherry.core.detection import Detection
 from wherry.core.digest import sha256_of_rows
+from wherry.core.html import html_table
 from wherry.core.keypath import KeyPath, render
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.manifest import Manifest
-from wherry.core.option import options_of
 from wherry.core.request import (
     NONE,
     SCAN,
@@ -67,33 +68,33 @@ from wherry.core.request import (
     SourceRequest,
     TargetRequest,
     convert_request,
+    options_of,
 )
 from wherry.core.tensorspec import GRID, TensorSpec, bytes_of
+from wherry.core.threads import carrier_count, without_collection
 from wherry.core.units import parse_budget, plural, show_size
+from wherry.cures import Argument, Cure
 from wherry.errors import IncompleteError, StorageError, UnrepresentableError, UsageError
 from wherry.formats.checkpoint import Checkpoint, open_source
 from wherry.formats.companions import ignored_companion
-from wherry.formats.contents import Chunked, Computed, Contents, Stored
 from wherry.formats.detect import absence
-from wherry.formats.format import Change, Format, Options
+from wherry.formats.format import Change, Chunked, Computed, Contents, Format, Options, Stored
 from wherry.formats.registry import checked_options, find_target_format
 from wherry.formats.shortage import Shortage
+from wherry.layout.axes import settle_options
+from wherry.layout.mapping import MappedTree, map_tree, require_held
 from wherry.ledger.resolve import resolve_named
-from wherry.mover.batch import RangeWindow, ranged_move, request_sizes
+from wherry.mover.carrier import RangeWindow, ranged_move, request_sizes
 from wherry.mover.move import JointMoves, Move, Way, Ways, cells, chunk_count
 from wherry.mover.pool import Pool
 from wherry.mover.source import Source, ways_of
-from wherry.runtime.threads import carrier_count, without_collection
-from wherry.storage.folders import staging_stem
-from wherry.storage.location import Location
-from wherry.storage.open_file import local_path
-from wherry.storage.ranges import LARGEST, STEP
-from wherry.storage.stores import is_live, locate
-from wherry.target.uploaded_file import PART_BYTES
-from wherry.text.html import html_table
-from wherry.tree.axes import settle_options
-from wherry.tree.mapping import TREE_OPTIONS, MappedTree, map_tree, require_held
-from wherry.view.choose import plan_view, require_form
+from wherry.store.folders import staging_stem
+from wherry.store.local_store import is_live, locate
+from wherry.store.location import Location
+from wherry.store.open_file import local_path
+from wherry.store.ranges import LARGEST, STEP
+from wherry.transform.choose import plan_view, require_form
+from wherry.transform.settings import TargetSettings
 
 BASE_BYTES = 64 << 20  # the interpreter, numpy and, for zarr and OCDBT, tensorstore
 _SHOWN = 3
@@ -140,7 +141,7 @@ class StoreTraffic:
 
     @property
     def text(self) -> str:
-        """As `wherry plan` prints it."""
+        """The text that `wherry plan` prints."""
         return (
             f"about {self.reads:,} reads, {self.writes:,} writes, {self.lists:,} lists; "
             f"{show_size(self.egress)} leave it, {show_size(self.ingress)} are written"
@@ -171,18 +172,24 @@ class DiskSpace:
         return str(next(one for one in Path(self.path).parents if one.is_dir()))
 
     @cached_property
-    def _empty(self) -> int:
+    def empty(self) -> int:
+        """Bytes that are free."""
         return shutil.disk_usage(self.folder).free
 
     @cached_property
+    def held(self) -> int:
+        """Bytes that an interrupted run holds for the same target."""
+        return _held_by_staging(Path(self.path)) if self.resumed else 0
+
+    @property
     def free(self) -> int:
         """Bytes that are free, and those that an interrupted run holds for the same target."""
-        return self._empty + (_held_by_staging(Path(self.path)) if self.resumed else 0)
+        return self.empty + self.held
 
     @property
     def fits(self) -> bool:
-        """Whether it is not certain that the disk is too small; looks for staged parts only where that matters."""
-        return self.compressed or self.needed <= self._empty or self.needed <= self.free
+        """Whether it is not certain that the disk is too small."""
+        return self.compressed or self.needed <= self.empty or self.needed <= self.free
 
     def to_json(self) -> dict[str, Any]:
         """The form of `wherry plan --json`."""
@@ -215,7 +222,7 @@ NO_TRAFFIC = Traffic()
 
 @dataclass(frozen=True, slots=True)
 class SharedTraffic:
-    """What several workers ask of stores, where it differs from what one process does.
+    """The traffic of several workers, where it differs from the traffic of one process.
 
     Attributes:
         workers: their number; each opens the source.
@@ -286,15 +293,22 @@ def plan_target(
     """The source in the layout of the target's system, and the plan that makes the target from it."""
     shortages = checkpoint.shortages
     _require_whole([row for row in shortages if row[1].parts])  # before any layout looks at their shapes
-    seen, options, only = plan_view(checkpoint, row, target.settings, target.layout, target.only)
+    seen, left, only = plan_view(checkpoint, row, target.settings, target.layout, target.only)
     _require_whole(shortages)  # unless a layout has named what is missing
-    own = {name: value for name, value in options.items() if name in row.options}
-    seen: Checkpoint = row.values(seen, checked_options(row, own))
-    made = _make(seen, row, replace(target, options=options, only=only, rename=()), request)
-    return seen, replace(made, unused=tuple(unused_options(seen, row, target, request.ignore, options)))
+    options = checked_options(row, left.format)
+    seen = row.divided(seen, options) if target.layout.family != NONE else seen
+    seen: Checkpoint = row.values(seen, options)
+    made = _make(seen, row, replace(target, only=only), left, request)
+    return seen, replace(made, unused=tuple(unused_options(seen, row, target, request.ignore, left.names)))
 
 
-def _make(checkpoint: Checkpoint, row: Format, target: TargetRequest, request: ConvertRequest) -> Plan:
+def _make(
+    checkpoint: Checkpoint,
+    row: Format,
+    target: TargetRequest,
+    settings: TargetSettings,
+    request: ConvertRequest,
+) -> Plan:
     only, as_step, verify = target.only, request.as_step, request.verify
     if verify not in ("digest", "store", "none"):
         raise UsageError(f"invalid value for verify: {verify!r}", cure="choose digest, store or none")
@@ -303,13 +317,12 @@ def _make(checkpoint: Checkpoint, row: Format, target: TargetRequest, request: C
         raise UsageError(
             f"no store computes checksums of a {row.name} target as it is written",
             uri=target.uri,
-            cure="choose --verify digest, which reads the target back",
+            cure=Cure("choose {}, which reads the target back", Argument("verify", "digest")),
         )
     if only is None:
         _require_present(checkpoint)
-    given = dict(target.options)
-    tree = settle_options({name: given.pop(name) for name in TREE_OPTIONS if name in given})
-    checked = checked_options(row, given)
+    tree = settle_options(settings.tree)
+    checked = checked_options(row, {**settings.format, **settings.layout})
     if place.store.capabilities.parts:
         checked = row.in_store(checked)
     mapped = map_tree(checkpoint.manifest, row, tree, only=only, ignore=request.ignore, uri=target.uri)
@@ -318,7 +331,14 @@ def _make(checkpoint: Checkpoint, row: Format, target: TargetRequest, request: C
     require_form(checkpoint, mapped.manifest, row, target.layout)
     require_held(mapped.manifest, row, target.uri)
     manifest = mapped.manifest if as_step is None else replace(mapped.manifest, step=as_step)
-    prepared = _without_hints(row.prepare(manifest, checked))
+    prepared = row.prepare(manifest, checked)
+    unhinted = {  # hints for the chunks are the format's own
+        path: replace(spec, tags={name: text for name, text in spec.tags.items() if name != GRID} or None)
+        for path, spec in prepared.tensors.items()
+        if spec.tags and GRID in spec.tags
+    }
+    if unhinted:
+        prepared = replace(prepared, tensors={**prepared.tensors, **unhinted})
     found = (*checkpoint.ignored, *mapped.ignored, *unprepared_companions(mapped.manifest, prepared, row))
     ignored = within_source(found, request.source.uri, checkpoint.uri)
     require_requested(ignored, request, checkpoint.uri)
@@ -352,16 +372,6 @@ def _make(checkpoint: Checkpoint, row: Format, target: TargetRequest, request: C
     )
 
 
-def _without_hints(manifest: Manifest) -> Manifest:
-    """A target's manifest without the chunk hints for its format."""
-    hinted = {
-        path: replace(spec, tags={name: text for name, text in spec.tags.items() if name != GRID} or None)
-        for path, spec in manifest.tensors.items()
-        if spec.tags and GRID in spec.tags
-    }
-    return replace(manifest, tensors={**manifest.tensors, **hinted}) if hinted else manifest
-
-
 def _left_by(mapped: MappedTree, source: Manifest) -> Callable[[KeyPath], bool]:
     """Whether a leaf is not carried, and so may be missing; includes leaves without a known shape."""
     carried = set(mapped.pairs.values())
@@ -375,9 +385,11 @@ def _require_present(checkpoint: Checkpoint, *, left: Callable[[KeyPath], bool] 
         choice = (
             "or use another step"
             if left
-            else "use another step, or pass --only params if the parameters are complete"
+            else Cure(
+                "use another step, or pass {} if the parameters are complete", Argument("only", "params")
+            )
         )
-        raise IncompleteError(reason, uri=checkpoint.uri, cure=f"restore the missing files, {choice}")
+        raise IncompleteError(reason, uri=checkpoint.uri, cure=Cure("restore the missing files, {}", choice))
 
 
 def _require_whole(shortages: list[tuple[str, Shortage]]) -> None:
@@ -597,7 +609,7 @@ def unprepared_companions(mapped: Manifest, prepared: Manifest, row: Format) -> 
 
 
 def not_copied(change: Change) -> Iterator[IgnoredEntry]:
-    """What a rewrite does not copy to its target: entries of the step around the item, and files that it replaces."""
+    """The files that a rewrite does not copy: entries of the step around the item, and files that it replaces."""
     found = {one.name: one for one in change.opened.ignored}
     yield from (one for one in found.values() if one.path[0] == "..")
     for name in change.left:
@@ -636,7 +648,7 @@ def require_requested(
 ) -> None:
     """Refuse to leave out weights unless the request says so.
 
-    Who names an item of a step says that the other items stay.
+    Naming one item of a step is such a request: its other items are left out.
 
     Args:
         ignored: everything that is left out.
@@ -657,7 +669,9 @@ def require_requested(
         raise UnrepresentableError(
             f"weights next to the converted ones would be left out: {names}{more}{why}",
             uri=uri,
-            cure=f'pass --ignore {OTHERS} to leave them out (in a route: ignore = ["{OTHERS}"])',
+            cure=Cure(
+                'pass {} to leave them out (in a route: ignore = ["{}"])', Argument("ignore", OTHERS), OTHERS
+            ),
         )
 
 
@@ -722,7 +736,7 @@ def require_used(
 
 
 def _statements(target: TargetRequest) -> dict[str, Any]:
-    """What a target states, by name; `--family none` only keeps the tree."""
+    """The options that a target states, by name; `--family none` only keeps the tree."""
     layout = ((one.flag, getattr(target.layout, one.name)) for one in options_of(LayoutRequest))
     return {**{name: value for name, value in layout if value not in (None, NONE, False)}, **target.options}
 
@@ -747,20 +761,30 @@ def traffic_of(seen: Checkpoint, plan: Plan, shared: SharedTraffic = ONE_PROCESS
     return Traffic(tuple(stores), _space(plan))
 
 
-def require_room(plan: Plan) -> None:
-    """Refuse a target for which its disk is too small; called before its first byte is written.
+def require_room(plans: Sequence[Plan]) -> None:
+    """Refuse targets for which their disks are too small together; called before the first byte is written.
 
     Raises:
-        StorageError: it does not fit.
+        StorageError: they do not fit.
     """
-    space = plan.traffic.space or _space(plan)  # a plan that is about to be carried out states no traffic
-    if space is not None and not space.fits:
-        other = "folder with TMPDIR" if local_path(plan.target) is None else "target"
-        raise StorageError(
-            f"the disk is too small: {show_size(space.needed)} are needed, {show_size(space.free)} are free",
-            uri=plan.target,
-            cure=f"free some space, or choose another {other}",
-        )
+    disks: dict[int, list[tuple[str, DiskSpace]]] = {}
+    for plan in plans:
+        space = plan.traffic.space or _space(plan)  # a plan that is about to be carried out states no traffic
+        if space is not None and not space.compressed:
+            disks.setdefault(Path(space.folder).stat().st_dev, []).append((plan.target, space))
+    for rows in disks.values():
+        needed, free = sum(space.needed for _target, space in rows), rows[0][1].empty
+        if needed > free:  # only then look for what interrupted runs have staged
+            free += sum(space.held for _target, space in rows)
+        if needed > free:
+            target = rows[0][0]
+            several = f" for {plural(len(rows), 'target')}" if len(rows) > 1 else ""
+            other = "folder with TMPDIR" if local_path(target) is None else "target"
+            raise StorageError(
+                f"the disk is too small{several}: {show_size(needed)} are needed, {show_size(free)} are free",
+                uri=target,
+                cure=f"free some space, or choose another {other}",
+            )
 
 
 def _is_remote(uri: str) -> bool:
@@ -822,7 +846,7 @@ def _reads_of_source(seen: Checkpoint, plan: Plan, *, times: int) -> tuple[int, 
 
 
 def _count(sizes: Iterable[int]) -> tuple[int, int]:
-    """The number and the sum of some sizes, of which a giant has a million."""
+    """The number and the sum of some sizes, of which a huge model has a million."""
     count = total = 0
     for size in sizes:
         count, total = count + 1, total + size
@@ -830,6 +854,8 @@ def _count(sizes: Iterable[int]) -> tuple[int, int]:
 
 
 def _of_target(place: Location, plan: Plan, shared: SharedTraffic) -> StoreTraffic:
+    from wherry.target.uploaded_file import PART_BYTES
+
     companions = [companion.size for companion in plan.manifest.companions]
     written = plan.nbytes_out + sum(companions)
     parts = -(-plan.nbytes_out // PART_BYTES) + sum(max(-(-size // PART_BYTES), 1) for size in companions)

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.config_text import parse_toml
+from wherry.core.lazy_dataclass import dataclass
 from wherry.errors import NotFoundError, UsageError
-from wherry.storage.location import MOST_CONFIG
-from wherry.storage.stores import locate
-from wherry.text.config_text import parse_toml
+from wherry.store.local_store import locate
+from wherry.store.location import MOST_CONFIG
 
 if TYPE_CHECKING:
     from wherry.converter.plan import StoreTraffic

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from wherry.core.account import fold_entries
 from wherry.core.detection import Detection
 from wherry.core.digest import origin_digest
 from wherry.core.keypath import KeyPath, render
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.manifest import Companion, Manifest
 from wherry.core.progress import OnProgress, RunContext
 from wherry.core.receipt import CheckpointRef, Receipt, software, utc_now
@@ -34,11 +35,11 @@ from wherry.formats.detect import absence, look
 from wherry.formats.format import Change, Glimpse
 from wherry.formats.recorded_files import recorded_files
 from wherry.formats.registry import find_format, formats
+from wherry.layout.mapping import RENAMED
 from wherry.mover.hashing import Hashes, compare, hash_checkpoint
-from wherry.storage.location import Location
-from wherry.storage.sidecar import Sidecar, read_sidecar
-from wherry.tree.mapping import RENAMED
-from wherry.view.inverse import differences
+from wherry.store.location import Location
+from wherry.store.sidecar import Sidecar, read_sidecar
+from wherry.transform.inverse import differences
 
 if TYPE_CHECKING:
     from wherry.converter.rewrite_plan import RewritePlan
@@ -284,7 +285,7 @@ def _receipt(
         bytes_read=source.nbytes if wanted.digests else 0,
         bytes_written=0 if rewriting.in_place else rewriting.carried[1],
         verification=verification,
-        asked=dict(wanted.stated),
+        requested=dict(wanted.stated),
         ignored=[row.to_json() for row in fold_entries(rewriting.ignored)],
         origin=origin,
     )

@@ -7,15 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from wherry.core.digest import checkpoint_digest, weights_digest
+from wherry.core.digest import weights_digest
 from wherry.core.keypath import KeyPath
-from wherry.core.manifest import Companion, Manifest
+from wherry.core.manifest import Companion, Manifest, checkpoint_digest
 from wherry.core.receipt import CheckpointRef
 from wherry.errors import MismatchError
 from wherry.formats.checkpoint import Checkpoint, JoinedPart, present_fingerprint
 from wherry.formats.companions import digest_companion
 from wherry.mover.hashing import DigestsWhenNeeded, Hashes, compare, hash_checkpoint
-from wherry.storage.sidecar import Sidecar, read_sidecar
+from wherry.store.sidecar import Sidecar, read_sidecar
 
 T = TypeVar("T")
 
@@ -78,7 +78,7 @@ def source_references(
 
 
 def below(found: Mapping[KeyPath, T], prefix: KeyPath) -> dict[KeyPath, T]:
-    """What belongs to one of several checkpoints, by its own key paths."""
+    """The entries of one of several checkpoints, by its own key paths."""
     return {path[len(prefix) :]: one for path, one in found.items() if path[: len(prefix)] == prefix}
 
 
@@ -145,7 +145,7 @@ def agree_with_source(checkpoint: Checkpoint, recorded: Sidecar, hashes: Hashes)
 def agree_with_sources(
     checkpoint: Checkpoint, recorded: Mapping[KeyPath, Sidecar], hashes: Mapping[str, Hashes]
 ) -> None:
-    """The same for each of several checkpoints that were read as one, which its sidecar records.
+    """Compare the digests of each of several checkpoints, which were read as one, with its own sidecar.
 
     Args:
         checkpoint: the source.

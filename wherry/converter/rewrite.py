@@ -11,9 +11,9 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from wherry.config.digests import digest_choice
+from wherry.config.settings import digest_choice
 from wherry.converter.command import stated_options
 from wherry.converter.convert import existing_result
 from wherry.converter.in_place import change_in_place, replace_sidecar
@@ -25,22 +25,23 @@ from wherry.core.account import IgnoredEntry
 from wherry.core.digest import sha256_of
 from wherry.core.interrupts import committing
 from wherry.core.keypath import render
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.progress import Meter, OnProgress, RunContext
 from wherry.core.request import RewriteRequest, SourceRequest
 from wherry.core.units import DEFAULT_MEMORY, parse_budget
+from wherry.cures import Command, Cure
 from wherry.errors import IncompleteError, NotRecordedError, UnsupportedError, UsageError
-from wherry.formats.checkpoint import Checkpoint
+from wherry.formats.checkpoint import Checkpoint, Pin, blaming_changes, settled_checkpoint, take_pin
 from wherry.formats.detect import absence, resolve_source
 from wherry.formats.format import Change
-from wherry.formats.pin import Pin, blaming_changes, settled_checkpoint, take_pin
 from wherry.formats.registry import find_format, rewrites
 from wherry.ledger.record import LEFT_OUT, record
 from wherry.ledger.resolve import resolve_named
-from wherry.storage.copy import carry, list_files
-from wherry.storage.location import Location
-from wherry.storage.sidecar import FOLDER_NAME, Sidecar, encode
-from wherry.storage.stores import locate, make_folder
-from wherry.target.file_names import require_separate_names
+from wherry.store.copy import carry, list_files
+from wherry.store.local_store import locate, make_folder
+from wherry.store.location import Location
+from wherry.store.sidecar import FOLDER_NAME, Sidecar, encode
+from wherry.target.files import require_separate_names
 from wherry.target.object_staging import ObjectStaging
 from wherry.target.sinks import open_staging
 from wherry.target.staging import Staging
@@ -172,7 +173,7 @@ def _ready(request: RewriteRequest) -> Generator[_Ready]:
         raise UsageError(
             f"unknown rewrite {name!r} for format {detection.format}",
             uri=location.uri,
-            cure=f"choose {' or '.join(known)}" if known else "use `wherry convert` instead",
+            cure=f"choose {' or '.join(known)}" if known else Cure("use {} instead", Command("convert")),
         )
     row = known[name]
     with settled_checkpoint(

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from wherry.core.progress import Meter
+from wherry.cures import Blank, Command, Cure
 from wherry.errors import UnsupportedError
-from wherry.storage.copy import list_files
-from wherry.storage.location import Location
+from wherry.store.copy import list_files
+from wherry.store.location import Location
 from wherry.target.object_staging import bucket_of
 from wherry.target.upload_run import UploadRun
 
@@ -41,13 +42,19 @@ def require_places(source: Location, target: Location, *, in_place: bool) -> Non
         raise UnsupportedError(
             "a rewrite copies within one file system or one bucket",
             uri=target.uri,
-            cure="choose a target next to the source, then copy it: `wherry fetch SOURCE TARGET`",
+            cure=Cure(
+                "choose a target next to the source, then copy it: {}",
+                Command("fetch", Blank("SOURCE"), Blank("TARGET")),
+            ),
         )
     if not target.store.capabilities.object_copy or not target.store.capabilities.parts:
         raise UnsupportedError(
             f"{source.store.protocol}:// does not copy objects",
             uri=source.uri,
-            cure="fetch the checkpoint to a local folder first: `wherry fetch SOURCE DIR`",
+            cure=Cure(
+                "fetch the checkpoint to a local folder first: {}",
+                Command("fetch", Blank("SOURCE"), Blank("DIR")),
+            ),
         )
 
 
@@ -61,7 +68,9 @@ def require_kind(change: Change, source: Location) -> None:
         raise UnsupportedError(
             change.local_only,
             uri=source.uri,
-            cure="fetch it to a local folder first: `wherry fetch SOURCE DIR`",
+            cure=Cure(
+                "fetch it to a local folder first: {}", Command("fetch", Blank("SOURCE"), Blank("DIR"))
+            ),
         )
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.account import IgnoredEntry, fold_entries
+from wherry.core.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from wherry.core.receipt import Receipt

@@ -3,16 +3,23 @@
 An entry is a tensor, a value, an empty node, or a file or folder next to them. What a format finds next to the tensors
 and does not read, what the target cannot hold and what the user leaves out are all entries of this one kind, in plans,
 receipts and in what is printed.
+
+A `Tally` sums what was counted of the values that one thread computes while a block of code runs. Whoever makes a move
+opens a tally around it; what computes values adds to the open one (`wherry.layout.losses`). So the readers between them
+need not know of it. Without an open tally nothing is counted.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
 from typing import NamedTuple
 
 from wherry.core.keypath import KeyPath, parse, render
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.units import plural
 
 OTHERS = "others"  # the rule for weights that the checkpoint as it is read does not include
@@ -46,11 +53,11 @@ class IgnoredEntry:
 
     @property
     def name(self) -> str:
-        """Its printed path."""
+        """The entry's printed key path."""
         return render(self.path)
 
     def to_json(self) -> dict[str, str]:
-        """As plans and receipts list it."""
+        """The JSON form of an entry in plans and receipts."""
         return {"path": self.name, "rule": self.rule, "what": self.what, "reason": self.reason}
 
 
@@ -99,7 +106,7 @@ class Bound(NamedTuple):
 
 
 def bound_to_json(bound: Bound) -> dict[str, float]:
-    """As plans list it."""
+    """The JSON form of a bound in plans."""
     return {
         "relative": bound.relative,
         "absolute": bound.absolute,
@@ -164,7 +171,33 @@ def losses_notes(losses: Mapping[KeyPath, Losses]) -> list[str]:
 
 
 def some_names(paths: Iterable[KeyPath]) -> str:
-    """The first key paths, and how many there are besides."""
+    """The first key paths, and how many more there are."""
     names = [render(path) for path in sorted(paths)]
     rest = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + rest
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts what values have lost, while a move is carried out."""
+
+    losses: Losses = NO_LOSSES
+
+
+_OPEN: ContextVar[Tally | None] = ContextVar("tally", default=None)
+
+
+@contextmanager
+def counting() -> Generator[Tally]:
+    """Around the making of one move: the tally of the values that this thread computes meanwhile."""
+    tally = Tally()
+    token = _OPEN.set(tally)
+    try:
+        yield tally
+    finally:
+        _OPEN.reset(token)
+
+
+def open_tally() -> Tally | None:
+    """The tally of the innermost block that runs; None if there is none."""
+    return _OPEN.get()

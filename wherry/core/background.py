@@ -104,7 +104,7 @@ def _wait() -> None:
 
 
 def _begin_anew() -> None:
-    """In a child of a fork: the threads do not exist there."""
+    """Forget the threads in a forked child, where they do not exist."""
     global _running
     lost, _running = _running, set()
     for work in lost:

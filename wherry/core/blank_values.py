@@ -14,20 +14,25 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache, lru_cache
 
 from wherry import kernels
 from wherry.core import dtypes
 from wherry.core.account import some_names
-from wherry.core.algorithms import algorithm_of, new_hash
-from wherry.core.digest import LEAF, tensor_digest
+from wherry.core.digest import LEAF, algorithm_of, new_hash, tensor_digest
 from wherry.core.keypath import KeyPath
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.tensorspec import TensorSpec, forms_of
 from wherry.core.units import plural
 
 _COUNTS = ("int", "uint", "bool")  # counters, masks and positions are often zero
 _MAGNITUDES = {size: (1 << (8 * size - 1)) - 1 for size in (1, 2, 4, 8)}  # all bits of a word but the highest
+# The word of infinity of each type that has one, above which the magnitudes of NaN are.
+_INFINITIES = {
+    "float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F800000, "float64": 0x7FF0000000000000,
+    "float8_e5m2": 0x7C, "float8_e4m3": 0x78, "float8_e3m4": 0x70,
+}  # fmt: skip
 _MOST_BYTES = 1 << 40  # of a tensor: its digest takes 17 MB of text, and metadata can state any shape
 _LOCK = threading.Lock()
 _CURE = "if a download or a copy was cut off, compare the files with the original"
@@ -35,7 +40,7 @@ _CURE = "if a download or a copy was cut off, compare the files with the origina
 
 @dataclass(slots=True)
 class SeenValues:
-    """What a pass saw of the values of tensors, while it hashed them.
+    """Facts about the values of tensors, which a pass collects while it hashes them.
 
     Attributes:
         nans: key path → how many elements are NaN, of the tensors that have some.
@@ -75,7 +80,7 @@ class SeenValues:
         return count
 
     def see_whole(self, parts: Sequence[tuple[TensorSpec, memoryview]]) -> list[tuple[TensorSpec, int]]:
-        """Look at whole tensors, many at once: a look at each costs more than to hash one of a few kilobytes.
+        """Examine many whole tensors at once: a call for each would cost more than hashing a few kilobytes.
 
         Args:
             parts: the tensors with all their bytes.
@@ -96,33 +101,31 @@ class SeenValues:
         self, dtype: str, rows: Sequence[tuple[TensorSpec, memoryview]]
     ) -> list[tuple[TensorSpec, int]]:
         """Look at whole tensors of one type: only those count whose first and last elements are the same."""
-        import numpy as np
-
-        size = dtypes.numpy_dtype(dtype).itemsize
-        joined = memoryview(b"".join([data for _spec, data in rows]))
-        elements = np.frombuffer(joined, f"V{size}")
-        ends = np.cumsum([len(data) for _spec, data in rows]) // size
-        first = elements[np.concatenate(([0], ends[:-1]))]
-        for at in np.flatnonzero(first == elements[ends - 1]).tolist():
-            self.repeated[rows[at][0].path] = bytes(rows[at][1][:size])
-        if not nan_count(dtype, joined):
+        size = dtypes.bits(dtype) // 8
+        for spec, data in rows:
+            if (first := bytes(data[:size])) == bytes(data[-size:]):
+                self.repeated[spec.path] = first
+        if not nan_count(dtype, memoryview(b"".join([data for _spec, data in rows]))):
             return []
         return [(spec, count) for spec, data in rows if (count := nan_count(dtype, data))]
 
     def renamed(self, names: Mapping[KeyPath, KeyPath]) -> SeenValues:
-        """The same under other key paths, of the tensors that have one."""
+        """The values under other key paths; tensors without one are left out."""
         return SeenValues(
             {names[path]: count for path, count in self.nans.items() if path in names},
             {names[path]: element for path, element in self.repeated.items() if path in names},
         )
 
     def joined(self, other: SeenValues) -> SeenValues:
-        """This and what a pass over other tensors saw."""
+        """The values that this pass and another one, over other tensors, have seen."""
         return SeenValues({**self.nans, **other.nans}, {**self.repeated, **other.repeated})
 
 
 def nan_count(dtype: str, data: memoryview) -> int:
     """How many elements are NaN."""
+    infinity = _INFINITIES.get(dtype)
+    if infinity is not None and kernels.load() is not None:
+        return kernels.count_above(data, dtypes.bits(dtype) // 8, infinity)
     import numpy as np
 
     kind = dtypes.numpy_dtype(dtype)
@@ -131,23 +134,14 @@ def nan_count(dtype: str, data: memoryview) -> int:
         real = values.view(f"<f{kind.itemsize // 2}")
         return int(np.count_nonzero(np.isnan(values))) if np.isnan(real.max()) else 0
     words = np.frombuffer(data, f"<u{kind.itemsize}")
-    infinity = _infinity(dtype)
     if infinity is None:  # a type with one or two words for NaN
         return sum(int(np.count_nonzero(words == word)) for word in _nan_words(dtype))
-    if kernels.load() is not None:
-        return kernels.count_above(words, infinity)
     return int(np.count_nonzero((words & words.dtype.type(_MAGNITUDES[kind.itemsize])) > infinity))
 
 
-@cache
-def _infinity(dtype: str) -> int | None:
-    """The word of infinity, above which the magnitudes of NaN are; None for a type without infinity."""
-    import numpy as np
-
-    kind = dtypes.numpy_dtype(dtype)
-    with np.errstate(all="ignore"):
-        found = np.array([np.inf], "f4").astype(kind)
-    return int(found.view(f"<u{kind.itemsize}")[0]) if np.isinf(found.astype("f4")[0]) else None
+def counts_with_numpy(dtype: str) -> bool:
+    """Whether `SeenValues` needs numpy for a tensor of this type."""
+    return _may_be_blank(dtype) and not (dtype in _INFINITIES and kernels.load() is not None)
 
 
 @cache
@@ -162,7 +156,11 @@ def _nan_words(dtype: str) -> tuple[int, ...]:
 @lru_cache(1 << 12)
 def _form_counts(dtype: str, shape: tuple[int, ...]) -> bool:
     """Whether a tensor has several elements that are no counters, and bytes of its own for each."""
-    return math.prod(shape) > 1 and not dtype.startswith(_COUNTS) and not dtypes.opaque(dtype)
+    return math.prod(shape) > 1 and _may_be_blank(dtype)
+
+
+def _may_be_blank(dtype: str) -> bool:
+    return not dtype.startswith(_COUNTS) and not dtypes.opaque(dtype)
 
 
 def zeros_notes(specs: Mapping[KeyPath, TensorSpec], digests: Mapping[KeyPath, str]) -> list[str]:
@@ -244,6 +242,10 @@ def _filled_leaf(algorithm: str, element: bytes, nbytes: int) -> bytes:
 
 @cache
 def _one(dtype: str) -> bytes:
+    infinity = _INFINITIES.get(dtype)
+    if infinity is not None:  # all bits of the exponent, of which one has all but the highest
+        lowest = infinity & -infinity
+        return (infinity // lowest // 2 * lowest).to_bytes(dtypes.bits(dtype) // 8, "little")
     import numpy as np
 
     return np.ones((), "f4").astype(dtypes.numpy_dtype(dtype)).tobytes()

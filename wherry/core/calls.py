@@ -16,6 +16,8 @@ from wherry import cures
 from wherry.core import forks as _forks
 from wherry.core.background import wait_at_exit, waited_for
 from wherry.core.names import meant_names
+from wherry.core.receipt import Receipt
+from wherry.core.request import SourceRequest
 from wherry.errors import UsageError, choose
 
 assert _forks  # a process that calls wherry can be forked
@@ -23,7 +25,9 @@ wait_at_exit()
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
 # What the parts of an annotation accept. An argument is checked if all parts of its annotation are here.
-_TYPES: dict[str, type] = {"str": str, "os.PathLike[str]": os.PathLike, "None": type(None)}
+_TYPES: dict[str, type] = {
+    "str": str, "os.PathLike[str]": os.PathLike, "SourceRequest": SourceRequest, "Receipt": Receipt, "None": type(None)
+}  # fmt: skip
 _WORDS = {"str": "text", "os.PathLike[str]": "a path"}
 
 
@@ -52,33 +56,26 @@ def usage_checked(verb: str) -> Callable[[Function], Function]:
                 meant = [option] if option in names else meant_names(unknown, names)
                 cure = choose(unknown, names, meant)
                 command = verb.partition(".")[2] in cures.CALLS
-                if command and not meant and f"--{unknown.replace('_', '-')}" in cures.COMMANDS_ONLY:
-                    cure = f"only the command line has it: see `{verb.replace('.', ' ')} --help`"
+                if command and not meant and unknown.replace("_", "-") in cures.COMMANDS_ONLY:
+                    help_of = cures.Command(verb.removeprefix("wherry."), cures.Argument("help"))
+                    cure = cures.Cure("only the command line has it: see {}", help_of)
                 raise UsageError(f"unknown argument {unknown!r} of {verb}", cure=cure)
             try:
                 bound = signature.bind(*arguments, **keywords)
             except TypeError as error:
                 raise UsageError(f"{verb}: {error}", cure=f"its arguments are: {', '.join(names)}") from error
             for name, value in bound.arguments.items():
-                _require_text(verb, name, value, kinds[name])
+                texts = set(kinds[name]) <= set(_TYPES)
+                if texts and not isinstance(value, tuple(_TYPES[kind] for kind in kinds[name])):
+                    wanted = " or ".join(_WORDS[kind] for kind in kinds[name] if kind in _WORDS)
+                    each = isinstance(value, list | tuple)
+                    raise UsageError(
+                        f"invalid value for {name}: {value!r}; expected {wanted}, got {type(value).__name__}",
+                        cure=f"call {verb} once for each of them" if each else f"pass {wanted}",
+                    )
             with waited_for(verb):
                 return function(*arguments, **keywords)
 
         return cast("Function", call)
 
     return checking
-
-
-def _require_text(verb: str, name: str, value: object, kinds: list[str]) -> None:
-    """Refuse a value of another type where only texts and paths are taken.
-
-    Raises:
-        UsageError: the value is neither.
-    """
-    if not set(kinds) <= set(_TYPES) or isinstance(value, tuple(_TYPES[kind] for kind in kinds)):
-        return
-    wanted = " or ".join(_WORDS[kind] for kind in kinds if kind in _WORDS)
-    raise UsageError(
-        f"invalid value for {name}: {value!r}; expected {wanted}, got {type(value).__name__}",
-        cure=f"call {verb} once for each of them" if isinstance(value, list | tuple) else f"pass {wanted}",
-    )

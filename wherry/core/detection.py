@@ -6,9 +6,10 @@ specialises another, the result is not ambiguous: the most specific format is ch
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import Literal, TypeAlias
 
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.steps import require_step
 
 Verdict: TypeAlias = Literal["ok", "incomplete", "corrupt", "malicious", "not-a-checkpoint", "unsupported"]
@@ -61,7 +62,7 @@ class Detection:
     cure: str | None = None
 
     def __post_init__(self) -> None:
-        """Its step is one that can be printed and recorded."""
+        """Check that the step can be printed and recorded."""
         require_step(self.step)
 
     def to_json(self) -> dict[str, object]:

@@ -7,37 +7,168 @@
 - The **checkpoint digest** is a hash over weights digest, format, format version, non-tensor leaves and companion
   digests: identity. A change of container keeps the weights digest and changes the checkpoint digest.
 
-All of them are computed with one algorithm, BLAKE3 or SHA-256, and printed as `blake3:` or `sha256:` with 64 hex digits
-(`wherry.core.algorithms`). The text that is hashed for the last three is canonical JSON (sorted keys, no spaces, UTF-8)
-after a header line that names the kind and its version. It contains digests without the name of the algorithm if that
-is the algorithm of the hash itself, so that SHA-256 digests are what they were.
+All of them are computed with one algorithm, BLAKE3 or SHA-256, and printed as `blake3:` or `sha256:` with 64 hex
+digits. The text that is hashed for the last three is canonical JSON (sorted keys, no spaces, UTF-8) after a header line
+that names the kind and its version. It contains digests without the name of the algorithm if that is the algorithm of
+the hash itself, so that SHA-256 digests are what they were.
 
 Companion files, plans, fingerprints and the ledger's chain are always hashed with SHA-256.
+
+`LeafValues` are what one process has hashed of a tensor of which others have the rest, and how it is joined. A leaf is
+BLAKE3 of 4 MiB, and BLAKE3 is a tree. A process that has some bytes of a leaf gives the values of the largest subtrees
+that it has whole, 32 bytes each, and the bytes themselves of KiB of which it has a part. The values of all processes
+together give the leaf. The same bytes give the same values, so two processes that had the same can be compared.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import math
+import re
 import threading
 from binascii import hexlify
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, lru_cache
 from itertools import islice, product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from wherry import kernels
 from wherry.core import dtypes
-from wherry.core.algorithms import BLAKE3, HASH_BYTES, HashState, hash_function, new_hash
-from wherry.core.keypath import KeyPath, render
-from wherry.core.leaf_values import LeafValues
+from wherry.core.keypath import KeyPath
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.tensorspec import Region, TensorSpec, c_strides, region_shape
+from wherry.kernels import MOST_VALUES
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from wherry.core.manifest import Manifest
+
+HASH_BYTES = 32  # length of a hash, of either algorithm
+BLAKE3, SHA256 = "blake3", "sha256"
+ALGORITHMS = (BLAKE3, SHA256)
+_DIGEST = re.compile(rf"({'|'.join(ALGORITHMS)}):([0-9a-f]{{64}})")
+_URI = re.compile(rf"wherry://({'|'.join(ALGORITHMS)})/([0-9a-f]{{64}})")
+
+
+class HashState(Protocol):
+    """A running hash, as `hashlib` and `blake3` have it."""
+
+    def update(self, data: Buffer, /) -> object:
+        """Add bytes."""
+
+    def digest(self) -> bytes:
+        """The hash of all bytes so far."""
+        ...
+
+
+def new_hash(algorithm: str, data: Buffer = b"") -> HashState:
+    """A running hash.
+
+    Args:
+        algorithm: one of `ALGORITHMS`.
+        data: its first bytes.
+    """
+    return hash_function(algorithm)(data)
+
+
+@cache
+def hash_function(algorithm: str) -> Callable[[Buffer], HashState]:
+    """A function that begins a hash with its first bytes; faster than `new_hash` in a loop over many small tensors."""
+    if algorithm == BLAKE3:
+        from blake3 import blake3  # a compiled module, which `wherry --help` does not need
+
+        return blake3
+    assert algorithm == SHA256, algorithm
+    return hashlib.sha256
+
+
+def require_digest(text: str) -> str:
+    """A digest of a record.
+
+    Raises:
+        TypeError: it is not a digest with a known algorithm.
+    """
+    if not _DIGEST.fullmatch(text):
+        raise TypeError(f"expected a digest with its algorithm, got {text[:80]!r}")
+    return text
+
+
+def algorithm_of(digest: str) -> str:
+    """The algorithm of a digest; SHA-256 if it names none that is known."""
+    found = _DIGEST.fullmatch(digest)
+    return found[1] if found else SHA256
+
+
+def digits_of(digest: str) -> str:
+    """The hex digits of a digest, without its algorithm."""
+    return digest.rpartition(":")[2]
+
+
+def digest_uri(digest: str) -> str:
+    """The URI of the checkpoint with a checkpoint digest, `wherry://ALGORITHM/DIGITS`; see `digest_in`."""
+    return f"wherry://{algorithm_of(digest)}/{digits_of(digest)}"
+
+
+def digest_in(uri: str) -> str | None:
+    """The checkpoint digest that a `wherry://` URI contains; None if it is no such URI."""
+    found = _URI.fullmatch(uri)
+    return f"{found[1]}:{found[2]}" if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class LeafValues:
+    """The part of a tensor's hashes that one process has.
+
+    Attributes:
+        leaves: number → hash of each leaf of which it has every byte.
+        parts: number → values of each leaf of which it has some; see `wherry.kernels.OpenLeaves.values`.
+    """
+
+    leaves: Mapping[int, bytes]
+    parts: Mapping[int, bytes]
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes are exchanged."""
+        return HASH_BYTES * len(self.leaves) + sum(map(len, self.parts.values()))
+
+    @property
+    def digest(self) -> str:
+        """Identifies which bytes were hashed, and what they were: hex SHA-256."""
+        return hashlib.sha256(json.dumps(self.to_json()).encode()).hexdigest()
+
+    def to_json(self) -> list[Any]:
+        """The JSON form of the values; the inverse of `from_json`."""
+        leaves, parts = sorted(self.leaves.items()), sorted(self.parts.items())
+        return [
+            [leaf for leaf, _digest in leaves],
+            base64.b64encode(b"".join(digest for _leaf, digest in leaves)).decode(),
+            [[leaf, base64.b64encode(part).decode()] for leaf, part in parts],
+        ]
+
+    @classmethod
+    def from_json(cls, row: list[Any]) -> Self:
+        """Read the values from a record; raises ValueError or TypeError if it has another form."""
+        numbers, text, rows = row
+        if not (isinstance(numbers, list) and isinstance(rows, list)):
+            raise TypeError("leaves are listed")
+        raw = base64.b64decode(text, validate=True)
+        if len(raw) != HASH_BYTES * len(numbers):
+            raise ValueError(f"{len(raw)} bytes are not the hashes of {len(numbers)} leaves")
+        leaves = {
+            number: raw[place * HASH_BYTES : (place + 1) * HASH_BYTES] for place, number in enumerate(numbers)
+        }
+        parts = {number: base64.b64decode(part, validate=True) for number, part in rows}
+        if not all(type(number) is int and number >= 0 for number in (*leaves, *parts)):
+            raise TypeError("leaves are counted by integers")
+        if len(leaves) + len(parts) != len(numbers) + len(rows) or not leaves.keys().isdisjoint(parts):
+            raise ValueError("a leaf is there twice")
+        if not all(0 < len(part) <= MOST_VALUES for part in parts.values()):
+            raise ValueError(f"a leaf has values of more than {MOST_VALUES:,} bytes, or none")
+        return cls(leaves, parts)
+
 
 LEAF = kernels.LEAF
 SHORTEST_RUN = 1 << 10  # bytes; to hash shorter runs one by one costs more than to read them again in order
@@ -64,12 +195,12 @@ def origin_digest(origin: Mapping[str, object]) -> str:
 
 
 def sha256_text(kind: str, text: bytes) -> str:
-    """As `sha256_of`, for a value whose canonical JSON has been computed already."""
-    return hashlib.sha256(_header(kind) + text).hexdigest()
+    """Like `sha256_of`, for a value whose canonical JSON has been computed already."""
+    return hashlib.sha256(header_line(kind) + text).hexdigest()
 
 
 def sha256_of_rows(kind: str, fields: Mapping[str, object], name: str, rows: Iterable[object]) -> str:
-    """As `sha256_of` of an object, one field of which is a long array.
+    """Like `sha256_of` of an object, one field of which is a long array.
 
     Args:
         kind: as for `sha256_of`.
@@ -77,7 +208,7 @@ def sha256_of_rows(kind: str, fields: Mapping[str, object], name: str, rows: Ite
         name: of the array.
         rows: its values; few of them are held at a time.
     """
-    state = hashlib.sha256(_header(kind))
+    state = hashlib.sha256(header_line(kind))
     mark = b"{"
     for key in sorted({*fields, name}):
         state.update(b"%b%b:" % (mark, canonical_json(key)))
@@ -99,7 +230,8 @@ def _update_with_rows(state: HashState, rows: Iterable[object]) -> None:
     state.update(b"[]" if mark == b"[" else b"]")
 
 
-def _header(kind: str) -> bytes:
+def header_line(kind: str) -> bytes:
+    """The line before what is hashed, which names its kind."""
     return f"wherry {kind} 1\n".encode()
 
 
@@ -124,44 +256,15 @@ def tensor_digest(spec: TensorSpec, leaves: Sequence[bytes], algorithm: str) -> 
 @lru_cache(1 << 12)
 def _tensor_head(dtype: str, shape: tuple[int, ...]) -> bytes:
     """The header and canonical JSON of a tensor's digest up to its leaves."""
-    return _header("tensor") + canonical_json([dtype, list(shape)])[:-1] + b","
+    return header_line("tensor") + canonical_json([dtype, list(shape)])[:-1] + b","
 
 
 def weights_digest(digests: Mapping[KeyPath, str], algorithm: str) -> str:
     """Digest of the content: the same for any container that holds the same tensors under the same paths."""
     own = f"{algorithm}:"
-    state = new_hash(algorithm, _header("weights"))
+    state = new_hash(algorithm, header_line("weights"))
     _update_with_rows(state, ((path, digests[path].removeprefix(own)) for path in sorted(digests)))
     return f"{algorithm}:{state.digest().hex()}"
-
-
-def checkpoint_digest(
-    manifest: Manifest,
-    format_name: str,
-    format_version: str | None,
-    algorithm: str,
-    weights: str | None = None,
-) -> str:
-    """Digest of the identity: content, container and companions.
-
-    Args:
-        manifest: its contents, with the digests of its tensors.
-        format_name: its format.
-        format_version: the format's version of the layout.
-        algorithm: of the tensors' digests and of this one.
-        weights: the weights digest, if it is known.
-    """
-    content = weights or weights_digest(manifest.digests, algorithm)
-    identity = {
-        "weights": content.removeprefix(f"{algorithm}:"),
-        "format": format_name,
-        "format_version": format_version,
-        "values": {render(path): value for path, value in manifest.values.items()},
-        "empties": {render(path): kind for path, kind in manifest.empties.items()},
-        "companions": {companion.name: companion.sha256 for companion in manifest.companions},
-    }
-    found = new_hash(algorithm, _header("checkpoint") + canonical_json(identity))
-    return f"{algorithm}:{found.digest().hex()}"
 
 
 class _Hashes:
@@ -236,7 +339,7 @@ class LeafHasher:
             position = end
 
     def update_box(self, region: Region, data: memoryview) -> bool:
-        """Take the elements of a region that need not be one run of the tensor's bytes; they may come again.
+        """Take the elements of a region, which need not be one run of the tensor's bytes; a region may be taken twice.
 
         Args:
             region: step-1 slices with explicit bounds.
@@ -268,11 +371,11 @@ class LeafHasher:
         return True
 
     def takes_anywhere(self, nbytes: int) -> bool:
-        """Whether a piece of so many bytes may come before those that lie in front of it, at no great cost."""
+        """Whether a piece of this size can be taken before the bytes in front of it, at little cost."""
         return nbytes >= SHORTEST_RUN and self._in_any_order() is not None
 
     def take_values(self, leaf: int, values: bytes) -> None:
-        """Take what has come of a leaf elsewhere; without kernels it is not known.
+        """Take the values of a leaf that another process has computed; without kernels the leaf stays unknown.
 
         Args:
             leaf: its number.
@@ -287,14 +390,14 @@ class LeafHasher:
             self.leaves[leaf] = digest
 
     def take(self, values: LeafValues) -> None:
-        """Take what another hasher of the same bytes has; see `take_values`."""
+        """Take the leaves and values that another hasher of the same tensor has; see `take_values`."""
         for leaf, digest in values.leaves.items():
             self.preset(leaf, digest)
         for leaf, part in values.parts.items():
             self.take_values(leaf, part)
 
     def values(self) -> LeafValues | None:
-        """What has come, for processes that have the rest.
+        """The leaves and values so far, for a process that has the other bytes.
 
         None if a box did not count, if there are several algorithms, or if a leaf has so many short pieces that
         these take more than `wherry.kernels.MOST_VALUES`.
@@ -340,7 +443,7 @@ class LeafHasher:
         )
 
     def _in_any_order(self) -> kernels.OpenLeaves | None:
-        """What hashes pieces of leaves in any order; None where nothing does."""
+        """The kernel that hashes pieces of leaves in any order; None if it cannot be used."""
         if self._any_order is None and self.algorithms == (BLAKE3,) and kernels.load() is not None:
             with self._lock:
                 if self._any_order is None:
@@ -436,7 +539,7 @@ def leaves_touched(spec: TensorSpec, region: Region) -> range:
 
 
 def _boxed_runs(spec: TensorSpec, region: Region) -> _Runs | None:
-    """The runs of a box; None if they are short, or touch so many leaves that these are not hashed."""
+    """The runs of a box; None if they are short, or if they touch too many leaves to be hashed."""
     runs = _runs_of(spec, region)
     if runs is None or runs.leaves > _MOST_LEAVES or (runs.length < SHORTEST_RUN and not runs.at_edge):
         return None

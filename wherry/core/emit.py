@@ -11,8 +11,6 @@ would carry the credentials along. An event may get lost; the nightly run finds 
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import logging
 import os
@@ -149,6 +147,8 @@ def event_body(
     uri: str, *, event: str = COMMITTED, step: int | None = None, payload: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """The JSON body of the event; all labels of the resource are strings."""
+    import hashlib  # with OpenSSL, which an absolute path does not need
+
     resource = {
         "prefect.resource.id": f"wherry.checkpoint.{hashlib.sha256(uri.encode()).hexdigest()[:16]}",
         "prefect.resource.name": uri,
@@ -169,6 +169,8 @@ def _credentials() -> dict[str, str]:
     key, pair = os.environ.get("PREFECT_API_KEY"), os.environ.get("PREFECT_API_AUTH_STRING")
     if key:
         return {"Authorization": f"Bearer {key}"}
+    import base64
+
     return {"Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"} if pair else {}
 
 

@@ -31,7 +31,7 @@ _PATIENCE = 2.0  # seconds that a fork waits; a longer block holds the locks of 
 
 
 class _UnforkedBlock(NamedTuple):
-    """What runs in a thread, and the file that it has open, if any."""
+    """A block that runs in a thread, and the file that it has open, if any."""
 
     thread: int
     file: str

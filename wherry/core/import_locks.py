@@ -25,7 +25,7 @@ def _module_locks() -> dict[str, Any]:
 
 
 def _free_imports() -> None:
-    """In a child of a fork: let modules that threads of the parent were importing be imported anew."""
+    """In a forked child, let modules be imported anew that threads of the parent were importing."""
     for name in imports_elsewhere():
         del _module_locks()[name]
         spec = getattr(sys.modules.get(name), "__spec__", None)

@@ -116,10 +116,10 @@ def committing(uri: str) -> Generator[None]:
 
 
 def go_on() -> None:
-    """Raise what was noted: further work begins, which can be interrupted.
+    """Raise a signal that was noted, before further work begins, which can be interrupted.
 
     Raises:
-        KeyboardInterrupt: a signal came.
+        KeyboardInterrupt: a signal was noted.
     """
     if threading.current_thread() is not threading.main_thread():
         return

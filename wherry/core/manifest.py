@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from wherry.core.algorithms import require_digest
+from wherry.core.digest import canonical_json, header_line, new_hash, require_digest, weights_digest
+from wherry.core.html import html_table
+from wherry.core.json_forms import ListOf, Record, require_form
 from wherry.core.keypath import KeyPath, parse, render
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.steps import require_step
 from wherry.core.tensorspec import Sharding, TensorSpec, bytes_of, forms_of
 from wherry.core.units import plural, show_size
 from wherry.errors import CorruptError, describe_exception, schema_error
-from wherry.text.html import html_table
-from wherry.text.json_forms import ListOf, Record, require_form
 
 SCHEMA = 2
 Value: TypeAlias = str | int | float | bool | None
@@ -54,10 +55,10 @@ ORIGIN = Record(
         ),
         "merge": Record({"sources": ListOf(_TABLE)}),
         "meta": _TEXTS,
-        "names": Record({"renamed": _TEXTS}, {"asked": _TABLE, "inverse": ListOf(_TEXT)}),
+        "names": Record({"renamed": _TEXTS}, {"requested": _TABLE, "inverse": ListOf(_TEXT)}),
         "pinned": (bool,),
         "quantized": Record({"scheme": _TEXT}, {"scales": _TEXT}),
-        "scan": Record({"asked": _TEXT}, {"inverse": _TEXT}),
+        "scan": Record({"requested": _TEXT}, {"inverse": _TEXT}),
         "tied": _TEXTS,
         "values": _TEXTS,
     }
@@ -112,7 +113,7 @@ class Manifest:
     digests: Mapping[KeyPath, str] = field(default_factory=_empty_mapping)
 
     def __post_init__(self) -> None:
-        """Its step is one that a ledger can record."""
+        """Check that a ledger can record the step."""
         require_step(self.step)
 
     @property
@@ -128,7 +129,7 @@ class Manifest:
 
     @property
     def summary(self) -> str:
-        """Its size in words."""
+        """The step, the parameters, the tensors and the bytes, as a text."""
         step = "" if self.step is None else f"step {self.step}, "
         sizes = f"{plural(self.parameters, 'parameter')}, {show_size(self.nbytes)}"
         return f"{step}{plural(len(self.tensors), 'tensor')}, {sizes}"
@@ -285,3 +286,32 @@ def _sharding_from_json(data: JsonObject) -> Sharding:
 
 def _names(axes: list[Any]) -> tuple[Any, ...]:
     return tuple(tuple(axis) if isinstance(axis, list) else axis for axis in axes)
+
+
+def checkpoint_digest(
+    manifest: Manifest,
+    format_name: str,
+    format_version: str | None,
+    algorithm: str,
+    weights: str | None = None,
+) -> str:
+    """Digest of the identity: content, container and companions.
+
+    Args:
+        manifest: its contents, with the digests of its tensors.
+        format_name: its format.
+        format_version: the format's version of the layout.
+        algorithm: of the tensors' digests and of this one.
+        weights: the weights digest, if it is known.
+    """
+    content = weights or weights_digest(manifest.digests, algorithm)
+    identity = {
+        "weights": content.removeprefix(f"{algorithm}:"),
+        "format": format_name,
+        "format_version": format_version,
+        "values": {render(path): value for path, value in manifest.values.items()},
+        "empties": {render(path): kind for path, kind in manifest.empties.items()},
+        "companions": {companion.name: companion.sha256 for companion in manifest.companions},
+    }
+    found = new_hash(algorithm, header_line("checkpoint") + canonical_json(identity))
+    return f"{algorithm}:{found.digest().hex()}"

@@ -8,7 +8,8 @@ compares it with all commands, sections, functions and forms.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+
+from wherry.core.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Concept:
     exceptions: tuple[tuple[str, str], ...] = ()
 
     def written(self, door: str) -> str:
-        """Its name at a door."""
+        """The name as one interface spells it (command line, Python, or a file)."""
         plain = f"--{self.name.replace('_', '-')}" if door == "command line" else self.name
         return dict(self.exceptions).get(door, plain)
 

@@ -9,10 +9,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeAlias
 
-from wherry.core.receipt import utc_now
+from wherry.core.lazy_dataclass import dataclass
 from wherry.credentials import redact
 from wherry.errors import printable
 
@@ -115,6 +115,8 @@ class RunContext:
     @classmethod
     def begun(cls, progress: OnProgress | None = None) -> RunContext:
         """A run that begins now."""
+        from wherry.core.receipt import utc_now
+
         return cls(progress, utc_now(), time.monotonic())
 
     @property

@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, field, fields
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
-from wherry.core.algorithms import algorithm_of
+from wherry.core.digest import algorithm_of
+from wherry.core.html import html_facts
+from wherry.core.lazy_dataclass import dataclass
+from wherry.core.packages import version_of
 from wherry.core.steps import LARGEST_STEP
 from wherry.core.units import show_seconds, show_size
 from wherry.errors import CorruptError, describe_exception, schema_error
 from wherry.kernels import kernels
-from wherry.text.html import html_facts
 
 SCHEMA = 2
 # Fields that the JSON form has only where they are not empty.
-_OPTIONAL = ("asked", "ignored", "family", "parents", "losses", "origin")
+_OPTIONAL = ("requested", "ignored", "family", "parents", "losses", "origin")
 _JSON_TYPES: dict[str, tuple[type, ...]] = {  # by annotation; other fields are checked by their own readers
     "str": (str,),
     "str | None": (str, type(None)),
@@ -113,7 +115,7 @@ class Receipt:
         warnings: what could not be converted or made, for people.
         snippet: how the target's own software loads the result; empty where that is not known.
         group: names the pass that made several targets at once; the same in the receipt of each, empty for one.
-        asked: the options that were stated, without defaults; see `converter.command`.
+        requested: the options that were stated, without defaults; see `converter.command`.
         ignored: what was not converted, as in the plan; many entries of one node are one row.
         family: the model family whose layouts were used; empty if the tree did not change.
         parents: of a merge: each source as a `checkpoint`, the first included, with its part in the merge, such as its
@@ -140,7 +142,7 @@ class Receipt:
     warnings: list[str] = field(default_factory=list[str])
     snippet: str = ""
     group: str = ""
-    asked: dict[str, Any] = field(default_factory=dict[str, Any])
+    requested: dict[str, Any] = field(default_factory=dict[str, Any])
     ignored: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
     family: str = ""
     parents: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -183,15 +185,18 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class GroupReceipt:
-    """What one pass over a source did for all its targets.
+    """What one conversion of a source did for all its targets.
 
     Attributes:
-        group: name of the pass, as in each of the receipts.
+        group: name of the conversion, as in each of the receipts.
         receipts: one for each target, in the order of the request.
+        bytes_read: tensor bytes read from the source: once for all targets on this machine, and once for each target in
+            a store whose objects are sent in parts.
     """
 
     group: str
     receipts: tuple[Receipt, ...]
+    bytes_read: int = 0
 
     @property
     def source(self) -> CheckpointRef:
@@ -208,7 +213,7 @@ class GroupReceipt:
             "group": self.group,
             "source": rows[0]["source"],
             "seconds": max(receipt.seconds for receipt in self.receipts),
-            "bytes_read": max(receipt.bytes_read for receipt in self.receipts),
+            "bytes_read": self.bytes_read,
             "bytes_written": sum(receipt.bytes_written for receipt in self.receipts),
             "receipts": rows,
         }
@@ -279,14 +284,5 @@ def utc_now() -> str:
 @cache
 def software() -> dict[str, str]:
     """Versions of what takes part in a conversion, and whether kernels do; read once, as each one is a file to read."""
-    versions = {name: _version(name) for name in _REPORTED}
+    versions = {name: version_of(name) or "not installed" for name in _REPORTED}
     return {"python": platform.python_version(), **versions, "kernels": kernels()}
-
-
-def _version(package: str) -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"

@@ -1,28 +1,23 @@
 """request: the options of a conversion or rewrite. All of them are declared here.
 
 An option is a field of one of these records. The command line, the form of the flow, the routes of `wherry.toml` and
-`asked` in receipts are generated from it (`core/option`). So an option is added in two steps: a field here, with its
-keyword in ConvertKeywords for editors and type checkers, and the code that implements it. Routes declare one of them
-differently, in `config/schema`: `memory`, whose default is the setting.
+`requested` in receipts are generated from it (`RequestOption`). So an option is added in two steps: a field here, with
+its keyword in ConvertKeywords for editors and type checkers, and the code that implements it. Routes declare one of
+them differently, in `config/schema`: `memory`, whose default is the setting.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import (
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, field, fields, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from wherry.core import dtypes
-from wherry.core.emit import whole_uri
-from wherry.core.option import RequestOption, option, options_of
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.steps import LARGEST_STEP
 from wherry.core.units import DEFAULT_MEMORY
 from wherry.credentials import redact_values
@@ -33,30 +28,91 @@ if TYPE_CHECKING:
 
     from wherry.core.progress import OnProgress
 
+
+Kind = Literal["word", "rules", "list", "table", "flag"]  # in the order of a generated command line
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOption:
+    """An option of a request.
+
+    Attributes:
+        default: its value when not given; its type is the option's type.
+        help: help text of the command line; also of forms and routes, unless `form` or `route` replaces it.
+        name, type: of its field; the type as written in the source.
+        spelled: its name on the command line; the field's name by default.
+        metavar: placeholder for its value in the help.
+        choices: its values, where they are enumerated; the items of a list.
+        form: help text in the form of the flow; None where the form has no such field.
+        route: help text in a route of `wherry.toml`; None where routes have no such field.
+        stated: how a receipt states it: its `value`, a `file` by name and digest, a `place` without secrets, a `run` as
+            its URI, `settings` with the renames, or not at all.
+        decides: whether the result depends on it.
+        planned: whether `wherry plan` takes it too.
+    """
+
+    default: Any
+    help: str
+    name: str = ""
+    type: Any = ""
+    spelled: str = ""
+    metavar: str | None = None
+    choices: tuple[str, ...] = ()
+    form: str | None = ""
+    route: str | None = ""
+    stated: str = "value"
+    decides: bool = False
+    planned: bool = False
+
+    @property
+    def flag(self) -> str:
+        """The option's name on the command line."""
+        return self.spelled or f"--{self.name.replace('_', '-')}"
+
+    @property
+    def kind(self) -> Kind:
+        """The form of the option: a flag, a word, a list (the option repeated), comma-separated rules, or a table."""
+        if isinstance(self.default, tuple):
+            return "rules" if self.choices else "list"
+        return (
+            "flag"
+            if isinstance(self.default, bool)
+            else "table"
+            if isinstance(self.default, dict)
+            else "word"
+        )
+
+    @property
+    def field(self) -> Any:
+        """The dataclass field that declares it."""
+        if self.kind == "table":
+            return field(default_factory=dict[str, Any], metadata={"option": self})
+        return field(default=self.default, metadata={"option": self})
+
+
+def option(default: Any, help: str, **how: Any) -> Any:
+    """A dataclass field that declares an option; see RequestOption."""
+    return RequestOption(default, help, **how).field
+
+
+@cache
+def options_of(*records: type[Any]) -> tuple[RequestOption, ...]:
+    """The options of records in their order, including those of nested records."""
+    found: list[RequestOption] = []
+    for one in chain.from_iterable(map(fields, records)):
+        if "option" in one.metadata:
+            found.append(replace(one.metadata["option"], name=one.name, type=one.type))
+        elif "record" in one.metadata:
+            found += options_of(one.metadata["record"])
+    return tuple(found)
+
+
+def in_order(options: Iterable[RequestOption], order: tuple[str, ...]) -> list[RequestOption]:
+    """Options in this order of names; those that it does not name come last."""
+    return sorted(options, key=lambda one: order.index(one.name) if one.name in order else len(order))
+
+
 R = TypeVar("R")
-
-# Formats that say nothing of a system: they hold any tree.
-CONTAINERS = frozenset(
-    {
-        "safetensors",
-        "dcp",
-        "torch-zip",
-        "torch-legacy",
-        "orbax",
-        "npz",
-        "flax-msgpack",
-        "flax-gda",
-        "numpy-pickle",
-        "fsdp",
-        "dcp-safetensors",
-        "deepspeed",
-        "deepspeed-universal",
-        "ocdbt",
-        "tf-bundle",
-        "live",
-    }
-)
-
 
 NONE = "none"
 
@@ -373,7 +429,7 @@ class RewriteRequest:
 def values_of(*records: Any) -> Iterator[tuple[RequestOption, Any]]:
     """The options of these records with their values."""
     for record in filter(None, records):
-        for one in options_of(record):
+        for one in options_of(type(record)):
             yield one, getattr(record if hasattr(record, one.name) else record.layout, one.name)
 
 
@@ -442,14 +498,12 @@ def convert_request(
     chosen = _take_options(SourceRequest, given)
     layout = replace(layout or PLAIN, **_take_options(LayoutRequest, given))
     shared = {**_take_options(TargetRequest, given), "layout": layout}
-    whole = tuple(_with_defaults(one, shared) for one in targets)
-    return ConvertRequest(source=SourceRequest(os.fspath(source), **chosen), targets=whole, **given)
-
-
-def _with_defaults(target: TargetRequest, shared: Mapping[str, Any]) -> TargetRequest:
-    plain = TargetRequest(target.uri, target.to)
-    open_ = {name: value for name, value in shared.items() if getattr(target, name) == getattr(plain, name)}
-    return replace(target, **open_)
+    whole: list[TargetRequest] = []
+    for target in targets:
+        plain = TargetRequest(target.uri, target.to)
+        same = (name for name in shared if getattr(target, name) == getattr(plain, name))
+        whole.append(replace(target, **{name: shared[name] for name in same}))
+    return ConvertRequest(source=SourceRequest(os.fspath(source), **chosen), targets=tuple(whole), **given)
 
 
 def _take_options(record: type[Any], options: dict[str, Any]) -> dict[str, Any]:
@@ -464,4 +518,8 @@ def _whole_paths(record: R, *names: str) -> R:
 
 def _whole(place: str | None) -> str | None:
     """A URI as it is, and a path made absolute."""
-    return whole_uri(place) if place else place
+    if not place:
+        return place
+    from wherry.core.emit import whole_uri
+
+    return whole_uri(place)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+from wherry.cures import Argument, Cure
 from wherry.errors import UsageError
 
 DEFAULT_MEMORY = "128MiB"  # budget of what is in flight
@@ -59,7 +60,7 @@ def parse_budget(text: str | int) -> int:
     if size < _SMALLEST_BUDGET:
         raise UsageError(
             f"a memory budget of {plural(size, 'byte')} is too small; the smallest is 1MiB",
-            cure=f"write a unit, for example --memory {text}GiB"
+            cure=Cure("write a unit, for example {}", Argument("memory", f"{text}GiB"))
             if str(text).isdecimal()
             else "write for example 128MiB",
         )

@@ -17,8 +17,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.config_text import parse_toml, read_config
 from wherry.core.keypath import KeyPath
 from wherry.core.manifest import Manifest
+from wherry.cures import Argument, Cure, either
 from wherry.errors import UnrepresentableError, UsageError, choose
 from wherry.families.adapters import SUFFIX, adapter_family
 from wherry.families.bind import BoundFamily, bind
@@ -44,9 +46,8 @@ from wherry.families.templates import form_choices, templates
 from wherry.families.ties import settle_copies
 from wherry.families.trees import tree_family
 from wherry.layout.expr import evaluate
-from wherry.text.config_text import parse_toml, read_config
-from wherry.tree.kinds import LeafKind
-from wherry.tree.tree_reading import ModelTree, read_tree
+from wherry.layout.kinds import LeafKind
+from wherry.layout.tree_reading import ModelTree, read_tree
 
 if TYPE_CHECKING:
     from wherry.families.facts import ConfigFacts
@@ -336,7 +337,9 @@ def _require_held(
             and not any(different(one, names, assumed_facts(one.systems[target.name], names)))
         ]
         if others:
-            error.cure = f"choose a family that holds it: --family {' or '.join(others)}; or {error.cure}"
+            first, *rest = others
+            family_of = either([Argument("family", first), *rest])
+            error.cure = Cure("choose a family that holds it: {}; or {}", family_of, error.cure or "")
         raise
     require_accepted(target, names)
 

@@ -1,8 +1,8 @@
 """Families of LoRA adapters, derived from the families of the models that they adapt: `llama-lora` from `llama`.
 
 An adapter adds scale · B · A to a projection W, so its two matrices lie as the axes of W do: A has the axes that W
-multiplies and the rank, B has the rank and the axes that W makes. What a layout says of W, it says of them too: the
-stack of layers, the order of rotary positions, and a factor in W, which is one in B. So no family file repeats them.
+multiplies and the rank, B has the rank and the axes that W makes. The layout of W holds for A and B too: the stack of
+layers, the order of rotary positions, and a factor in W, which becomes a factor in B. So no family file repeats them.
 
     PEFT      base_model.model.<module>.lora_A.weight          rank (inputs)
               base_model.model.<module>.lora_B.weight          (outputs) rank

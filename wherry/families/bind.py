@@ -12,14 +12,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.account import OTHERS, TRAINING_STATE, IgnoredEntry
 from wherry.core.keypath import KeyPath, render
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import TensorSpec
 from wherry.core.units import plural
+from wherry.cures import Argument, Blank, Cure
 from wherry.errors import AmbiguousError, IncompleteError, UnrepresentableError, WherryError
 from wherry.families.pieces import require_complete, stored_tensors
 from wherry.families.scalars import SortedTensors, concrete_slots, sort_tensors
@@ -27,7 +29,7 @@ from wherry.families.sizes import solved_sizes
 from wherry.families.templates import FamilyMatch, Template, form_choices, match_tensors, templates
 from wherry.layout.copies import Pieces, StoredTensor
 from wherry.layout.expr import evaluate
-from wherry.tree.tree_reading import LeafKind
+from wherry.layout.tree_reading import LeafKind
 
 if TYPE_CHECKING:
     from wherry.families.facts import ConfigFacts
@@ -178,9 +180,9 @@ def bind(
         choices = "; ".join(", ".join(f"{name}={one.chosen[name]}" for name in differing) for one in fits)
         raise AmbiguousError(
             f"the shapes fit several forms of {system.name}: {choices}",
-            cure=f"choose one with --set {differing[0]}=…"
+            cure=Cure("choose one with {}", Argument("set", Blank(f"{differing[0]}=…")))
             if differing
-            else "pass the model's config with --config",
+            else Cure("pass the model's config with {}", Argument("config")),
         )
     return fits[0]
 
@@ -221,7 +223,10 @@ def _candidates(
             f"{plural(len(names), 'tensor', 'does/do')} not belong to family {family.name} as {system.name} stores it: "
             f"{', '.join(names[:_SHOWN])}{more}",
             path=names[0],
-            cure="choose another family, or add layouts or `ignore` rules for them with --family-file",
+            cure=Cure(
+                "choose another family, or add layouts or `ignore` rules for them with {}",
+                Argument("family-file"),
+            ),
         )
     least = min((len(candidate.left) for candidate in found.values()), default=0)
     yield from (candidate for candidate in found.values() if len(candidate.left) == least)
@@ -266,7 +271,7 @@ def _has_whole_state(candidate: _Candidate, system: System) -> bool:
 
 
 def _outside_entry(path: KeyPath, kind: LeafKind) -> IgnoredEntry:
-    """What becomes of a leaf outside the model without a layout."""
+    """The rule that ignores a leaf outside the model without a layout."""
     if kind in _LEFT_OUT:
         what, reason = _LEFT_OUT[kind]
         return IgnoredEntry(path, TRAINING_STATE, reason, what)
@@ -365,7 +370,10 @@ def _bind(
     if params is None:
         raise UnrepresentableError(
             f"no tensor of the checkpoint is a parameter of {family.name} in {system.name}",
-            cure="convert the checkpoint that has the model's parameters, or keep the tree with --to orbax",
+            cure=Cure(
+                "convert the checkpoint that has the model's parameters, or keep the tree with {}",
+                Argument("to", "orbax"),
+            ),
         )
     names = {**config_facts.facts, "there": dict.fromkeys(params, True)}
     for name, text in system.untied.items():

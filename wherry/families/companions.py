@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.lazy_dataclass import dataclass
+from wherry.cures import Argument, Cure
 from wherry.errors import MismatchError, NotFoundError, UsageError, WherryError
 from wherry.families.config_files import complete_config, parse_config, render_config
 from wherry.families.config_written import WrittenConfig, contradictions, written_config
@@ -21,10 +23,10 @@ from wherry.families.facts import assumed_facts, tell
 from wherry.families.project import Projection
 from wherry.families.schema import Family, System
 from wherry.formats.file_names import fsdp_item
-from wherry.formats.model_files import ModelFiles
+from wherry.formats.format import ModelFiles
 from wherry.layout.expr import evaluate, names_in
-from wherry.storage.location import MOST_CONFIG, Location
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
+from wherry.store.location import MOST_CONFIG, Location
 
 if TYPE_CHECKING:
     from wherry.formats.checkpoint import Checkpoint
@@ -234,11 +236,18 @@ def companion_facts(
         config, name = companion_config(checkpoint, system)
         if config is not None and system is not source:
             facts = {**tell(system, config, name).facts, **facts}
-    given = config_file(path) if path else None
-    own = config_system(given, [source, *family.systems.values()]) if given is not None else None
-    if own is not None and own is not source and path:
-        facts = {**facts, **tell(own, given, path).facts}
+    given, own = _stated_config([source, *family.systems.values()], path)
+    if own is not None and own is not source:
+        facts = {**facts, **tell(own, given, path or "").facts}
     return facts
+
+
+def _stated_config(
+    systems: Iterable[System], path: str | None
+) -> tuple[dict[str, Any] | None, System | None]:
+    """The file that the user names, and of which of the systems it is."""
+    given = config_file(path) if path else None
+    return given, config_system(given, systems) if given is not None else None
 
 
 def sizes_stated(family: Family, path: str | None) -> dict[str, int]:
@@ -247,8 +256,7 @@ def sizes_stated(family: Family, path: str | None) -> dict[str, int]:
     Raises:
         NotFoundError, UnrepresentableError, UsageError: the file cannot be read, or is of another family.
     """
-    given = config_file(path) if path else None
-    own = config_system(given, family.systems.values()) if given is not None else None
+    given, own = _stated_config(family.systems.values(), path)
     return dict(tell(own, given, path or "").sizes) if own is not None else {}
 
 
@@ -312,8 +320,8 @@ def source_config(
     Raises:
         NotFoundError, UsageError: the file cannot be read.
     """
-    given = config_file(path) if path else None
-    if given is not None and path and config_system(given, [source, *family.systems.values()]) is source:
+    given, own = _stated_config([source, *family.systems.values()], path)
+    if own is source and path:
         return given, path
     return companion_config(checkpoint, source)
 
@@ -324,9 +332,8 @@ def target_config(family: Family, target: System, path: str | None) -> dict[str,
     Raises:
         NotFoundError, UsageError: it cannot be read.
     """
-    given = config_file(path) if path else None
-    own = given is not None and config_system(given, [target, *family.systems.values()]) is target
-    return given if own else None
+    given, own = _stated_config([target, *family.systems.values()], path)
+    return given if own is target else None
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
@@ -359,7 +366,10 @@ def asset_files(folder: str | Location | None) -> dict[str, bytes]:
         raise NotFoundError(
             "no tokenizer, chat template, generation config or licence found among the assets",
             uri=place.uri,
-            cure="pass a folder that contains them with --assets, such as a Hugging Face model folder",
+            cure=Cure(
+                "pass a folder that contains them with {}, such as a Hugging Face model folder",
+                Argument("assets"),
+            ),
         )
     return {entry.name: place.member(entry.name).read_whole(_MOST) for entry in entries}
 

@@ -20,11 +20,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
+from wherry.core.config_text import YAML, parse_config_text, parse_yaml
+from wherry.core.json_document import json_value, parse_json
+from wherry.core.limits import SMALL, beyond, scale_limit
+from wherry.cures import Argument, Blank, Cure
 from wherry.errors import CorruptError, UsageError
-from wherry.text.config_text import YAML, parse_config_text, parse_yaml
-from wherry.text.json_document import parse_json
-from wherry.text.json_values import json_value
-from wherry.text.limits import SMALL, beyond, scale_limit
 
 _WORDS = {"true": True, "false": False, "null": None, "none": None, "~": None, "": None}
 _NETWORK = "T5Config"
@@ -63,12 +63,13 @@ def parse_config(name: str, data: bytes) -> dict[str, Any]:
     except ValueError as error:
         reason = error.what if isinstance(error, CorruptError) else error
         raise UsageError(
-            f"invalid config file {name}: {reason}", cure="correct it, or pass another with --config FILE"
+            f"invalid config file {name}: {reason}",
+            cure=Cure("correct it, or pass another with {}", Argument("config", Blank("FILE"))),
         ) from error
     if not isinstance(found, dict):
         raise UsageError(
             f"invalid config file {name}: expected a table of attributes, got a {type(found).__name__}",
-            cure="correct it, or pass another with --config FILE",
+            cure=Cure("correct it, or pass another with {}", Argument("config", Blank("FILE"))),
         )
     return found
 
@@ -96,13 +97,13 @@ def render_config(name: str, attributes: Mapping[str, Any]) -> bytes:
 
 
 def _yaml_value(value: object) -> str:
-    """As JSON; but YAML 1.1 reads 1e-05 as text and 1.0e-05 as a number."""
+    """A value as YAML: as JSON, except that YAML 1.1 reads 1e-05 as text and 1.0e-05 as a number."""
     text = json.dumps(value)
     return re.sub(r"^(-?\d+)e", r"\1.0e", text) if isinstance(value, float) else text
 
 
 def _gin_value(value: object) -> str:
-    """As Python; T5X's networks expect tuples as sequences."""
+    """A value as gin: as Python prints it, with lists as the tuples that T5X's networks expect."""
     return repr(tuple(cast("list[object]", value)) if isinstance(value, list) else value)
 
 
@@ -216,7 +217,9 @@ def complete_config(config: dict[str, Any], file: str) -> dict[str, Any]:
             raise UsageError(
                 f"{file}: unknown model {name!r}: its own file in MaxText's configs/models may state "
                 f"{', '.join(sorted(missing))}",
-                cure=f"pass that file with --config configs/models/{name}.yml, or {_WHOLE}",
+                cure=Cure(
+                    "pass that file with {}, or {}", Argument("config", f"configs/models/{name}.yml"), _WHOLE
+                ),
             )
         return config
     if values.keys() <= config.keys():

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import ast
 import copy
-import shlex
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
+from wherry.core.lazy_dataclass import dataclass
+from wherry.cures import Argument, Cure
 from wherry.errors import MismatchError, UnrepresentableError, UsageError
 from wherry.families.config_files import complete_config
 from wherry.families.fact_checks import applicable, known_names, relevant, require_carried, require_known
@@ -78,7 +78,11 @@ def written_config(
     if not alike:
         presumed = _presumed_facts(bound.system, names)
         names |= presumed
-        warnings += _presumptions(bound.system, presumed)
+        if presumed:
+            listed = ", ".join(f"{fact} = {value!r}" for fact, value in presumed.items())
+            warnings.append(
+                f"not stated anywhere, so the documented values of {bound.system.name} were taken: {listed}"
+            )
         require_known(bound.family, bound.system, system, names)
     if write.file is None:
         return WrittenConfig({}, {}, names, (*warnings, *_notes(system, names)))
@@ -115,12 +119,6 @@ def _presumed_facts(source: System, names: Mapping[str, Any]) -> dict[str, Any]:
     """The documented values of facts that nobody states."""
     found = {fact: evaluate(text, names) for fact, text in source.presumes.items() if names.get(fact) is None}
     return {fact: value for fact, value in found.items() if value is not None}
-
-
-def _presumptions(source: System, presumed: Mapping[str, Any]) -> Iterator[str]:
-    if presumed:
-        listed = ", ".join(f"{fact} = {value!r}" for fact, value in presumed.items())
-        yield f"not stated anywhere, so the documented values of {source.name} were taken: {listed}"
 
 
 def _restated_attributes(
@@ -161,8 +159,12 @@ def _require_table(system: System, names: Mapping[str, Any], *, has_table: bool)
             raise UnrepresentableError(
                 f"{form}={names[form]} is how a model is stored whose {system.write.file} has {system.config.table}, "
                 "and this one has none",
-                cure=f"pass `--set {shlex.quote(f'{form}={first}')}`, or the {system.write.file} of the whole model "
-                "with --config",
+                cure=Cure(
+                    "pass `{}`, or the {} of the whole model with {}",
+                    Argument("set", f"{form}={first}"),
+                    str(system.write.file),
+                    Argument("config"),
+                ),
             )
 
 
@@ -184,7 +186,7 @@ def _state_token_ids(
         if table.setdefault(name, value) != value:
             raise UsageError(
                 f"{source} states {name} = {table[name]!r}, and --set states {value!r}",
-                cure=f"leave out --set {name}, or correct {source}",
+                cure=Cure("leave out {}, or correct {}", Argument("set", name), source),
             )
 
 
@@ -290,7 +292,10 @@ def _require_same(projected: Projection, config: Mapping[str, Any], names: Mappi
     if wrong:
         raise UnrepresentableError(
             f"{system.name} cannot hold this model: its {system.write.file} would contradict it: {wrong[0]}",
-            cure="choose another target, or declare how its config states this with --family-file",
+            cure=Cure(
+                "choose another target, or declare how its config states this with {}",
+                Argument("family-file"),
+            ),
         )
 
 

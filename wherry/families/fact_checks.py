@@ -8,11 +8,11 @@ value is refused by name. The user must state a fact that nobody else states: no
 from __future__ import annotations
 
 import json
-import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from wherry.cures import Argument, Arguments, Blank, Cure
 from wherry.errors import MismatchError, UnrepresentableError, UsageError
 from wherry.families.facts import assumed_facts, require_accepted
 from wherry.families.project import tied_copies
@@ -134,7 +134,9 @@ def require_fitting(
         ):
             shown = f"the tensors hold no {' or '.join(sorted(ties))} of their own"
         if shown:
-            raise MismatchError(f"{text} is stated, but {shown}", cure=f"leave --set {shlex.quote(text)} out")
+            raise MismatchError(
+                f"{text} is stated, but {shown}", cure=Cure("leave {} out", Argument("set", text))
+            )
 
 
 def different(family: Family, names: Mapping[str, Any], always: Mapping[str, Any]) -> Iterator[str]:
@@ -164,8 +166,10 @@ def require_computed(
             f"{config_facts.source} states another model than {source.name} computes: "
             f"{fact_text(source, config_facts, fact, names[fact], always[fact])}, "
             f"but it always uses {_excerpt(always[fact], names[fact])}",
-            cure="correct the config to the model that was trained, or state it with "
-            f"--set {shlex.quote(f'{fact}={_stated_as(family, fact, always[fact])}')}",
+            cure=Cure(
+                "correct the config to the model that was trained, or state it with {}",
+                Argument("set", f"{fact}={_stated_as(family, fact, always[fact])}"),
+            ),
         )
     if source.like:
         require_accepted(source, names, config_facts.source)
@@ -174,7 +178,7 @@ def require_computed(
 def require_known(family: Family, source: System, target: System, names: Mapping[str, Any]) -> None:
     """Check that nothing that changes outputs would have to be guessed.
 
-    What the source has in its weights, and nobody states, need not be known: any value describes them.
+    A fact that the source's weights contain, and that nothing states, need not be known: any value describes them.
 
     Raises:
         UsageError: facts are not stated; all of them are named.
@@ -185,8 +189,12 @@ def require_known(family: Family, source: System, target: System, names: Mapping
         listed = ", ".join(f"{fact} ({family.facts[fact].about})" for fact in missing)
         raise UsageError(
             f"no config states what changes the outputs of this model: {listed}",
-            cure="pass the model's config with --config FILE (MaxText's YAML or JSON, or a config.json), "
-            f"or state them: {' '.join(f'--set {fact}=VALUE' for fact in missing)}",
+            cure=Cure(
+                "pass the model's config with {} (MaxText's YAML or JSON, or a config.json), or state "
+                "them: {}",
+                Argument("config", Blank("FILE")),
+                Arguments(*(Argument("set", Blank(f"{fact}=VALUE")) for fact in missing)),
+            ),
         )
 
 
@@ -252,9 +260,9 @@ def _excerpt(value: object, other: object) -> str:
 def _accepting(family: Family, fact: str, value: object) -> str:
     """The cure of a refusal: the user states the value that the target uses, by its word if it has one."""
     if value is None:
-        return f"{_ELSEWHERE}, or declare how its config states this with --family-file"
+        return Cure("{}, or declare how its config states this with {}", _ELSEWHERE, Argument("family-file"))
     text = _stated_as(family, fact, value)
-    return f"{_ELSEWHERE}, or accept the difference with --set {shlex.quote(f'{fact}={text}')}"
+    return Cure("{}, or accept the difference with {}", _ELSEWHERE, Argument("set", f"{fact}={text}"))
 
 
 def _stated_as(family: Family, fact: str, value: Any) -> str:

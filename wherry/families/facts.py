@@ -1,19 +1,21 @@
 """Facts: the sizes and facts that a config states. An attribute that is neither declared nor ignored is an error.
 
-What a config leaves out is what its software uses then (`config.defaults`): a missing attribute is not a null.
+An attribute that a config leaves out has the default of its software (`config.defaults`): a missing attribute is not a
+null.
 """
 
 from __future__ import annotations
 
-import shlex
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.lazy_dataclass import dataclass
+from wherry.cures import Argument, Arguments, Cure, either
 from wherry.errors import MismatchError, UnrepresentableError, UsageError
 from wherry.layout.expr import Read, evaluate, names_in
 
@@ -88,15 +90,10 @@ def table_of(system: System, config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def with_defaults(system: System, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes of the model, stated or not."""
+    """The attributes of the model; those that the config leaves out have the values of the system's software."""
     attributes = table_of(system, config)
-    return {**_defaults(system, attributes), **attributes}
-
-
-def _defaults(system: System, attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """What the system's software uses for the attributes that a config does not state."""
     lacking = {name: value for name, value in system.config.defaults.items() if name not in attributes}
-    return {name: _plain(value, attributes) for name, value in lacking.items()}
+    return {**{name: _plain(value, attributes) for name, value in lacking.items()}, **attributes}
 
 
 def _plain(value: Any, names: Mapping[str, Any]) -> Any:
@@ -122,7 +119,10 @@ def _require_declared(system: System, attributes: Mapping[str, Any], read: set[s
     if unknown:
         raise UnrepresentableError(
             f"unknown attributes in {source}: {', '.join(sorted(unknown))}",
-            cure="declare them with --family-file: as sizes or facts, or as ignored if they cannot change an output",
+            cure=Cure(
+                "declare them with {}: as sizes or facts, or as ignored if they cannot change an output",
+                Argument("family-file"),
+            ),
         )
 
 
@@ -218,10 +218,14 @@ def conventions_of(
         chosen[name] = found
     if missing:
         what = " and ".join(system.conventions[name].why for name in missing)
-        states = "; ".join(_each_choice(name, system.conventions[name]) for name in missing)
+        states = either((_each_choice(name, system.conventions[name]) for name in missing), "; ")
         raise UsageError(
             f"{system.name} does not store {what}, and neither the options nor a config state it",
-            cure=f"pass the model's config with --config, which states all that is needed, or state it: {states}",
+            cure=Cure(
+                "pass the model's config with {}, which states all that is needed, or state it: {}",
+                Argument("config"),
+                states,
+            ),
         )
     return chosen, tuple(notes)
 
@@ -233,12 +237,12 @@ def _agreed_choice(name: str, stated: str | None, known: Mapping[str, str | None
         if stated not in (None, value):
             raise MismatchError(
                 f"{name} = {stated} is stated, but {where} {name} = {value}",
-                cure=f"leave --set {shlex.quote(f'{name}={stated}')} out",
+                cure=Cure("leave {} out", Argument("set", f"{name}={stated}")),
             )
         if value != states[0][1]:
             raise MismatchError(
                 f"{states[0][0]} {name} = {states[0][1]}, but {where} {name} = {value}",
-                cure="leave --config out, or pass the config of this model",
+                cure=Cure("leave {} out, or pass the config of this model", Argument("config")),
             )
     return states[0][1] if states else stated
 
@@ -250,11 +254,15 @@ def _attributes(system: System, expression: str, config_facts: ConfigFacts) -> s
     return ", ".join(f"{name} = {config_facts.config[name]}" for name in found) or f"no {' or '.join(read)}"
 
 
-def _each_choice(name: str, one: Convention) -> str:
+def _each_choice(name: str, one: Convention) -> Cure:
     """What a user can state, each choice with the models that have it."""
-    return ", or ".join(
-        f"--set {name}={choice}" + (f" ({one.models[choice]})" if choice in one.models else "")
-        for choice in one.choices
+    stated = {choice: Argument("set", f"{name}={choice}") for choice in one.choices}
+    return either(
+        (
+            Cure("{} ({})", stated[choice], one.models[choice]) if choice in one.models else stated[choice]
+            for choice in one.choices
+        ),
+        ", or ",
     )
 
 
@@ -269,7 +277,10 @@ def assumed_facts(system: System, names: Mapping[str, Any]) -> dict[str, Any]:
     return {fact: value for fact, value in found.items() if value is not None}
 
 
-_ELSEWHERE = "choose another target, or keep the tree in a container: `--to orbax --family none`"
+_ELSEWHERE = Cure(
+    "choose another target, or keep the tree in a container: `{}`",
+    Arguments(Argument("to", "orbax"), Argument("family", "none")),
+)
 
 
 def require_accepted(system: System, names: Mapping[str, Any], source: str | None = None) -> None:
@@ -290,11 +301,15 @@ def require_accepted(system: System, names: Mapping[str, Any], source: str | Non
             if source:
                 raise UnrepresentableError(
                     f"{source} states another model than {system.name} computes: {words}",
-                    cure="correct the config to the model that was trained, or pass that config with --config",
+                    cure=Cure(
+                        "correct the config to the model that was trained, or pass that config with {}",
+                        Argument("config"),
+                    ),
                 )
+            name, _, value = option.removeprefix("--").partition(" ")
             raise UnrepresentableError(
                 f"{system.name} cannot hold this model: {words}",
-                cure=f"pass `{option}`" if option else _ELSEWHERE,
+                cure=Cure("pass `{}`", Argument(name, value)) if option else _ELSEWHERE,
             )
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from string import Formatter
 from typing import Any, TypeVar
 
+from wherry.cures import Argument, Blank, Cure
 from wherry.errors import UsageError, describe_exception
 from wherry.families.schema import (
     ConfigRules,
@@ -23,7 +24,7 @@ from wherry.families.schema import (
     Write,
 )
 from wherry.layout.expr import names_in
-from wherry.tree.memory_names import MemoryNames, MergedNames, memory_names
+from wherry.layout.memory_names import MemoryNames, MergedNames, memory_names
 
 _Made = TypeVar("_Made")
 _HUGGINGFACE = "huggingface"
@@ -191,6 +192,11 @@ def _acceptance_rule(where: str, rule: str, reason: str, cure: str = "") -> tupl
         raise UsageError(
             f"{where}: invalid reason {reason!r}",
             cure="name in braces only facts that the rule reads, and write {{ for a brace",
+        )
+    if cure and not re.fullmatch(r"--[a-z-]+ \S+", cure):
+        raise UsageError(
+            f"{where}: invalid cure {cure!r}",
+            cure=Cure("write one option with its value, such as {}", Argument("set", Blank("NAME=VALUE"))),
         )
     return rule, reason, cure
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
 
 from wherry.core.keypath import KeyPath, render
+from wherry.core.lazy_dataclass import dataclass
+from wherry.cures import Argument, Cure
 from wherry.errors import CorruptError, IncompleteError, MismatchError, UsageError
 from wherry.families.sizes import dimensions_of
 from wherry.layout.copies import Groups, Parameter, StoredTensor, TensorPiece
@@ -143,7 +145,7 @@ def words_of(
         if value is None:
             raise UsageError(
                 f"cannot evaluate {text!r} of {'+'.join(template.parameters)}: sizes and config do not state it",
-                cure="pass the model's config with --config",
+                cure=Cure("pass the model's config with {}", Argument("config")),
             )
         word = parse_word(kind, value)
         words.append(word if template.slot == "params" else word.moment(MOMENTS.get(template.slot, 0)))

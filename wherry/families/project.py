@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import reduce
 from math import prod
 from typing import TYPE_CHECKING
 
 from wherry.core.account import IgnoredEntry
 from wherry.core.keypath import KeyPath, parse
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import Region, TensorSpec
+from wherry.cures import Argument, Cure
 from wherry.errors import UnrepresentableError, UsageError
 from wherry.families.adapters import is_of_adapters
 from wherry.families.pieces import join_pieces, words_of
 from wherry.families.scalars import scalar_texts, tied_keys
-from wherry.families.templates import DIMENSION, Template, form_choices, replace_macros, templates
+from wherry.families.templates import DIMENSION, Template, form_choices, is_stacked, replace_macros, templates
 from wherry.layout import words
 from wherry.layout.copies import Compute, Cut, Pieces, Read, StoredTensor, TensorPiece, gather
 from wherry.layout.expr import evaluate
@@ -284,7 +286,7 @@ def _require_place(bound: BoundFamily, system: System, kept: list[Template]) -> 
             if (slot, name) not in placed:
                 raise UnrepresentableError(
                     f"{system.name} has no layout for parameter {name} of family {bound.family.name}",
-                    cure="add its layout with --family-file",
+                    cure=Cure("add its layout with {}", Argument("family-file")),
                 )
 
 
@@ -430,7 +432,7 @@ def _repeated_numbers(
     bound: BoundFamily, system: System, chosen: Mapping[str, str], optimizer: Optimizer, pieces: Pieces
 ) -> Iterator[tuple[KeyPath, StoredTensor]]:
     """Numbers of the run that the target repeats for every layer of a stack."""
-    stacks = [stack for stack in system.stacks.values() if stack.form is None or chosen[stack.form] == "true"]
+    stacks = [stack for stack in system.stacks.values() if is_stacked(stack, chosen)]
     for name, source in bound.scalars.items():
         texts = [text[1:] for text in optimizer.written.get(name, ()) if text[0] == "+"]
         for stack in stacks if texts else []:

@@ -1,6 +1,6 @@
 """roots: which tree of a checkpoint a system's layouts fit, and the checkpoint under the names of that tree.
 
-A reading (`wherry.tree.tree_reading`) lists the trees that the parameters of a checkpoint may be, the one with the
+A reading (`wherry.layout.tree_reading`) lists the trees that the parameters of a checkpoint may be, the one with the
 fewest removals first. The first that a system knows completely, below the system's own root (`params/params` of
 MaxText), is taken; if there is none, the one of which it knows most and that leaves out fewest weights. One name of
 each form is looked up, not every layer's.
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.manifest import Manifest
-from wherry.core.request import CONTAINERS
 from wherry.families.bind import BoundFamily, unknown_tensors
 from wherry.families.templates import form_choices, replace_macros
+from wherry.formats.registry import is_container
 from wherry.layout.layout import skeleton
-from wherry.tree.tree_reading import WEIGHTS, ModelTree, TreeReading
+from wherry.layout.tree_reading import WEIGHTS, ModelTree, TreeReading
 
 if TYPE_CHECKING:
     from wherry.families.schema import Family, System
@@ -116,7 +116,7 @@ def _rule_of(tree: ModelTree) -> str | None:
 
 def _systems(family: Family, format: str) -> Iterator[System]:
     """The systems of a family that may store trees in a format; Hugging Face first in a container."""
-    contained = format in CONTAINERS
+    contained = is_container(format)
     fits = [
         one
         for one in family.systems.values()

@@ -21,7 +21,7 @@ and pass the same checks. An unknown field is an error.
       yields_to            as of the family, in this system alone
       forms.F              choices of the form on disk (scanned or not): detected in a source, chosen for a
                            target; [choices] or {choices, config, kept}, the first being the default. Models that
-                           transformers 5 names otherwise in memory (`wherry.tree.memory_names`) have the form `names`
+                           transformers 5 names otherwise in memory (`wherry.layout.memory_names`) have the form `names`
                            in `huggingface`, with rows of both names, without a declaration
       conventions.C        choices that are not stored on disk (rotary layout): {choices, why, config, facts, default,
                            always, models}; the expressions give a choice from this system's config, or from the facts
@@ -76,12 +76,13 @@ and pass the same checks. An unknown field is an error.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeAlias
 
+from wherry.core.json_document import json_value
+from wherry.core.lazy_dataclass import dataclass
 from wherry.errors import UsageError
 from wherry.layout.expr import evaluate
-from wherry.text.json_values import json_value
 
 Cases: TypeAlias = tuple[tuple[str, Any], ...]  # expression, and the value if it is true
 
@@ -357,7 +358,7 @@ class Family:
         return (own.yields_to if own else None) or self.yields_to
 
     def system(self, name: str) -> System:
-        """One of its systems.
+        """One of the family's systems, by name.
 
         Raises:
             UsageError: the family has no layouts for it.

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
+from wherry.core.lazy_dataclass import dataclass
+from wherry.cures import Argument, Blank, Cure
 from wherry.errors import AmbiguousError, IncompleteError, MismatchError, UnrepresentableError
 from wherry.layout.layout import Dimension, IndexSlot, Layout
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from wherry.families.schema import Family, System
     from wherry.families.templates import FamilyMatch, Match
 
-_CURE = "pass the model's config with --config FILE"
+_CURE = Cure("pass the model's config with {}", Argument("config", Blank("FILE")))
 _COMMON = "config.json"
 _ROWS = "vocab"  # the axis whose entries are parameters of their own: a row for each token
 
@@ -96,7 +97,7 @@ def solved_sizes(
     ]
     sure = [matches[0] for matches in matching.found.values() if len(matches) == 1]
     files = dict.fromkeys(one for one in (system.write.file, _COMMON) if one)
-    cure = f"{_CURE} (its {' or '.join(files)})"
+    cure = Cure("{} (its {})", _CURE, " or ".join(files))
     _require_rows(system, sure, config_facts)
     _require_counts(family, system, sure, config_facts)
     first = solve(stated, list(_equations(system, sure)), wanted=(), cure=cure)
@@ -128,16 +129,21 @@ def _in_range(match: Match, sizes: Mapping[str, int]) -> bool:
     return needed <= set(sizes) and layout.at(match.numbers, sizes) is not None
 
 
-def _equations(system: System, matches: Iterable[Match]) -> Iterator[Equation]:
-    by_template: defaultdict[int, list[Match]] = defaultdict(list)
-    seen: set[Hashable] = set()
-    for match in matches:
-        by_template[id(match.template)].append(match)
-        if match.form not in seen:  # tensors of one form, for example all experts, give the same equations
-            seen.add(match.form)
-            yield from _shape_equations(system, match)
-    for group in by_template.values():
+def _equations(system: System, matches: Sequence[Match]) -> Iterator[Equation]:
+    first: dict[Hashable, Match] = {}
+    for match in matches:  # tensors of one form, for example all experts, give the same equations
+        first.setdefault(match.form, match)
+    for match in first.values():
+        yield from _shape_equations(system, match)
+    for group in _by_template(matches):
         yield from _index_equations(group)
+
+
+def _by_template(matches: Iterable[Match]) -> Iterable[list[Match]]:
+    groups: defaultdict[int, list[Match]] = defaultdict(list)
+    for match in matches:
+        groups[id(match.template)].append(match)
+    return groups.values()
 
 
 def dimensions_of(system: System, layout: Layout, match: Match) -> tuple[Dimension, ...] | None:
@@ -146,8 +152,6 @@ def dimensions_of(system: System, layout: Layout, match: Match) -> tuple[Dimensi
     Raises:
         MismatchError: the tensor has a different number of dimensions.
     """
-    from wherry.layout.layout import Dimension
-
     spec = match.spec
     if system.names and spec.axes is not None and all(isinstance(name, str) for name in spec.axes):
         own = set(layout.held)
@@ -241,10 +245,7 @@ def _require_counts(
 ) -> None:
     """Compare the numbers of layers and experts in key paths with those that the config states."""
     sizes = {**family.constants, **config_facts.sizes}
-    by_template: defaultdict[int, list[Match]] = defaultdict(list)
-    for match in matches:
-        by_template[id(match.template)].append(match)
-    for group in by_template.values():
+    for group in _by_template(matches):
         for place, index in enumerate(group[0].template.layouts[0].indices):
             stated = [system.config.sizes[name] for name in index.names if name in config_facts.sizes]
             if stated and index.needed <= set(sizes):

@@ -8,11 +8,12 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import product
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from wherry.core.keypath import KeyPath
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import UsageError
 from wherry.layout.layout import Layout, parse_layout, skeleton, skeletons, without
@@ -79,10 +80,10 @@ def templates(
     made: list[Template] = []
     for slot, texts in slots.items():
         for text in texts:
-            around = _expand_macros(text.removeprefix("+"), system, chosen, {})
+            around = replace_macros(text.removeprefix("+"), system, chosen)
             apart = any(one.startswith("+") for one in texts)
-            for row, (key, axes, along) in rows:
-                if apart and text.startswith("+") != bool(_stacks(system, row, chosen)):
+            for row, (key, axes, along, stacked) in rows:
+                if apart and text.startswith("+") != stacked:
                     continue
                 whole = around.replace("@", key) if not key.startswith("//") else key[2:]
                 if key.startswith("//") and slot != "params":
@@ -92,50 +93,37 @@ def templates(
                 lacking = optimizer.without.get(slot) if optimizer else None
                 if lacking:
                     layouts = tuple(without(layout, lacking) for layout in layouts)
-                words = tuple(_expand_macros(word, system, chosen, {}) for word in row.words)
+                words = tuple(replace_macros(word, system, chosen) for word in row.words)
                 made.append(Template(slot, row.parameters, layouts, along, words, row.each))
     return made
 
 
-def replace_macros(text: str, system: System, chosen: Mapping[str, str]) -> str:
-    """A text of the system with its macros replaced (not its stacks)."""
-    return _expand_macros(text, system, chosen, {})
-
-
 def _row_layouts(
     system: System, row: Row, chosen: Mapping[str, str]
-) -> tuple[str, tuple[str, ...], int] | None:
-    """Key path, axes and dimension of concatenation of a row; None if it does not exist with these choices."""
+) -> tuple[str, tuple[str, ...], int, bool] | None:
+    """Key path, axes and dimension of concatenation of a row, and whether any of its stacks is one tensor.
+
+    None if it does not exist with these choices.
+    """
     along = row.along
     stacks = {name: stack for name, stack in system.stacks.items() if f"<{name}>" in row.key}
-    spelled = {
-        name: stack.stacked if _is_stacked(stack, chosen) else stack.unrolled
-        for name, stack in stacks.items()
-    }
-    key = _expand_macros(row.key, system, chosen, spelled)
+    stacked = {name: stack for name, stack in stacks.items() if is_stacked(stack, chosen)}
+    spelled = {name: stack.stacked if name in stacked else stack.unrolled for name, stack in stacks.items()}
+    key = replace_macros(row.key, system, chosen, spelled)
     if "-" in key.split("/"):
         return None
-    axes = [_expand_macros(one, system, chosen, {}) for one in row.axes]
-    for stack in stacks.values():
-        if _is_stacked(stack, chosen):
-            place = int(chosen[stack.at]) if isinstance(stack.at, str) else stack.at
-            inserted = [_insert_axis(one, stack.axis, place) for one in axes]
-            along += (
-                len(DIMENSION.findall(stack.axis))
-                if len(axes) > 1 and inserted != axes and place <= along
-                else 0
-            )
-            axes = inserted
-    return key, tuple(axes), along
+    axes = [replace_macros(one, system, chosen) for one in row.axes]
+    for stack in stacked.values():
+        place = int(chosen[stack.at]) if isinstance(stack.at, str) else stack.at
+        inserted = [_insert_axis(one, stack.axis, place) for one in axes]
+        if len(axes) > 1 and inserted != axes and place <= along:
+            along += len(DIMENSION.findall(stack.axis))
+        axes = inserted
+    return key, tuple(axes), along, bool(stacked)
 
 
-def _stacks(system: System, row: Row, chosen: Mapping[str, str]) -> list[Stack]:
-    """The stacks of a row that are one tensor."""
-    named = [stack for name, stack in system.stacks.items() if f"<{name}>" in row.key]
-    return [stack for stack in named if _is_stacked(stack, chosen)]
-
-
-def _is_stacked(stack: Stack, chosen: Mapping[str, str]) -> bool:
+def is_stacked(stack: Stack, chosen: Mapping[str, str]) -> bool:
+    """Whether a stack is one tensor with these choices."""
     return stack.form is None or chosen[stack.form] == "true"
 
 
@@ -148,7 +136,11 @@ def _insert_axis(axes: str, axis: str, place: int) -> str:
     return " ".join([*dimensions[:place], axis, *dimensions[place:]])
 
 
-def _expand_macros(text: str, system: System, chosen: Mapping[str, str], spelled: Mapping[str, str]) -> str:
+def replace_macros(
+    text: str, system: System, chosen: Mapping[str, str], spelled: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """A text of the system with its macros replaced, and its stacks as they are `spelled`."""
+
     def one(found: re.Match[str]) -> str:
         name = found[1]
         if name in spelled:
@@ -194,7 +186,7 @@ class Match:
 
     @property
     def form(self) -> Hashable:
-        """The same for tensors that differ only in their numbers."""
+        """A key that is equal for tensors that differ only in their numbers."""
         return id(self.template), self.spec.shape, self.spec.axes
 
 

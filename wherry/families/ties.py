@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from wherry.core.account import IgnoredEntry
 from wherry.core.keypath import render
+from wherry.cures import Argument, Cure
 from wherry.errors import MismatchError, UnrepresentableError
 from wherry.families.bind import copy_reason
 from wherry.layout.copies import Pieces, StoredTensor, gather
@@ -79,7 +80,10 @@ def _require_copies(bound: BoundFamily, source: Checkpoint) -> None:
                 f"{render(path)} differs from {first.spec.name}, of which {bound.system.name} has it as a second copy: "
                 f"no layout of {bound.family.name} has a place for both",
                 path=render(path),
-                cure="remove the tensor that does not belong to the model, or keep the tree with --to orbax",
+                cure=Cure(
+                    "remove the tensor that does not belong to the model, or keep the tree with {}",
+                    Argument("to", "orbax"),
+                ),
             )
 
 
@@ -128,7 +132,7 @@ def _settled_tie(bound: BoundFamily, name: str, tie: str, source: Checkpoint | N
     if _TIED in bound.config_facts.stated:
         raise MismatchError(
             f"{_TIED}=true is stated, but {second} differs from {first}",
-            cure=f"leave it out, or state --set {_TIED}=false",
+            cure=Cure("leave it out, or state {}", Argument("set", f"{_TIED}=false")),
         )
     note = f"{bound.config_facts.source} ties {second} to {first}, but the two differ: the target is untied, with both"
     config_facts = replace(bound.config_facts, facts={**bound.config_facts.facts, _TIED: False})

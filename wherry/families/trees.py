@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from wherry.core.keypath import KeyPath, parse, render
 from wherry.core.manifest import Manifest
+from wherry.cures import Command, Cure
 from wherry.errors import UnrepresentableError, UsageError
 from wherry.families.parse import family_of
 from wherry.layout.layout import parse_layout
@@ -59,7 +60,8 @@ def tree_family(manifest: Manifest, stacked: str, unrolled: str) -> Family:
         keys[key] = rank
     if not found:
         raise UsageError(
-            f"no key path matches {stacked} or {unrolled}", cure="run `wherry inspect` to list the key paths"
+            f"no key path matches {stacked} or {unrolled}",
+            cure=Cure("run {} to list the key paths", Command("inspect")),
         )
     return family_of(_declare_keys(keys, stacked, unrolled), "the tree")
 

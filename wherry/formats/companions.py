@@ -8,16 +8,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from wherry.core.account import COMPANIONS, OTHERS, IgnoredEntry, ignored_file
+from wherry.core.lazy_dataclass import dataclass
 from wherry.errors import MismatchError
-from wherry.formats.contents import Contents, ContentsOver
 from wherry.formats.file_names import is_weights
-from wherry.storage.location import Location
-from wherry.storage.stores import LocalStore, make_folder
+from wherry.formats.format import Contents, ContentsOver
+from wherry.store.local_store import LocalStore, make_folder
+from wherry.store.location import Location
 from wherry.store.store import Entry
 from wherry.target.files import open_files
 

@@ -9,7 +9,6 @@ folder stands for its newest complete step; the evidence lists the steps that we
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import islice
@@ -19,6 +18,7 @@ from wherry.core.detection import Detection, Evidence, Verdict
 from wherry.core.keypath import KeyPath, render
 from wherry.core.steps import StepFolder, step_number, steps_among, unfinished_reason
 from wherry.core.units import plural
+from wherry.cures import Argument, Blank, Command, Cure
 from wherry.errors import (
     AmbiguousError,
     DamagedError,
@@ -31,18 +31,17 @@ from wherry.errors import (
     WherryError,
     storage_errors,
 )
-from wherry.formats.contents import Absent, Contents
 from wherry.formats.file_names import COMMIT_SUCCESS, is_part, unsupported_form
-from wherry.formats.format import Format, Glimpse
+from wherry.formats.format import Absent, Contents, Format, Glimpse
 from wherry.formats.nearby import MOST_LOOKED_AT, checkpoints_among, cure_of_absence, cure_of_nothing
 from wherry.formats.registry import FormatFacts, Formats, find_format, formats
 from wherry.formats.shortage import shortage
-from wherry.storage.folders import is_staging
-from wherry.storage.location import Location
-from wherry.storage.object_view import ObjectView, view_of_store
-from wherry.storage.open_file import root_within
-from wherry.storage.sidecar import FOLDER_NAME, readable_sidecar
-from wherry.storage.stores import LocalStore, locate, locate_below, with_open_root
+from wherry.store.folders import is_staging
+from wherry.store.local_store import LocalStore, locate, locate_below, with_open_root
+from wherry.store.location import Location
+from wherry.store.object_view import ObjectView, view_of_store
+from wherry.store.open_file import root_within
+from wherry.store.sidecar import FOLDER_NAME, readable_sidecar
 from wherry.store.store import Entry
 
 if TYPE_CHECKING:
@@ -98,7 +97,9 @@ def resolve_source(source: SourceRequest) -> tuple[Location, Detection]:
         raise IncompleteError(
             "staging area of an unfinished conversion",
             uri=location.uri,
-            cure=f"run the conversion again, or remove the staging area: `wherry clean {shlex.quote(around.uri)}`",
+            cure=Cure(
+                "run the conversion again, or remove the staging area: {}", Command("clean", around.uri)
+            ),
         )
     rows = formats() if source.format is None else {source.format: find_format(source.format)}
     if step is not None and step_number(location.name, any_prefix=True) != step:
@@ -136,7 +137,9 @@ def look(glimpse: Glimpse, rows: Mapping[str, Format]) -> Detection | None:
         raise AmbiguousError(
             f"ambiguous format: this could be {' or '.join(winners)}",
             uri=glimpse.location.uri,
-            cure=f"choose one with --format, for example --format {winners[0]}",
+            cure=Cure(
+                "choose one with {}, for example {}", Argument("format"), Argument("format", winners[0])
+            ),
         )
     rest = tuple(name for name in claims if name != winners[0])
     return replace(claims[winners[0]], also=rest)
@@ -170,7 +173,7 @@ def examine(location: Location, found: Detection) -> Detection:
 
 
 def absence(reader: Contents, shown: int = 3, *, left: Callable[[KeyPath], bool] | None = None) -> str | None:
-    """One sentence about the missing chunks; None if no requested chunk is missing.
+    """A sentence about the missing chunks; None if no requested chunk is missing.
 
     Args:
         reader: of the checkpoint.
@@ -312,7 +315,7 @@ def _step_folder(location: Location, step: int) -> Location:
             if found.number == step:
                 return root.join(found.name)
     raise NotFoundError(
-        f"step {step} not found", uri=location.uri, cure="run `wherry discover` to list the steps"
+        f"step {step} not found", uri=location.uri, cure=Cure("run {} to list the steps", Command("discover"))
     )
 
 
@@ -331,14 +334,14 @@ def _item(location: Location, item: str, rows: Mapping[str, Format]) -> tuple[Lo
     raise NotFoundError(
         f"item {item} not found",
         uri=location.uri,
-        cure="run `wherry discover` to list the steps and their items",
+        cure=Cure("run {} to list the steps and their items", Command("discover")),
     )
 
 
 def locate_near(near: Location, uri: str) -> Location:
     """The location of a checkpoint that was found near another location, through the same view of its store.
 
-    On this machine it is a root of its own, below the root of the other location.
+    On this machine it becomes a separate root, below the root of the other location.
 
     Raises:
         HostileError: a link on the way must not be followed.
@@ -381,7 +384,7 @@ def _record_without_checkpoint(glimpse: Glimpse, stated_format: str | None) -> I
         f"{lacking or 'the file of its tensors'} is missing: {FOLDER_NAME} records a checkpoint of "
         f"{plural(recorded.tensors, 'tensor')} in format {recorded.format} here",
         uri=location.uri,
-        cure="restore its files; `wherry audit FOLDER` lists where other copies are",
+        cure=Cure("restore its files; {} lists where other copies are", Command("audit", Blank("FOLDER"))),
     )
 
 
@@ -389,7 +392,9 @@ def _nothing(glimpse: Glimpse, stated_format: str | None) -> WherryError:
     uri = glimpse.location.uri
     if stated_format is not None:
         what = f"not a checkpoint of format {stated_format}"
-        return UnsupportedError(what, uri=uri, cure="remove --format to detect the format")
+        return UnsupportedError(
+            what, uri=uri, cure=Cure("remove {} to detect the format", Argument("format"))
+        )
     form = unsupported_form(glimpse)
     if form is not None:
         return UnsupportedError(f"{form.name}, which wherry does not read", uri=uri, cure=form.cure)

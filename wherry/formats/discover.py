@@ -17,11 +17,11 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from wherry.core.detection import Detection
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.steps import step_number, steps_among, unfinished_reason
 from wherry.core.units import show_seconds
 from wherry.errors import AmbiguousError, DamagedError, HostileError, NotFoundError, StorageError, WherryError
@@ -29,11 +29,11 @@ from wherry.formats.detect import examine, locate_near, look
 from wherry.formats.file_names import unsupported_form
 from wherry.formats.format import Format, Glimpse
 from wherry.formats.registry import formats
-from wherry.storage.folders import is_staging
-from wherry.storage.location import Location
-from wherry.storage.object_view import view_for_walk
-from wherry.storage.sidecar import OWN_NAMES
-from wherry.storage.stores import locate, with_open_root
+from wherry.store.folders import is_staging
+from wherry.store.local_store import locate, with_open_root
+from wherry.store.location import Location
+from wherry.store.object_view import view_for_walk
+from wherry.store.sidecar import OWN_NAMES
 from wherry.store.store import Entry
 
 # A commit member that holds the tensors themselves exists from the first byte on, and proves nothing.

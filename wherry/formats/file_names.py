@@ -18,6 +18,8 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from wherry.cures import Argument, Command, Cure
+
 if TYPE_CHECKING:
     from wherry.formats.format import Glimpse
 
@@ -36,7 +38,7 @@ _DEEPSPEED = re.compile(
 )
 # nanotron's file of each rank (serialize/utils.py); vLLM's of each worker (model_loader/sharded_state_loader.py).
 _NANOTRON = re.compile(r".+_pp-rank-\d+-of-\d+_tp-rank-\d+-of-\d+(_exp-rank-\d+-of-\d+)?\.safetensors")
-_VLLM = re.compile(r"model-rank-\d+-part-\d+\.safetensors")
+VLLM_SHARD = re.compile(r"model-rank-(?P<rank>0|[1-9]\d{0,8})-part-(?P<part>0|[1-9]\d{0,8})\.safetensors")
 _FSDP_ITEM = re.compile(r"(?P<model>pytorch_model_fsdp)_\d+|optimizer_\d+")
 _STEP = re.compile(r"global_step\d+")
 _LAYER = re.compile(r"layer_\d+-model_\d+-model_states\.pt")
@@ -104,13 +106,8 @@ def is_nanotron_shard(name: str) -> bool:
     return _NANOTRON.fullmatch(name) is not None
 
 
-def is_vllm_shard(name: str) -> bool:
-    """Whether a file name is that of one worker's part of a model that vLLM saved as `sharded_state`."""
-    return _VLLM.fullmatch(name) is not None
-
-
 def weights_words(name: str) -> str:
-    """What a file of weights is, in words."""
+    """A description of a file of weights."""
     if is_deepspeed_shard(name):
         return "a DeepSpeed shard of weights or optimizer state"
     if _INDEX.fullmatch(name):
@@ -141,16 +138,12 @@ def _deepspeed_shard(glimpse: Glimpse) -> bool:
 
 def _rank_file(glimpse: Glimpse) -> bool:
     name = glimpse.location.name
-    return (is_nanotron_shard(name) or is_vllm_shard(name)) and glimpse.is_file
+    return (is_nanotron_shard(name) or VLLM_SHARD.fullmatch(name) is not None) and glimpse.is_file
 
 
 def _nanotron(glimpse: Glimpse) -> bool:
     names = glimpse.entries
     return "checkpoint_metadata.json" in names and "model_config.json" in names and "model" in names
-
-
-def _vllm(glimpse: Glimpse) -> bool:
-    return any(map(is_vllm_shard, glimpse.entries))
 
 
 def _nanotron_run(glimpse: Glimpse) -> bool:
@@ -215,9 +208,10 @@ _MERGE = (
     "ZeRO's partitions and universal checkpoints are read, tensor-parallel ranks, experts and pipeline stages are not: "
     "merge its shards with the script that DeepSpeed put next to them, `python zero_to_fp32.py . OUT`; convert OUT"
 )
-_MERGE_ABOVE = (
-    "pass the folder of the step: its ZeRO partitions are read as whole tensors. Only without ZeRO a rank has whole "
-    "tensors: --format torch-zip reads them"
+_MERGE_ABOVE = Cure(
+    "pass the folder of the step: its ZeRO partitions are read as whole tensors. Only "
+    "without ZeRO a rank has whole tensors: {} reads them",
+    Argument("format", "torch-zip"),
 )
 _NANOTRON_CURE = (
     "convert it with nanotron's examples/llama/convert_nanotron_to_hf.py, and pass what this writes"
@@ -226,7 +220,10 @@ FORMS = (
     UnsupportedForm(
         "a file of a trainer's arguments or random states without weights",
         _companion,
-        "pass the folder that it belongs to; `wherry inspect --pickles` lists what the file would import",
+        Cure(
+            "pass the folder that it belongs to; {} lists what the file would import",
+            Command("inspect", Argument("pickles")),
+        ),
     ),
     UnsupportedForm("the file of one rank of a DeepSpeed checkpoint", _deepspeed_shard, _MERGE_ABOVE),
     UnsupportedForm(
@@ -243,16 +240,14 @@ FORMS = (
     UnsupportedForm(
         "the file of one rank of nanotron, or of one worker of vLLM",
         _rank_file,
-        "merge the ranks where they were trained or served; --format safetensors reads this part alone",
+        Cure(
+            "pass the folder with the files of all ranks of vLLM, or merge those of nanotron where they were trained; "
+            "{} reads this part alone",
+            Argument("format", "safetensors"),
+        ),
     ),
     UnsupportedForm("a nanotron checkpoint of files of ranks", _nanotron, _NANOTRON_CURE, ranks=True),
     UnsupportedForm("a run of nanotron", _nanotron_run, _NANOTRON_CURE),
-    UnsupportedForm(
-        "a model that vLLM saved as sharded_state",
-        _vllm,
-        "convert the model from which vLLM loaded it; vLLM's names and shapes depend on its own number of workers",
-        ranks=True,
-    ),
     UnsupportedForm(
         "a NeMo archive",
         _nemo,

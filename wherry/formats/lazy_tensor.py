@@ -36,17 +36,17 @@ class LazyTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its extents."""
+        """The extents of the tensor."""
         return self.spec.shape
 
     @property
     def dtype(self) -> str:
-        """The name of its dtype."""
+        """The name of the tensor's dtype."""
         return self.spec.dtype
 
     @property
     def nbytes(self) -> int:
-        """Its size in bytes."""
+        """The size of the tensor in bytes."""
         return self.spec.nbytes
 
     def __len__(self) -> int:

@@ -10,11 +10,12 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from wherry.core.steps import unfinished_reason
+from wherry.cures import Command, Cure
 from wherry.errors import AmbiguousError, CrowdedFolderError
 
 if TYPE_CHECKING:
     from wherry.formats.format import Glimpse
-    from wherry.storage.location import Location
+    from wherry.store.location import Location
 
 _FEW = 8  # files of a folder that are looked at one by one
 MOST_LOOKED_AT = 32  # folders of a folder that are looked at one by one
@@ -34,7 +35,7 @@ def cure_of_absence(given: str, location: Location) -> str:
         return f"check the path; a model of the Hugging Face Hub is written hf://{given}"
     while location.store.capabilities.local and not parent.exists():
         parent = parent.parent
-    return f"check the path, or run `wherry discover {shlex.quote(parent.uri)}` to see what is there"
+    return Cure("check the path, or run {} to see what is there", Command("discover", parent.uri))
 
 
 def cure_of_nothing(glimpse: Glimpse, is_checkpoint: Callable[[Location], bool]) -> str:
@@ -48,7 +49,7 @@ def cure_of_nothing(glimpse: Glimpse, is_checkpoint: Callable[[Location], bool])
     if glimpse.is_file:
         if checkpoints_among([location.parent], is_checkpoint):
             return f"pass its folder: {shlex.quote(location.parent.uri)}"
-        return "run `wherry formats` to list the supported formats"
+        return Cure("run {} to list the supported formats", Command("formats"))
     files = [name for name, entry in glimpse.entries.items() if not (entry.is_dir or entry.barred)]
     alone = (
         checkpoints_among((location.join(name) for name in files), is_checkpoint)
@@ -59,7 +60,7 @@ def cure_of_nothing(glimpse: Glimpse, is_checkpoint: Callable[[Location], bool])
         return f"pass its file: {shlex.quote(alone[0].uri)}"
     if alone:
         names = ", ".join(shlex.quote(place.uri) for place in alone)
-        return f"pass one of its files ({names}), or run `wherry discover {shlex.quote(location.uri)}`"
+        return Cure("pass one of its files ({}), or run {}", names, Command("discover", location.uri))
     folders = [
         name
         for name, entry in glimpse.entries.items()
@@ -70,7 +71,11 @@ def cure_of_nothing(glimpse: Glimpse, is_checkpoint: Callable[[Location], bool])
     )
     if below:
         return _cure_of_folders(location, below)
-    return "run `wherry formats` to list the supported formats, or `wherry discover` to search the folders below it"
+    return Cure(
+        "run {} to list the supported formats, or {} to search the folders below it",
+        Command("formats"),
+        Command("discover"),
+    )
 
 
 def _cure_of_folders(location: Location, below: list[Location]) -> str:
@@ -78,7 +83,12 @@ def _cure_of_folders(location: Location, below: list[Location]) -> str:
         return f"pass the checkpoint in it: {shlex.quote(below[0].uri)}"
     shown = ", ".join(f"{place.name}/" for place in below[:_SHOWN])
     more = ", …" if len(below) > _SHOWN else ""
-    return f"pass one of the checkpoints in it ({shown}{more}); `wherry discover {shlex.quote(location.uri)}` lists all"
+    return Cure(
+        "pass one of the checkpoints in it ({}{}); {} lists all",
+        shown,
+        more,
+        Command("discover", location.uri),
+    )
 
 
 def checkpoints_among(

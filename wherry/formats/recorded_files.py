@@ -13,23 +13,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, NamedTuple
 
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.steps import step_number
 from wherry.formats.registry import find_format
-from wherry.storage.folders import is_staging
-from wherry.storage.sidecar import FOLDER_NAME, OWN_NAMES, Sidecar
-from wherry.store.hub import BLANK
+from wherry.store.folders import is_staging
+from wherry.store.sidecar import FOLDER_NAME, OWN_NAMES, Sidecar
 
 if TYPE_CHECKING:
     from wherry.formats.checkpoint import Checkpoint
-    from wherry.formats.contents import Contents
-    from wherry.storage.location import Location
+    from wherry.formats.format import Contents
+    from wherry.store.location import Location
 
 
 class KnownFile(NamedTuple):
-    """What a reader or a tool leaves in a folder that it reads.
+    """A file that a reader or a tool leaves in a folder that it reads.
 
     Attributes:
         pattern: of the first part of the name, relative to the folder of the checkpoint.
@@ -63,7 +63,8 @@ class FileDifferences:
     """How the files of a checkpoint differ from its record.
 
     Attributes:
-        added: name → what is known to write it; empty if nothing is. Of a folder that is known, the folder is named.
+        added: name → what is known to write such a file; empty if nothing is known. All files in a known folder are
+            named as the folder.
         missing: names of recorded files of the checkpoint that are not there.
         resized: name → recorded size and present size.
     """
@@ -116,7 +117,11 @@ def file_differences(checkpoint: Checkpoint, location: Location, sidecar: Sideca
     if sidecar.files is not None:
         marks = find_format(checkpoint.detection.format).commit_members  # the last of which follow the record
         added |= sizes.keys() - recorded.keys() - companions - {_ITSELF, *marks}
-    page = BLANK if location.store.capabilities.one_commit else frozenset[str]()
+    page: frozenset[str] = frozenset()
+    if location.store.capabilities.one_commit:
+        from wherry.store.hub import BLANK
+
+        page = BLANK
     # Folders that have a sidecar of their own, and no recorded file of the checkpoint around them.
     folders = [folder for folder, _, name in (one.rpartition("/") for one in sizes) if name == FOLDER_NAME]
     own = [folder for folder in folders if not any(one.startswith(f"{folder}/") for one in recorded)]
@@ -137,7 +142,7 @@ def file_differences(checkpoint: Checkpoint, location: Location, sidecar: Sideca
 
 
 def known_file(name: str, page: frozenset[str] = frozenset()) -> str:
-    """Who writes a file of this name into the folder of a checkpoint; empty if nobody is known to.
+    """The tool that writes a file of this name into the folder of a checkpoint; empty if none is known.
 
     Args:
         name: relative to the folder.

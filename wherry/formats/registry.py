@@ -9,21 +9,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.json_document import json_value
+from wherry.core.lazy_dataclass import dataclass
+from wherry.core.packages import has_entry_points
+from wherry.cures import Command, Cure
 from wherry.errors import UnsupportedError, UsageError, choose, similar
-from wherry.formats.glimpse import Signs
-from wherry.text.json_values import json_value
+from wherry.formats.format import Signs
 
 if TYPE_CHECKING:
     from wherry.formats.format import Format, Options, Rewrite
 
+_GROUP = "wherry.formats"  # of entry points
 FORMATS_PACKAGE = "wherry.integrations.formats"
 _INDEX = Path(__file__).with_name("index.json")
 # Names of libraries and file endings that are no names of formats, and the formats that they save.
@@ -50,11 +52,11 @@ LIBRARIES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class FormatFacts:
-    """What is known of a format before its code is loaded.
+    """The facts about a format that are known before its code is loaded.
 
     Attributes:
         name, aliases, refines, system, is_written, signs: see Format.
-        module: its module among the formats; None of a plug-in's.
+        module: its module among the formats; None for a format of a plug-in.
     """
 
     name: str
@@ -150,8 +152,17 @@ def formats() -> Formats:
     index = [FormatFacts.from_json(row) for row in json_value(_INDEX.read_bytes())]
     known = {row.module for row in index}
     loaded = [row for module in modules() if module not in known for row in rows_of(module)]
-    loaded += [entry.load() for entry in entry_points(group="wherry.formats")]
+    loaded += plug_ins()
     return Formats([*index, *map(FormatFacts.of, loaded)], loaded)
+
+
+def plug_ins() -> list[Format]:
+    """The formats that other packages register."""
+    if not has_entry_points(_GROUP):
+        return []
+    from importlib.metadata import entry_points
+
+    return [entry.load() for entry in entry_points(group=_GROUP)]
 
 
 def modules() -> list[str]:
@@ -219,6 +230,11 @@ def system_of(format: str) -> str:
     return row.system if row is not None else ""
 
 
+def is_container(format: str) -> bool:
+    """Whether a format says nothing of a system, so that it holds any tree; a live state does, too."""
+    return not system_of(format)
+
+
 def rewrites(name: str) -> dict[str, Rewrite]:
     """The rewrites of a format by name, including those of the formats that it refines.
 
@@ -240,7 +256,11 @@ def checked_options(row: Format, given: Options) -> dict[str, Any]:
     if unknown:
         raise UsageError(
             f"unknown option {', '.join(map(repr, sorted(unknown)))} for format {row.name}",
-            cure=f"run `wherry formats {row.name}` to list its options: {', '.join(row.options) or 'none'}",
+            cure=Cure(
+                "run {} to list its options: {}",
+                Command("formats", row.name),
+                ", ".join(row.options) or "none",
+            ),
         )
     values: dict[str, Any] = {}
     for name, option in row.options.items():

@@ -24,10 +24,11 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, TypeAlias
 
 from wherry.core.keypath import KeyPath, render
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.units import plural
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ _OF_WIDTH = frozenset(
     }
 )  # fmt: skip
 _WEIGHT = "weight"
+_MARKS = (_WEIGHT, _PROJECTION)  # with which names of weights end
 _NUMBERED = re.compile(r"(.*?)(\d+)")
 _WITHOUT_NUMBERS = str.maketrans("", "", "0123456789")
 _FLOATS = ("float16", "bfloat16", "float32", "float64", "float8")
@@ -72,7 +74,7 @@ _CONFIG_CURE = f"restore the missing files, or correct config.json if it is of a
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """What shows that a checkpoint holds parts of matrices in place of matrices.
+    """The evidence that a checkpoint holds parts of matrices in place of matrices.
 
     Attributes:
         reason: one sentence.
@@ -91,7 +93,12 @@ def shortage(manifest: Manifest) -> Shortage | None:
     Args:
         manifest: of the checkpoint as it is stored, not of a view of it.
     """
-    weights = {path: spec for path, spec in manifest.tensors.items() if _is_weight(spec)}
+    # The weights of modules, and what is named as a matrix, but not the codes of one.
+    weights = {
+        path: spec
+        for path, spec in manifest.tensors.items()
+        if path and path[-1].endswith(_MARKS) and spec.dtype.startswith(_FLOATS)
+    }
     parts = {**_by_equal_layers(manifest.tensors, weights), **_by_name(weights)}
     if parts:
         first = min(parts)
@@ -103,12 +110,6 @@ def shortage(manifest: Manifest) -> Shortage | None:
         reason = f"{plural(manifest.parameters, 'parameter', 'is/are')} stored, but {least:,} follow from config.json"
         return Shortage(reason, _CONFIG_CURE)
     return None
-
-
-def _is_weight(spec: TensorSpec) -> bool:
-    """Whether a tensor is the weight of a module, or named as a matrix, and not the codes of one."""
-    last = spec.path[-1].rpartition(".")[2] if spec.path else ""
-    return last.endswith((_WEIGHT, _PROJECTION)) and spec.dtype.startswith(_FLOATS)
 
 
 def _names(path: KeyPath) -> Names:
@@ -182,7 +183,7 @@ def _parts_of_layers(
 
 
 def _left_of(spec: TensorSpec, whole: TensorSpec) -> str | None:
-    """What is left of a weight of which an equal layer has the whole."""
+    """The remaining rows of a weight of which an equal layer has all rows."""
     if not spec.size:
         return "empty" if whole.size else None
     flat = len(spec.shape) == 1 < len(whole.shape) and spec.size <= whole.size and spec.dtype == whole.dtype

@@ -9,8 +9,9 @@ training loop in JAX has it, is no system's: T5X, PaxML and Penzai take any mode
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from wherry.core.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from wherry.core.manifest import Manifest

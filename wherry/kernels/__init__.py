@@ -28,6 +28,7 @@ _LANES = {16: "AVX-512", 8: "AVX2", 4: "portable"}
 _HASH = 32  # bytes of a hash
 _ABSENT = -2  # there is no such leaf, or bytes are no values of it
 LEAF = 4 << 20  # bytes; the kernels know no other size
+_PY_BUFFER_WORDS = 16  # room for a Py_buffer, whose first word is the address
 MOST_VALUES = LEAF // 32  # bytes that are exchanged of a leaf: as much as the values of its chunks are
 
 
@@ -127,8 +128,6 @@ class OpenLeaves:
         Raises:
             MemoryError: there is no memory.
         """
-        import numpy as np
-
         length = length or len(data)
         assert (count - 1) * apart + length <= len(data)
         touched = min(self._count, ((count - 1) * step + length) // LEAF + 2)
@@ -136,7 +135,7 @@ class OpenLeaves:
         hashes = ctypes.create_string_buffer(touched * _HASH)
         found = self._library.wherry_leaves_add(
             self._state,
-            _address(np.frombuffer(data, "u1")),
+            _start(data),
             apart,
             count,
             length,
@@ -151,16 +150,17 @@ class OpenLeaves:
         return [(numbers[at], hashes.raw[at * _HASH : (at + 1) * _HASH]) for at in range(found)]
 
     def values(self, leaf: int) -> bytes | None:
-        """What has come of a leaf that is not complete, for another process that has other bytes of it.
+        """The values of an incomplete leaf, for another process that has other bytes of it.
 
-        That is the values of the largest subtrees of whole KiB, and the bytes of KiB that have come in part. The same
-        bytes give the same, in whatever pieces they came.
+        They are the values of the largest subtrees of whole KiB, and the bytes of every incomplete KiB. Equal bytes
+        give equal values, whatever pieces they arrived in.
 
         Args:
             leaf: its number.
 
         Returns:
-            What `take_values` takes; empty if nothing has come, None if it is more than `MOST_VALUES`.
+            The argument of `take_values`; empty if no byte of the leaf has arrived, None if it is more than
+            `MOST_VALUES`.
         """
         held = (ctypes.c_char * MOST_VALUES)()
         size = self._library.wherry_leaves_export(self._state, leaf, held, MOST_VALUES)
@@ -168,7 +168,7 @@ class OpenLeaves:
         return None if size < 0 else ctypes.string_at(held, size)
 
     def take_values(self, leaf: int, values: bytes) -> bytes | None:
-        """Take what has come of a leaf elsewhere; bytes may have come before.
+        """Take the values of a leaf that another process has computed; some of its bytes may have been taken before.
 
         Args:
             leaf: its number.
@@ -192,18 +192,20 @@ class OpenLeaves:
         return found.raw if complete else None
 
 
-def count_above(words: np.ndarray, limit: int) -> int:
+def count_above(words: bytes | memoryview, size: int, limit: int) -> int:
     """How many words have a magnitude, which is all bits but the highest, above a limit; requires `load()`.
 
     Args:
-        words: unsigned words of 1, 2, 4 or 8 bytes, contiguous.
+        words: unsigned words one after another.
+        size: of a word: 1, 2, 4 or 8 bytes.
         limit: for example the magnitude of infinity, above which that of NaN is.
     """
     library = load()
     assert library is not None, "the caller asks load() first"
-    assert words.flags.c_contiguous
-    found = library.wherry_above(_address(words), words.size, words.itemsize, limit)
-    assert found >= 0, f"words of {words.itemsize} bytes"
+    nbytes = memoryview(words).nbytes
+    assert nbytes % size == 0
+    found = library.wherry_above(_start(words), nbytes // size, size, limit)
+    assert found >= 0, f"words of {size} bytes"
     return found
 
 
@@ -249,8 +251,6 @@ def gather(
     Raises:
         OSError: the storage failed.
     """
-    import numpy as np
-
     library = load()
     assert library is not None, "the caller asks load() first"
     extents, file_strides, out_strides = zip(*grid, strict=True)
@@ -259,7 +259,7 @@ def gather(
     words = ctypes.c_uint64 * len(grid)
     failed = library.wherry_gather(
         descriptor, offset, length, len(grid), words(*extents), words(*file_strides), words(*out_strides),
-        _address(np.frombuffer(out, "u1")), _address(np.frombuffer(held, "u1")) if held else None, len(held),
+        _start(out), _start(held) if held else None, len(held),
     )  # fmt: skip
     if failed < 0:
         raise OSError(-failed, os.strerror(-failed))
@@ -315,6 +315,17 @@ def look_up(
     )  # fmt: skip
     assert done == 0, "words have 2 or 4 bytes"
     return seen
+
+
+def _start(data: bytes | memoryview) -> int | None:
+    """The address of bytes, also of those that cannot be written, for as long as the caller holds them.
+
+    numpy would tell it too, but takes longer to import than a small conversion takes without it.
+    """
+    view = (ctypes.c_void_p * _PY_BUFFER_WORDS)()
+    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(data), view, 0)
+    ctypes.pythonapi.PyBuffer_Release(view)
+    return view[0]
 
 
 def _address(array: np.ndarray) -> int:

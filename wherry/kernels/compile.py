@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+from collections.abc import Container
 from functools import cache
 from pathlib import Path
 
@@ -25,6 +26,7 @@ _FLAGS = (
     "-pthread",
 )
 _COMPILERS = ("cc", "gcc", "clang")
+_OLDEST_GLIBC = (2, 17)  # of manylinux2014, as the packages that wherry needs
 
 
 @cache
@@ -87,11 +89,26 @@ def compile_library(*flags: str, target: Path | None = None) -> Path | None:
     return target
 
 
-def wheel_tag() -> str:
-    """The tag of a wheel with the library, which needs no certain Python: it is loaded with ctypes."""
+def wheel_tag(library: Path, accepted: Container[str] = ()) -> str:
+    """The tag of a wheel with the library, which needs no certain Python: it is loaded with ctypes.
+
+    Args:
+        library: the library; it needs no other than the C library.
+        accepted: the platforms whose wheels the running Python installs.
+
+    Returns:
+        `manylinux` with the version of glibc that the library needs (PEP 600), if that is accepted; else this platform.
+    """
+    import re
     import sysconfig
 
-    return f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+    platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    versions = re.findall(rb"\0GLIBC_(\d+)\.(\d+)(?:\.\d+)?(?=\0)", library.read_bytes())
+    if versions:
+        major, minor = max(_OLDEST_GLIBC, *((int(major), int(minor)) for major, minor in versions))
+        many = platform.replace("linux_", f"manylinux_{major}_{minor}_", 1)
+        platform = many if many in accepted else platform
+    return f"py3-none-{platform}"
 
 
 if __name__ == "__main__":

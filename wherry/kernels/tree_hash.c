@@ -562,11 +562,11 @@ static uint64_t first_chunk(uint64_t start) { return (start + CHUNK - 1) / CHUNK
 
 static uint64_t next_page(uint64_t at) { return (at / (PAGE * CHUNK) + 1) * (PAGE * CHUNK); }
 
-/* Take `count` runs of `length` bytes: run i lies at data + i * data_step, and in the tensor at offset + i * step.
+/* Take `count` runs of `length` bytes: run i is at data + i * data_step, and in the tensor at offset + i * step.
  *
  * Bytes may come in any order and again. Hashes of the leaves that this call completes go to `hashes`, 32 bytes each,
  * and their numbers to `numbers`; both have room for every leaf that the runs touch. Returns how many they are, -1 if
- * there is no memory (then the leaves that were touched are never completed), -2 if a run lies outside of the tensor. */
+ * there is no memory (then the leaves that were touched are never completed), -2 if a run is outside of the tensor. */
 EXPORT int64_t wherry_leaves_add(Leaves *all, const uint8_t *data, int64_t data_step, uint64_t count, uint64_t length,
                                  uint64_t offset, uint64_t step, uint64_t *numbers, uint8_t *hashes) {
     if (!count || !length) return 0;

@@ -20,13 +20,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import product
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry import kernels
 from wherry.core import dtypes
 from wherry.core.keypath import KeyPath
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.tensorspec import Region, TensorSpec, c_strides, region_shape
 from wherry.layout.losses import is_counting, note
 from wherry.layout.words import Elementwise, WordStep, apply_steps, chain
@@ -227,7 +228,7 @@ def _copy(
 
 
 def _strides(groups: Groups, shape: tuple[int, ...], sizes: Sizes) -> dict[str, int]:
-    """Of each axis, its stride in elements of a C-order array of this shape."""
+    """The strides, in elements, of a C-order array of this shape."""
     return {
         name: stride * step
         for names, stride in zip(groups, c_strides(shape), strict=True)
@@ -473,7 +474,7 @@ def bounding(box: Box, groups: Groups, sizes: Sizes) -> Region:
 
 
 def fused_strides(names: Sequence[str], sizes: Sizes) -> dict[str, int]:
-    """For each axis fused in a dimension, its stride along that dimension."""
+    """The stride of each axis that is fused in a dimension, along that dimension."""
     return {name: math.prod(sizes[inner] for inner in names[place + 1 :]) for place, name in enumerate(names)}
 
 

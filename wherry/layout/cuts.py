@@ -31,7 +31,7 @@ def bands(target: StoredTensor, limit: int, sources: Pieces) -> Iterator[tuple[R
 
 
 def cut_multiples(target: StoredTensor, limit: int, sizes: Sizes) -> tuple[int, ...]:
-    """For each dimension, the number at whose multiples it may be cut."""
+    """For each dimension, the step at whose multiples it may be cut."""
     if not target.spec.shape:
         return ()
     multiples = [1] * len(target.spec.shape)
@@ -41,7 +41,7 @@ def cut_multiples(target: StoredTensor, limit: int, sizes: Sizes) -> tuple[int, 
 
 
 def dimension_to_cut(spec: TensorSpec, limit: int) -> tuple[int, int]:
-    """The first dimension whose rows have at most so many bytes, or the last one, and the bytes of a row."""
+    """The first dimension whose rows have at most `limit` bytes, or the last one; and the bytes of a row."""
     for dimension in range(len(spec.shape)):
         row = dtypes.canonical_size(spec.dtype, math.prod(spec.shape[dimension + 1 :]))
         if row <= limit or dimension == len(spec.shape) - 1:
@@ -50,7 +50,7 @@ def dimension_to_cut(spec: TensorSpec, limit: int) -> tuple[int, int]:
 
 
 def rows_of_long_runs(target: StoredTensor, dimension: int, sources: Pieces) -> int:
-    """At which multiples a dimension should be cut so that whole KiB of the source's rows are read for each part.
+    """The step at whose multiples a dimension is cut so that whole KiB of the source's rows are read for each part.
 
     Shorter runs are not hashed as they are read, and rows are read again for each part.
 

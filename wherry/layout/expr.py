@@ -15,10 +15,11 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from typing import Any, cast
 
+from wherry.core.lazy_dataclass import dataclass
 from wherry.errors import HostileError, UnrepresentableError, UsageError, WherryError
 
 _LONGEST = 1000
@@ -275,10 +276,10 @@ def _dense_layers(freq: object) -> int:
 
 
 def _count(layers: int, first: int = 0) -> range:
-    """The numbers of so many layers, for a list with a value of each: ten digits of a config must not be gigabytes.
+    """The numbers of layers, for a list with one value each; limited, since a config may state a huge number.
 
     Raises:
-        HostileError: no checkpoint has so many.
+        HostileError: there are more layers than any checkpoint has.
     """
     if layers > _MOST_LAYERS:
         raise HostileError(
@@ -294,14 +295,14 @@ def _freq_of_experts(dense: int, experts: int) -> list[int]:
 
 
 def _rotated_layers(without: int | list[int], layers: int) -> list[int]:
-    """Whether each layer turns positions: all but every so-manieth (0 for all), or but those that a list says."""
+    """Whether each layer turns positions: all except every n-th one (0: all), or except those that a list marks."""
     if isinstance(without, int):
         return [int(not without or number % without != 0) for number in _count(layers, 1)]
     return [1 - int(bool(one)) for one in without]
 
 
 def _every(numbers: Sequence[int], layers: int, what: str) -> int:
-    """The n of which these layers, counted from 0, are every n-th one of so many; 0 if there are none."""
+    """The n for which these layers, counted from 0, are every n-th one; 0 if there are none."""
     step = numbers[0] + 1 if numbers else 0
     if list(numbers) != (list(_count(layers)[step - 1 :: step]) if step else []):
         raise UnrepresentableError(
@@ -312,7 +313,7 @@ def _every(numbers: Sequence[int], layers: int, what: str) -> int:
 
 
 def _expert_step(with_experts: Sequence[int], layers: int) -> int:
-    """The n of which every n-th layer has experts, of the indices of those that do."""
+    """The n for which every n-th layer has experts, from the indices of the layers with experts."""
     step = _every(with_experts, layers, "layers with experts")
     if not step or layers % step:
         raise UnrepresentableError(
@@ -322,7 +323,7 @@ def _expert_step(with_experts: Sequence[int], layers: int) -> int:
 
 
 def _unrotated_step(rotated: Sequence[int], layers: int) -> int:
-    """The n of which every n-th layer turns no positions; 0 for none. Of a flag for each layer, 1 if it turns them."""
+    """The n for which every n-th layer turns no positions; 0 if all do. The flag of a layer is 1 if it turns them."""
     if len(rotated) != layers:
         raise UnrepresentableError(f"{len(rotated)} entries say which of {layers} layers turn positions")
     return _every(
@@ -331,7 +332,7 @@ def _unrotated_step(rotated: Sequence[int], layers: int) -> int:
 
 
 def _layer_cycle(layers: int, first: int, second: int) -> int:
-    """The layers after which two periods begin anew together, or all layers; a period of 0 is none."""
+    """The number of layers after which two periods coincide again, or of all layers; a period of 0 means no period."""
     cycle = math.lcm(max(1, first), max(1, second))
     return layers if layers % cycle else cycle
 
@@ -349,7 +350,7 @@ def _override(overrides: Mapping[str, Mapping[str, Any]], kinds: Sequence[str], 
 
 
 def _chunked_layers(rotated: Sequence[int]) -> list[str]:
-    """The attention of each layer of Llama 4: within chunks where it turns positions."""
+    """The attention of each layer of Llama 4: within chunks in the layers that turn positions."""
     return [_CHUNKED if one else _FULL for one in rotated]
 
 

@@ -22,13 +22,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, cached_property
 from itertools import product
 from typing import TypeAlias
 
 from wherry.core import keypath
 from wherry.core.keypath import KeyPath
+from wherry.core.lazy_dataclass import dataclass
 from wherry.errors import UsageError
 
 Sizes: TypeAlias = "Mapping[str, int]"
@@ -68,7 +69,7 @@ class IndexSlot:
         return math.prod(sizes[name] for name in self.offset) if self.offset else 0
 
     def strides(self, sizes: Sizes) -> tuple[int, ...]:
-        """For each of the names the difference between the numbers of two indices that follow one another."""
+        """For each name, the difference between the numbers of two consecutive indices."""
         found: list[int] = []
         within = 1
         for name, step in zip(
@@ -84,7 +85,7 @@ class IndexSlot:
         return self.first(sizes) + sum(at[name] * one for name, one in zip(self.names, strides, strict=True))
 
     def numbers(self, sizes: Sizes) -> Iterator[int]:
-        """All numbers in order, of as many indices as the sizes have, none of them held in memory."""
+        """Yield the numbers of all indices in order; they are not held in memory."""
         counts = [
             math.prod(sizes[name] for name in self.names[place + 1 :]) for place in range(len(self.names))
         ]
@@ -108,7 +109,7 @@ class Dimension:
     optional: bool = False
 
     def extent(self, sizes: Sizes) -> int:
-        """Its length without padding."""
+        """The length of the dimension without padding."""
         return math.prod(sizes[name] for name in self.names)
 
 
@@ -234,7 +235,7 @@ def without(layout: Layout, axes: frozenset[str]) -> Layout:
 
 
 def skeletons(layout: Layout) -> Iterator[str]:
-    """Its key paths with every run of digits as `#`; the `skeleton` of a tensor of this layout equals one of them."""
+    """The layout's key paths with `#` for every run of digits; the `skeleton` of each of its tensors is one of them."""
     parts = [
         ["".join(choice) for choice in product(*(_choices(piece) for piece in part))] for part in layout.key
     ]

@@ -1,9 +1,9 @@
 """losses: counts what casts and value words do to values, while a move is made.
 
 A value is lost if it becomes infinite or zero, and it may be lost to a processor without subnormals if it becomes one.
-What is computed notes its values before and after, in the tally that is open around a move (`wherry.core.tally`). Each
-element that is written counts once, so the sums over the moves of a tensor do not depend on how it was cut, on threads,
-on what an interrupted run had finished, or on the process.
+What is computed notes its values before and after, in the tally that is open around a move (`wherry.core.account`).
+Each element that is written counts once, so the sums over the moves of a tensor do not depend on how it was cut, on
+threads, on what an interrupted run had finished, or on the process.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.core import dtypes
-from wherry.core.account import Losses
-from wherry.core.tally import open_tally
+from wherry.core.account import Losses, open_tally
 from wherry.layout.words import WordStep, widens
 
 if TYPE_CHECKING:
@@ -158,7 +157,7 @@ def _form(name: str) -> _Form | None:
 
 @cache
 def _smallest_normal(name: str) -> float:
-    """Of a floating-point type; 0 of integers, which have no subnormals."""
+    """The smallest normal number of a floating-point type; 0 for integers, which have no subnormals."""
     import ml_dtypes
 
     kind = dtypes.numpy_dtype(name)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from wherry.core import dtypes
 from wherry.core.tensorspec import Region, Span, TensorSpec, c_strides, region_shape
-from wherry.formats.contents import Extent
+from wherry.formats.format import Extent
 from wherry.layout.copies import Copy, Pieces, StoredTensor, copies
 
 
@@ -29,7 +29,7 @@ def runs(stored: StoredTensor, pieces: Pieces) -> list[tuple[TensorSpec, Span]] 
     position = 0
     for offset, copy in found:
         elements = math.prod(region_shape(copy.region))
-        span = _span(copy.source, copy.region)
+        span = contiguous_span(copy.source, copy.region)
         if offset != position or elements != math.prod(copy.extents) or span is None:
             return None
         rows.append((copy.source, span))
@@ -37,7 +37,7 @@ def runs(stored: StoredTensor, pieces: Pieces) -> list[tuple[TensorSpec, Span]] 
     return rows if position == stored.spec.size else None
 
 
-def _span(spec: TensorSpec, region: Region) -> Span | None:
+def contiguous_span(spec: TensorSpec, region: Region) -> Span | None:
     """The span of a region's canonical bytes; None if they are not contiguous."""
     shape = region_shape(region)
     cut = next((axis for axis, extent in enumerate(shape) if extent != 1), len(shape))

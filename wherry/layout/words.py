@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.core import dtypes
 from wherry.core.account import Bound
+from wherry.core.lazy_dataclass import dataclass
+from wherry.cures import Argument, Cure
 from wherry.errors import UnrepresentableError, UsageError
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Scale:
 
     @property
     def text(self) -> str:
-        """As a plan prints it."""
+        """The text that a plan prints."""
         return f"scale {self.factor:.9g}"
 
     def forward(self, values: np.ndarray) -> np.ndarray:
@@ -51,7 +52,7 @@ class Scale:
         return values * values.dtype.type(self.factor)
 
     def inverse(self, values: np.ndarray) -> np.ndarray:
-        """Stored to canonical: a division, so that the factor is not rounded a second time."""
+        """Turn stored values into canonical ones by a division, so that the factor is not rounded a second time."""
         return values / values.dtype.type(self.factor)
 
     def exact(self, source: str, target: str) -> bool:
@@ -78,7 +79,7 @@ class Shift:
 
     @property
     def text(self) -> str:
-        """As a plan prints it."""
+        """The text that a plan prints."""
         return f"shift {self.offset:.9g}"
 
     def forward(self, values: np.ndarray) -> np.ndarray:
@@ -118,11 +119,11 @@ class Cast:
 
     @property
     def text(self) -> str:
-        """As a plan prints it."""
+        """The text that a plan prints."""
         return f"cast {self.source} {self.target}"
 
     def forward(self, values: np.ndarray) -> np.ndarray:
-        """To the target type, rounding to nearest even."""
+        """Cast to the target type, rounding to nearest even."""
         return values.astype(dtypes.numpy_dtype(self.target))
 
     def inverse(self, values: np.ndarray) -> np.ndarray:
@@ -179,7 +180,7 @@ class WordStep:
 
     @property
     def gain(self) -> float:
-        """By how much the step enlarges differences of values."""
+        """The factor by which the step enlarges differences of values."""
         factor = abs(self.word.factor) if isinstance(self.word, Scale) else 1.0
         return factor if self.forward else 1 / factor
 
@@ -246,7 +247,7 @@ def loss(steps: Sequence[WordStep], source: str, target: str, name: str | None =
     if not _floating(target) or not (_floating(source) or (not words and "int" in source)):
         raise UnrepresentableError(
             f"cannot {words[0].text if words else 'cast'} from {source} to {target}: it needs floating point",
-            path=name, cure="choose another --dtype, or restore the tensor if its type is wrong",
+            path=name, cure=Cure("choose another {}, or restore the tensor if its type is wrong", Argument("dtype")),
         )  # fmt: skip
     if not words:
         return Cast(source, target).bound

@@ -13,12 +13,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from hashlib import blake2b
 from operator import itemgetter
 from typing import Any
 
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.receipt import utc_now
 from wherry.core.units import short
 from wherry.errors import CorruptError, StorageError, describe_exception
@@ -161,7 +161,7 @@ def _time_fault(row: StatementRow) -> str | None:
 
 
 def _clock_fault(row: StatementRow, before: str) -> str | None:
-    """What shows that a clock was wrong when a statement was written, by more than a day."""
+    """The contradiction that shows that a clock was wrong by more than a day when a statement was written."""
     time, storage, now = row.time, row.storage_time, utc_now()
     if is_ahead(time, now) or is_ahead(storage, now):
         return f"its time is in the future: {time}"

@@ -44,12 +44,13 @@ from typing import Any, Protocol, TypeVar
 
 from wherry.config.settings import ledger_url
 from wherry.core.forks import was_open_at_fork, without_forks
+from wherry.core.limits import scale_limit
+from wherry.cures import Blank, Command, Cure
 from wherry.errors import HostileError, StorageError, UnsupportedError, UsageError, missing_extra
 from wherry.ledger import schema as tables
-from wherry.remote.probe import ANSWER_SECONDS, SILENT, kind_of_silence
-from wherry.remote.waits import answer_policy, call_with_retries
-from wherry.storage.home import ensure_home, irregular_sqlite_file, sqlite_file, without_secrets
-from wherry.text.limits import scale_limit
+from wherry.store.home import ensure_home, irregular_sqlite_file, sqlite_file, without_secrets
+from wherry.store.probe import ANSWER_SECONDS, SILENT, kind_of_silence
+from wherry.store.waits import answer_policy, call_with_retries
 
 _T = TypeVar("_T")
 SQLITE, POSTGRESQL = "sqlite", "postgresql"
@@ -72,9 +73,10 @@ _GENERATED = (  # hidden: 2 and 3
     "WHERE own.type = 'table' AND one.hidden > 1 LIMIT 1"
 )
 _FOREIGN_CURE = "do not use this file; open a copy of known origin, or start another ledger"
-_SCHEMA_CURE = (
-    "use the wherry that wrote it; or move it away, or name a new ledger in WHERRY_LEDGER, and fill the new one with "
-    "`wherry ledger rebuild ROOT`"
+_SCHEMA_CURE = Cure(
+    "use the wherry that wrote it; or move it away, or name a new ledger in WHERRY_LEDGER, "
+    "and fill the new one with {}",
+    Command("ledger rebuild", Blank("ROOT")),
 )
 _FORK_CURE = "start the process with multiprocessing's spawn instead of fork, or use a ledger in PostgreSQL"
 _SQLITE = ("sqlite", "sqlite+pysqlite")
@@ -226,11 +228,11 @@ class Backend(Protocol):
         return False
 
     def silence(self, error: Exception) -> str | None:  # noqa: ARG002
-        """Why the server did not answer, in a few words; None if it did, or if there is none."""
+        """Why the server did not answer, in a few words; None if it answered, or if the database has no server."""
         return None
 
     def away(self, error: Exception) -> str | None:  # noqa: ARG002
-        """Why no transaction begins, where the server does not answer, starts or stops; None for any other reason."""
+        """Why no transaction can begin, if the server is not answering, starting or stopping; None for other errors."""
         return None
 
 
@@ -540,9 +542,9 @@ class Ledger:
         return driver
 
     def _give(self, driver: Any) -> None:
-        """Keep a connection for the next transaction, unless there is one already, or this one is of no more use.
+        """Keep a connection for the next transaction, unless there is one already, or this one cannot be used again.
 
-        That is one which its server has ended (psycopg), or whose transaction could not be rolled back (sqlite3).
+        It cannot if its server has ended it (psycopg), or if its transaction could not be rolled back (sqlite3).
         """
         useless = getattr(driver, "closed", False) or getattr(driver, "in_transaction", False)
         with self._lock:

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from wherry.config.settings import configured_value as setting
 from wherry.config.settings import mlflow_registry_uri
 from wherry.core.digest import sha256_of
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.progress import logger
 from wherry.core.receipt import utc_now
 from wherry.core.services import service
@@ -31,7 +32,7 @@ from wherry.errors import UsageError, WherryError
 from wherry.ledger import schema as tables
 from wherry.ledger.database import Ledger, LedgerConnection, open_ledger
 from wherry.ledger.statements import Statement, last_statement, statements
-from wherry.storage.home import without_secrets
+from wherry.store.home import without_secrets
 
 # projection → the variable with its destination. Its service has a function `projection(destination)`.
 DESTINATIONS = {"openlineage": "WHERRY_OPENLINEAGE"}
@@ -98,10 +99,10 @@ def record_failure(ledger: Ledger, name: str, seq: int, error: str) -> None:
         _put(connection, name, _last_delivery(connection, name), f"statement {seq}: {error}"[:_LONGEST])
 
 
-def rewind(ledger: Ledger, name: str, seq: int = 0) -> None:
-    """Move a cursor back, so that all statements after a number are delivered again; from the first by default."""
+def rewind(ledger: Ledger, name: str) -> None:
+    """Move a cursor back to the beginning, so that all statements are delivered again."""
     with ledger.write() as connection:
-        _put(connection, name, seq, None)
+        _put(connection, name, 0, None)
 
 
 def cursors(ledger: Ledger) -> list[Cursor]:

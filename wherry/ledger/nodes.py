@@ -10,14 +10,15 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 from sys import intern
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from wherry.config.settings import ledger_url
-from wherry.core.algorithms import ALGORITHMS
+from wherry.core.digest import ALGORITHMS
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.receipt import CheckpointRef
 from wherry.ledger import schema as tables
 from wherry.ledger.database import Ledger, LedgerConnection, open_ledger
@@ -40,7 +41,7 @@ from wherry.ledger.statements import (
     stored_table,
     stored_word,
 )
-from wherry.storage.home import ledger_to_read, sqlite_file
+from wherry.store.home import ledger_to_read, sqlite_file
 
 if TYPE_CHECKING:
     _Key = TypeVar("_Key", str, int)
@@ -183,7 +184,7 @@ def standing(ledger: Ledger, digests: Collection[str]) -> tuple[list[PlaceRecord
 
 
 def notable(ledger: Ledger, digests: Collection[str]) -> set[str]:
-    """Those of some checkpoints that have a registered version, or whose last verification failed."""
+    """The checkpoints among `digests` that have a registered version, or whose last verification failed."""
     found = set[str]()
     with ledger.read() as connection:
         for some in _batches(digests):
@@ -246,7 +247,8 @@ def current_conversions(
     )
     rows = sorted(chosen, key=lambda row: row.statement)
     requests = {
-        one.seq: one.body.get("asked", {}) for one in statements_of(ledger, [row.statement for row in rows])
+        one.seq: one.body.get("requested", {})
+        for one in statements_of(ledger, [row.statement for row in rows])
     }
     shared = dict[str, "Mapping[str, Any]"]()
     return tuple(_conversion(row, requests[row.statement], shared) for row in rows)
@@ -261,7 +263,7 @@ def every_digest(ledger: Ledger) -> list[str]:
 def families_and_read_backs(
     ledger: Ledger,
 ) -> tuple[dict[str, str], dict[tuple[str, str], VerificationRecord]]:
-    """What only the statements of conversions say.
+    """The facts that only the statements of conversions have: families and read-backs.
 
     Returns:
         Checkpoint digest → model family, for the sources and targets of conversions between layouts;

@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import Any
 
+from wherry.core.lazy_dataclass import dataclass
+from wherry.core.numbers import decimal_number
 from wherry.core.receipt import CheckpointRef
 from wherry.core.services import service
+from wherry.cures import Argument, Cure
 from wherry.errors import TargetExistsError, WherryError
 from wherry.formats.discover import SkippedPath, discover
 from wherry.formats.registry import formats
@@ -25,11 +28,10 @@ from wherry.ledger.database import LedgerConnection, open_ledger
 from wherry.ledger.record import add_conversion, add_registration, add_sighting
 from wherry.ledger.resolve import DELETED_TAG, DIGEST_TAG, URI_TAG, WEIGHTS_TAG, stores_of
 from wherry.ledger.statements import append, last_statement
-from wherry.storage.folders import is_staging
-from wherry.storage.home import without_secrets
-from wherry.storage.sidecar import Sidecar, is_marked, read_sidecar
-from wherry.storage.stores import locate
-from wherry.text.numbers import decimal_number
+from wherry.store.folders import is_staging
+from wherry.store.home import without_secrets
+from wherry.store.local_store import locate
+from wherry.store.sidecar import Sidecar, is_marked, read_sidecar
 from wherry.version import __version__
 
 SCHEMA = 1
@@ -153,7 +155,9 @@ def _require_empty(connection: LedgerConnection, uri: str) -> None:
         raise TargetExistsError(
             "the ledger is not empty; rebuild writes only to an empty ledger",
             uri=uri,
-            cure="move the old ledger away, or name a new one in WHERRY_LEDGER or with --ledger",
+            cure=Cure(
+                "move the old ledger away, or name a new one in WHERRY_LEDGER or with {}", Argument("ledger")
+            ),
         )
 
 

@@ -13,15 +13,16 @@ Work counts as done only when it is recorded: if recording fails, the target sta
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from wherry.core import interrupts
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.receipt import CheckpointRef, Receipt
 from wherry.core.request import SourceRequest
+from wherry.cures import Argument, Command, Cure
 from wherry.errors import (
     MissingExtraError,
     NotFoundError,
@@ -144,7 +145,7 @@ def record_conversion(ledger: Ledger, receipt: Receipt) -> int:
 
 
 def add_conversion(connection: LedgerConnection, receipt: Receipt) -> int:
-    """As `record_conversion`, in a transaction that is open for writing."""
+    """Like `record_conversion`, in a transaction that is open for writing."""
     body = _body(receipt)
     seq = same_statement(connection, "conversion", body)
     if seq is None:
@@ -187,7 +188,7 @@ def record_sighting(ledger: Ledger, subject: CheckpointRef) -> int | None:
 
 
 def add_sighting(connection: LedgerConnection, subject: CheckpointRef) -> int | None:
-    """As `record_sighting`, in a transaction that is open for writing."""
+    """Like `record_sighting`, in a transaction that is open for writing."""
     last = connection.first(_LAST_PLACE, uri=subject.uri)
     if last is not None and last[:2] == (subject.checkpoint_digest, subject.fingerprint):
         seen, gone = last[2:]
@@ -277,7 +278,7 @@ def record_registration(
 def add_registration(
     connection: LedgerConnection, subject: CheckpointRef, registry: str, name: str, version: str
 ) -> int:
-    """As `record_registration`, in a transaction that is open for writing."""
+    """Like `record_registration`, in a transaction that is open for writing."""
     held = _registration(connection, subject, registry, name)
     if held is not None and (held.state, held.version) == (REGISTERED, version):
         return held.statement
@@ -453,11 +454,11 @@ def not_recorded(error: WherryError, uris: Sequence[str], *, cure: str | None = 
         uris: the committed checkpoints.
         cure: how to record the work once the error is fixed; by default the command that records the sidecars.
     """
-    again = cure or f"run `{shlex.join(['wherry', 'ledger', 'record', *uris])}`"
+    again = cure or Cure("run {}", Command("ledger record", *uris))
     return NotRecordedError(
         f"done, but not recorded: {error.what}",
         uri=", ".join(uris),
-        cure=f"{error.cure}; then {again}" if error.cure else again,
+        cure=Cure("{}; then {}", error.cure, again) if error.cure else again,
         retryable=error.retryable,
     )
 
@@ -473,7 +474,7 @@ def verification_of(uri: str) -> Generator[None]:
         yield
     except _GONE as error:
         refused = not_recorded(
-            error, [uri], cure=f"run `{shlex.join(['wherry', 'verify', uri, '--level', 'digest'])}`"
+            error, [uri], cure=Cure("run {}", Command("verify", uri, Argument("level", "digest")))
         )
         refused.what = f"done, but not verified: {error.what}"
         raise refused from error
@@ -496,8 +497,10 @@ def registration_of(
     try:
         yield
     except (*_REFUSALS, *_GONE) as error:
-        words = ["wherry", "register", uri, "--model", name, *(["--alias", alias] if alias else [])]
-        words += [word for key, value in (tags or {}).items() for word in ("--tag", f"{key}={value}")]
-        refused = not_recorded(error, [uri], cure=f"run `{shlex.join(words)}`")
+        more = [Argument("alias", alias)] if alias else []
+        more += [Argument("tag", f"{key}={value}") for key, value in (tags or {}).items()]
+        refused = not_recorded(
+            error, [uri], cure=Cure("run {}", Command("register", uri, Argument("model", name), *more))
+        )
         refused.what = f"done, but not registered: {error.what}"
         raise refused from error

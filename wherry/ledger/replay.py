@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from sys import intern
 from typing import Any, NamedTuple
 
+from wherry.core.lazy_dataclass import dataclass
 from wherry.ledger.database import Ledger
 from wherry.ledger.schema import GENESIS
 from wherry.ledger.statements import Statement, damage_of, rows_of, statements, stored_number, stored_word
@@ -108,7 +109,7 @@ class DamageRecord:
 
 
 class FailureRecord(NamedTuple):
-    """A conversion that failed for good, as a night noted it.
+    """A conversion that failed permanently, as a nightly run recorded it.
 
     Attributes:
         what: its error.
@@ -137,7 +138,7 @@ class ConversionRecord:
         lossless: whether every move was exact.
         software: the version of wherry that did it; empty if unknown.
         gone: when the result was deleted there (UTC); None if no deletion is recorded.
-        request: the stated request, `asked` in receipts; empty if no statement was read.
+        request: the stated request, `requested` in receipts; empty if no statement was read.
         seconds: wall time; 0 in the same case.
         bytes_read: tensor bytes that were read; 0 in the same case.
     """
@@ -198,7 +199,7 @@ class LedgerState:
         states: (checkpoint digest, URI) → the state of its objects whose bytes were last verified, if their store
             gives states.
         products: (route, target URI) → the last note that the route made it.
-        failures: (source URI, fingerprint, version of wherry) → request that failed for good → its error.
+        failures: (source URI, fingerprint, version of wherry) → request that failed permanently → its error.
         history: promotions, rollbacks and deletions, in order.
         rate: bytes per second of the last conversions, one after the other; None if there are none.
         statements: number of statements.
@@ -376,7 +377,7 @@ class _Draft:
         elif table == "conversion":
             fields = intern_row(row)
             fields["options"] = self._options.setdefault(row["options"], body["options"])
-            request: Mapping[str, Any] = body.get("asked") or {}
+            request: Mapping[str, Any] = body.get("requested") or {}
             done = ConversionRecord(
                 source_digest=fields.pop("source"),
                 target_digest=fields.pop("target"),

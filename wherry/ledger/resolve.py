@@ -14,28 +14,29 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import field, replace
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from wherry.config.roots import locate_stated, root_of
-from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
-from wherry.core.algorithms import ALGORITHMS, digest_in
 from wherry.core.detection import Detection
-from wherry.core.digest import checkpoint_digest
+from wherry.core.digest import ALGORITHMS, digest_in
+from wherry.core.lazy_dataclass import dataclass
+from wherry.core.manifest import checkpoint_digest
 from wherry.core.progress import logger
 from wherry.core.request import SourceRequest
 from wherry.core.services import service
 from wherry.core.units import plural, short
+from wherry.cures import Argument, Blank, Command, Cure
 from wherry.errors import AmbiguousError, MismatchError, NotFoundError, UsageError, WherryError
-from wherry.formats.checkpoint import Checkpoint, open_source, present_fingerprint
 from wherry.formats.detect import detect_source
-from wherry.ledger.database import Ledger, open_ledger
-from wherry.ledger.nodes import digests_starting, nodes
-from wherry.ledger.replay import PlaceRecord
-from wherry.storage.home import without_secrets
-from wherry.storage.location import Location
-from wherry.storage.sidecar import Sidecar, read_sidecar
+from wherry.store.home import without_secrets
+from wherry.store.location import Location
+
+if TYPE_CHECKING:
+    from wherry.formats.checkpoint import Checkpoint
+    from wherry.ledger.database import Ledger
+    from wherry.ledger.replay import PlaceRecord
+    from wherry.store.sidecar import Sidecar
 
 _log = logger(__name__)
 _MODEL = re.compile(r"models:/+(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+)|/latest)?")
@@ -91,9 +92,9 @@ def is_model_uri(text: str | os.PathLike[str]) -> bool:
 
 
 def model_in(text: str) -> str | None:
-    """The name of the registered model in a model URI; None if the text is none, or names a digest."""
+    """The name of the registered model in a model URI, decoded; None if the text is none, or names a digest."""
     named = _MODEL.fullmatch(text)
-    return named["name"] if named is not None else None
+    return unquote(named["name"]) if named is not None else None
 
 
 def resolve_model(
@@ -103,7 +104,7 @@ def resolve_model(
 
     Args:
         uri: `models:/NAME@ALIAS`, `models:/NAME/VERSION`, `models:/NAME` or `models:/NAME/latest` (the version with
-            the highest number), `wherry://ALGORITHM/DIGEST`, as in `wherry.core.algorithms.digest_uri`, or the
+            the highest number), `wherry://ALGORITHM/DIGEST`, as in `wherry.core.digest.digest_uri`, or the
             beginning of a digest in the ledger.
         tracking_uri, registry_uri: MLflow's stores; as for `register`.
 
@@ -143,6 +144,10 @@ def checkpoint_uri(uri: str | os.PathLike[str]) -> str | os.PathLike[str]:
     prefix = _DIGEST.fullmatch(text)
     if prefix is None or os.path.lexists(uri):
         return uri
+    from wherry.config.roots import root_of
+    from wherry.ledger.database import open_ledger
+    from wherry.ledger.nodes import nodes
+
     with open_ledger() as ledger:
         digest = digest_starting(ledger, text)
         known = nodes(ledger, {digest}) if digest else {}
@@ -167,6 +172,8 @@ def known_digest(text: str) -> str | None:
     """
     if not _DIGEST.fullmatch(text) or os.path.lexists(text):
         return None
+    from wherry.ledger.database import open_ledger
+
     with open_ledger() as ledger:
         return digest_starting(ledger, text)
 
@@ -183,6 +190,8 @@ def digest_starting(ledger: Ledger, text: str) -> str | None:
     """
     if not _DIGEST.fullmatch(text):
         return None
+    from wherry.ledger.nodes import digests_starting
+
     found = digests_starting(ledger, text)
     if len(found) > 1:
         more = f" and {len(found) - _NAMED:,} more" if len(found) > _NAMED else ""
@@ -199,7 +208,7 @@ def _unknown(text: str) -> WherryError:
     if _DIGEST.fullmatch(text):
         return NotFoundError(
             "no checkpoint with this digest in the ledger", uri=text,
-            cure="run `wherry ls` to list the checkpoints in the ledger", stage="resolve",
+            cure=Cure("run {} to list the checkpoints in the ledger", Command("ls")), stage="resolve",
         )  # fmt: skip
     named = f"models:/{text}"
     cure = (
@@ -212,6 +221,9 @@ def _unknown(text: str) -> WherryError:
 
 def _holds(place: PlaceRecord) -> bool:
     """Whether a place still holds what the ledger saw there: by its sidecar, or by sizes and times of its files."""
+    from wherry.config.roots import root_of
+    from wherry.formats.checkpoint import open_source, present_fingerprint
+
     try:
         found = _at(place.uri)
         if found is not None:
@@ -226,13 +238,18 @@ def _nowhere(text: str, digest: str, tried: Sequence[str]) -> NotFoundError:
     return NotFoundError(
         f"checkpoint {short(digest)} not found at any known location: {', '.join(tried) or 'none is known'}",
         uri=text,
-        cure=f"restore the checkpoint; run `wherry lineage show {short(digest)}` to see what it was converted from",
+        cure=Cure(
+            "restore the checkpoint; run {} to see what it was converted from",
+            Command("lineage show", short(digest)),
+        ),
         stage="resolve",
     )
 
 
 def stores_of(tracking_uri: str | None, registry_uri: str | None) -> dict[str, str]:
     """Both MLflow URIs as keyword arguments: those given, else from the environment, else in the home."""
+    from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
+
     tracking = tracking_uri or mlflow_tracking_uri()
     registry = registry_uri or (tracking if tracking_uri else mlflow_registry_uri())
     return {"tracking_uri": tracking, "registry_uri": registry}
@@ -256,7 +273,10 @@ def _by_name(text: str, parts: Mapping[str, str | None], stores: Mapping[str, st
         raise NotFoundError(
             f"{name} version {row.version} was not registered by wherry",
             uri=text,
-            cure="register the checkpoint: `wherry register URI --model NAME`",
+            cure=Cure(
+                "register the checkpoint: {}",
+                Command("register", Blank("URI"), Argument("model", Blank("NAME"))),
+            ),
             stage="resolve",
         )
     return _ModelQuery(text, digest, row, alias)
@@ -317,12 +337,17 @@ def proved_sidecar(location: Location, stage: str) -> Sidecar:
         NotFoundError: the checkpoint has no sidecar.
         MismatchError: the sidecar was altered.
     """
+    from wherry.store.sidecar import read_sidecar
+
     sidecar = read_sidecar(location)
     if sidecar is None:
         raise NotFoundError(
             "no digests are recorded for this checkpoint, so it cannot be verified",
             uri=location.uri,
-            cure=f"record its digests first: `wherry inspect --digest --write {shlex.quote(location.uri)}`",
+            cure=Cure(
+                "record its digests first: {}",
+                Command("inspect", Argument("digest"), Argument("write"), location.uri),
+            ),
             stage=stage,
         )
     if proved_digest(sidecar) != sidecar.checkpoint.checkpoint_digest:
@@ -338,6 +363,9 @@ def proved_sidecar(location: Location, stage: str) -> Sidecar:
 def _places(query: _ModelQuery, stores: Mapping[str, str]) -> Iterator[str]:
     if query.row is not None and URI_TAG in query.row.tags:
         yield query.row.tags[URI_TAG]
+    from wherry.ledger.database import open_ledger
+    from wherry.ledger.nodes import nodes
+
     with open_ledger() as ledger:
         known = nodes(ledger, {query.digest})
     if query.digest in known:
@@ -349,6 +377,9 @@ def _places(query: _ModelQuery, stores: Mapping[str, str]) -> Iterator[str]:
 
 def _at(uri: str) -> tuple[Location, Sidecar] | None:
     """The checkpoint at a place that a record states, with its sidecar; None if there is none."""
+    from wherry.config.roots import locate_stated
+    from wherry.store.sidecar import read_sidecar
+
     location = locate_stated(uri)
     sidecar = read_sidecar(location) if location.exists() else None
     return None if sidecar is None else (location, sidecar)
@@ -362,11 +393,15 @@ def resolve_named(source: SourceRequest) -> SourceRequest:
         NotFoundError, MismatchError, AmbiguousError: as `checkpoint_uri`.
     """
     uri = os.fspath(checkpoint_uri(source.uri))
-    return source if uri == source.uri else replace(source, uri=uri, below=source.below or root_of(uri))
+    if uri == source.uri:
+        return source
+    from wherry.config.roots import root_of
+
+    return replace(source, uri=uri, below=source.below or root_of(uri))
 
 
 def open_checkpoint(
-    uri: str | os.PathLike[str],
+    uri: str | os.PathLike[str] | SourceRequest,
     *,
     format: str | None = None,
     step: int | None = None,
@@ -376,7 +411,8 @@ def open_checkpoint(
     """Open a checkpoint; `wherry.open`.
 
     Args:
-        uri: a checkpoint, a step folder, a run folder (the newest complete step is taken), or a model URI.
+        uri: a checkpoint, a step folder, a run folder (the newest complete step is taken), or a model URI; or a request
+            for one, which states the other arguments itself.
         format: the format, a name or alias, instead of detecting it.
         step: which step of a run.
         item: which item of a step.
@@ -389,12 +425,15 @@ def open_checkpoint(
             of the reader and `verify` report them.
         HostileError: the checkpoint tries to reach outside its folder or to run code.
     """
-    source = SourceRequest(os.fspath(uri), format, step, item, tuple(allow_opaque))
-    return open_source(resolve_named(source))
+    if not isinstance(uri, SourceRequest):
+        uri = SourceRequest(os.fspath(uri), format, step, item, tuple(allow_opaque))
+    from wherry.formats.checkpoint import open_source
+
+    return open_source(resolve_named(uri))
 
 
 def detect(
-    uri: str | os.PathLike[str],
+    uri: str | os.PathLike[str] | SourceRequest,
     *,
     format: str | None = None,
     step: int | None = None,
@@ -403,7 +442,8 @@ def detect(
     """Identify the checkpoint at a URI.
 
     Args:
-        uri: a checkpoint, a step folder, a run folder or a model URI.
+        uri: a checkpoint, a step folder, a run folder or a model URI; or a request for one, which states the other
+            arguments itself.
         format: the format, instead of detecting it.
         step: which step of a run.
         item: which item of a step.
@@ -417,4 +457,5 @@ def detect(
         MissingExtraError: the package for the protocol is not installed.
         StorageError: the storage failed.
     """
-    return detect_source(resolve_named(SourceRequest(os.fspath(uri), format, step, item)))
+    source = uri if isinstance(uri, SourceRequest) else SourceRequest(os.fspath(uri), format, step, item)
+    return detect_source(resolve_named(source))

@@ -15,10 +15,12 @@ collation would be slower and could not serve prefixes).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from wherry.core.lazy_dataclass import dataclass
+from wherry.cures import Command, Cure
 from wherry.errors import CorruptError
-from wherry.storage.home import LEDGER_SCHEMA
+from wherry.store.home import LEDGER_SCHEMA
 
 SCHEMA = LEDGER_SCHEMA
 SCHEMA_NAME = "wherry"  # of PostgreSQL, in which the tables are
@@ -29,7 +31,10 @@ def damage_error(what: str) -> CorruptError:
     """The error for contents that wherry never stores in a ledger."""
     return CorruptError(
         f"the ledger holds invalid {what}",
-        cure="list the altered statements with `wherry ledger check`, then restore the ledger from a backup",
+        cure=Cure(
+            "list the altered statements with {}, then restore the ledger from a backup",
+            Command("ledger check"),
+        ),
     )
 
 
@@ -299,7 +304,7 @@ def sqlite_triggers() -> tuple[str, ...]:
 
 
 def postgres_triggers() -> tuple[str, ...]:
-    """The same for PostgreSQL, TRUNCATE included."""
+    """The statements that create these triggers in PostgreSQL; they also refuse TRUNCATE."""
     head = f"() RETURNS trigger LANGUAGE plpgsql SET search_path = {SCHEMA_NAME}, pg_temp AS"
     return (
         *(

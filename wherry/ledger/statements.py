@@ -19,19 +19,19 @@ import tempfile
 from bisect import bisect_right
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from wherry.core.digest import canonical_json, sha256_of, sha256_text
+from wherry.core.json_document import json_value
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.receipt import utc_now
 from wherry.errors import StorageError, UsageError, WherryError, describe_exception, storage_error
 from wherry.ledger import schema as tables
 from wherry.ledger.database import SQLITE, Ledger, LedgerConnection
 from wherry.ledger.schema import LedgerTable
-from wherry.text.json_values import json_value
 
 EVENTS = ("promotion", "rollback", "deletion", "audit", "note")
 KINDS = ("conversion", "verification", "registration", "claim", "release", "sighting", "rebuild", *EVENTS)
@@ -191,7 +191,7 @@ def statements(
 
 
 def _page(rows: Iterable[tuple[Any, ...]]) -> tuple[list[StatementRow], bool]:
-    """The first rows, so many as are read at once but one at least, and whether others can follow."""
+    """The first rows, as many as are read at once but at least one, and whether others can follow."""
     page, size = list[StatementRow](), 0
     for row in map(StatementRow._make, rows):
         page.append(row)
@@ -411,7 +411,7 @@ def stored_word(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ClockReadings:
-    """What two clocks said at one moment; UTC.
+    """The times of two clocks at one moment; UTC.
 
     Attributes:
         machine: the clock of this machine.

@@ -24,11 +24,10 @@ from wherry.core.tensorspec import Region, TensorSpec, c_strides, region_shape, 
 from wherry.core.units import plural
 from wherry.errors import IncompleteError, NotFoundError
 from wherry.formats.checkpoint import Checkpoint
-from wherry.formats.contents import Absent, Access, Computed, Contents, Extent, Stored
-from wherry.formats.format import Opened
+from wherry.formats.format import Absent, Access, Computed, Contents, Extent, Opened, Stored
 from wherry.mover.output import as_array
-from wherry.storage.location import Location
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
+from wherry.store.location import Location
 from wherry.store.store import Entry
 
 if TYPE_CHECKING:

@@ -18,9 +18,8 @@ from collections.abc import Callable
 from typing import Unpack
 
 from wherry.converter.keywords import OF_FILES, ExportKeywords, spelled_out
-from wherry.core.option import options_of
 from wherry.core.progress import logger
-from wherry.core.request import ConvertRequest, TargetRequest
+from wherry.core.request import ConvertRequest, TargetRequest, options_of
 from wherry.errors import (
     AmbiguousError,
     MissingExtraError,

@@ -15,7 +15,7 @@ from wherry.core.background import BackgroundWork, begin, end
 from wherry.core.progress import logger
 from wherry.core.receipt import Receipt
 from wherry.errors import NotRecordedError, UsageError, WherryError, wherry_error
-from wherry.remote.waits import waiting
+from wherry.store.waits import waiting
 
 log = logger("wherry.export")
 _NICE = 10  # training's own threads have priority
@@ -138,7 +138,7 @@ class Export:
         log.error("the export to %s timed out after %.0f s; nothing was committed", self.uri, self.exit_wait)
 
     def _fail_in_fork(self) -> None:
-        """In a forked child: nothing ends this export there."""
+        """Fail the export in a forked child, where no thread finishes it."""
         self.error = UsageError(
             "the export runs in another process, which forked this one",
             uri=self.uri,

@@ -10,15 +10,15 @@ Shape, element type and axis names are compared before any byte is read, and all
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.core.keypath import KeyPath, render
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.tensorspec import AxisName, Sharding, TensorSpec
 from wherry.errors import AmbiguousError
-from wherry.tree.axes import BOX_TAG
-from wherry.tree.forms import BOX, OLD_VARIABLE, wrapped_leaves
+from wherry.layout.axes import BOX_TAG
+from wherry.layout.forms import BOX, OLD_VARIABLE, wrapped_leaves
 
 if TYPE_CHECKING:
     from wherry.core.manifest import Manifest, Value

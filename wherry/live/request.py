@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import tempfile
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.request import ConvertRequest, TargetRequest, convert_request
 from wherry.errors import UsageError
 from wherry.formats.registry import find_system_format
-from wherry.storage.folders import SPILL_VARIABLE, staging_stem
-from wherry.storage.stores import LiveStore, locate
+from wherry.store.folders import SPILL_VARIABLE, staging_stem
+from wherry.store.local_store import LiveStore, locate
 
 SNAPSHOTS = ("host", "disk")
 

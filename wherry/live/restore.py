@@ -21,30 +21,31 @@ import threading
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from wherry.core import dtypes
+from wherry.core import dtypes, threads
 from wherry.core.keypath import KeyPath, render
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.manifest import Manifest
 from wherry.core.progress import Meter, OnProgress
 from wherry.core.request import LayoutRequest
 from wherry.core.services import service
 from wherry.core.tensorspec import Region
 from wherry.core.units import DEFAULT_MEMORY, parse_budget
+from wherry.cures import Command, Cure
 from wherry.errors import IncompleteError, MismatchError, UnrepresentableError, UsageError
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.detect import describe_absent
 from wherry.formats.registry import find_format
+from wherry.layout.forms import rule_texts
+from wherry.layout.mapping import parameters_of
+from wherry.layout.renames import parse_rules, rename_paths
 from wherry.ledger.resolve import open_checkpoint
 from wherry.live.match import Leaf, Pair, TemplateMatch, match
-from wherry.runtime import threads
-from wherry.target.in_use import in_use
-from wherry.tree.forms import rule_texts
-from wherry.tree.mapping import parameters_of
-from wherry.tree.renames import parse_rules, rename_paths
-from wherry.view.choose import plan_view
+from wherry.target.janitor import in_use
+from wherry.transform.choose import plan_view
 
 if TYPE_CHECKING:
     import numpy as np
@@ -103,7 +104,7 @@ def restore(
         only: the part of the checkpoint to restore: `params`, or patterns of printed key paths, separated by commas.
         strict: whether a leaf that is missing in the checkpoint, or an entry that is missing in the template, is an
             error.
-        rename: rules of `wherry.tree.renames` for the checkpoint's key paths: one text with `;` between rules, or
+        rename: rules of `wherry.layout.renames` for the checkpoint's key paths: one text with `;` between rules, or
             several texts.
         cast: whether element types may differ; values are then converted.
         to: the format with the template's names and shapes, if it differs from the checkpoint's (`huggingface`).
@@ -150,9 +151,9 @@ def _view(
         return source, only
     row, part = find_format(to or source.detection.format), "params" if only == "params" else None
     seen, left, rest = plan_view(source, row, options, layout, part, files=False)
-    if left:
+    if left.names:
         raise UsageError(
-            f"unknown option {', '.join(map(repr, sorted(left)))} for restore",
+            f"unknown option {', '.join(map(repr, sorted(left.names)))} for restore",
             cure="remove it; to change names, pass rename=…",
         )
     return seen, rest if only == "params" else only
@@ -188,7 +189,7 @@ def _choose_paths(manifest: Manifest, only: str | None, uri: str) -> list[KeyPat
         raise UsageError(
             f"only={only} matches no key path",
             uri=uri,
-            cure="run `wherry inspect` to list the key paths, or pass only='params'",
+            cure=Cure("run {} to list the key paths, or pass only='params'", Command("inspect")),
         )
     return found
 
@@ -211,7 +212,7 @@ def _require(matched: TemplateMatch, seen: Checkpoint, *, strict: bool) -> None:
         if piece.path in wanted:
             raise IncompleteError(
                 f"missing {describe_absent(piece)}", uri=seen.uri, path=render(piece.path),
-                cure="restore another step, or run `wherry verify` to list all missing chunks",
+                cure=Cure("restore another step, or run {} to list all missing chunks", Command("verify")),
             )  # fmt: skip
 
 

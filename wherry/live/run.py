@@ -21,6 +21,7 @@ from wherry.core.receipt import Receipt, from_json
 from wherry.core.services import service
 from wherry.errors import NotRecordedError, UsageError, WherryError, storage_error
 from wherry.formats.checkpoint import Checkpoint
+from wherry.layout.tree_reading import read_leaves
 from wherry.ledger.record import record, require_recorded
 from wherry.live.checkpoint import live_checkpoint
 from wherry.live.request import ExportRequest, spool_of
@@ -38,12 +39,11 @@ from wherry.live.shares import (
     ticket_from,
 )
 from wherry.live.snapshot import PlacedBox, Snapshot
-from wherry.storage.folders import remove_leftover
-from wherry.storage.stores import locate
+from wherry.store.folders import remove_leftover
+from wherry.store.local_store import locate
 from wherry.target.janitor import forget, note
 from wherry.target.janitor import tidy as tidy_left_behind
 from wherry.target.lease import Lease, LeaseFile
-from wherry.tree.tree_reading import read_leaves
 
 log = logger("wherry.export")
 _THERE = "already there"

@@ -4,8 +4,8 @@ Each process writes its boxes into the folder, then `share-<rank>.json`, which s
 for all of them, converts, and leaves `outcome.json` for the others. Nothing here is a collective operation, so it can
 run in the background while training uses its communicators; only `Ticket` is broadcast while training waits. Every wait
 is bounded: rank 0 waits `patience` seconds for a share, the others wait as long after the last heartbeat of rank 0,
-which renews a lease in the folder. That a process of the same machine has ended is noticed within seconds, by the
-owner's files `here-<rank>.json`. Only rank 0 creates the folder; a process that does not find it gives up.
+which renews a lease in the folder. The end of a process of the same machine is noticed within seconds, by the owner's
+files `here-<rank>.json`. Only rank 0 creates the folder; a process that does not find it gives up.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.json_document import json_value
 from wherry.core.keypath import KeyPath, parse, render
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.progress import logger
 from wherry.errors import IncompleteError, MismatchError, StorageError, WherryError, storage_error
 from wherry.live.snapshot import PlacedBox
-from wherry.remote.waits import waiting
-from wherry.target.lease_watch import MOST_BYTES, Verdict, Watch, owner_in, this_process, verdict_of_process
-from wherry.text.json_values import json_value
+from wherry.store.waits import waiting
+from wherry.target.lease import MOST_BYTES, Verdict, Watch, owner_in, this_process, verdict_of_process
 
 if TYPE_CHECKING:
     from wherry.core.tensorspec import TensorSpec

@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from wherry.core import dtypes
+from wherry.core import dtypes, threads
+from wherry.core.interpreter import available_memory
 from wherry.errors import StorageError, storage_error
-from wherry.runtime import threads
-from wherry.runtime.interpreter import available_memory
 
 if TYPE_CHECKING:
     from wherry.core.keypath import KeyPath

@@ -19,17 +19,16 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from wherry.converter.keywords import OF_FILES, ExportKeywords, RestoreKeywords, spelled_out
 from wherry.core.calls import usage_checked
-from wherry.core.option import options_of
-from wherry.core.request import ConvertRequest, TargetRequest
+from wherry.core.html import html_table
+from wherry.core.request import ConvertRequest, TargetRequest, options_of
 from wherry.core.steps import step_number
 from wherry.errors import CorruptError, NotFoundError, UsageError
 from wherry.formats.registry import find_format
 from wherry.live.export import export
 from wherry.live.handle import Export
-from wherry.storage.location import Location
-from wherry.storage.sidecar import is_marked, read_sidecar, sidecar_location
-from wherry.storage.stores import locate
-from wherry.text.html import html_table
+from wherry.store.local_store import locate
+from wherry.store.location import Location
+from wherry.store.sidecar import is_marked, read_sidecar, sidecar_location
 
 if TYPE_CHECKING:
     from wherry.live.restore import Restored

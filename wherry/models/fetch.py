@@ -9,17 +9,18 @@ not grow with the model. A store gets parts as they are read, and copies the obj
 from __future__ import annotations
 
 import os
-import shlex
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from wherry.core.detection import Detection
 from wherry.core.digest import sha256_of
 from wherry.core.interrupts import committing
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.progress import OnProgress
 from wherry.core.request import SourceRequest
 from wherry.core.units import DEFAULT_MEMORY, parse_budget
+from wherry.cures import Argument, Command, Cure
 from wherry.errors import (
     MismatchError,
     TargetExistsError,
@@ -30,22 +31,21 @@ from wherry.formats.recorded_files import file_differences
 from wherry.formats.registry import find_format
 from wherry.ledger.record import RECORDED, REFUSED, not_recorded
 from wherry.ledger.resolve import proved_digest, proved_sidecar, resolve_named
-from wherry.storage.folders import put_file
-from wherry.storage.location import Location
-from wherry.storage.sidecar import (
+from wherry.prove.evidence import ReadOptions, compare
+from wherry.store.folders import put_file
+from wherry.store.local_store import locate
+from wherry.store.location import Location
+from wherry.store.sidecar import (
     MOST_SIDECAR,
     Sidecar,
     read_sidecar,
     sidecar_location,
     signature_location,
 )
-from wherry.storage.stores import locate
 from wherry.store.store import Entry
 from wherry.target.clean import tidy
-from wherry.target.in_use import in_use
-from wherry.target.object_staging import is_unfinished
-from wherry.target.sinks import open_staging
-from wherry.verifier.evidence import ReadOptions, compare
+from wherry.target.janitor import in_use
+from wherry.target.sinks import is_unfinished, open_staging
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +75,13 @@ class FetchReport:
     lineage: str = "not recorded"
 
     def to_json(self) -> dict[str, Any]:
-        """As `fetch --json` prints it."""
+        """The JSON form, which `fetch --json` prints."""
         return {"schema": 1, **asdict(self)}
 
 
 @dataclass(frozen=True, slots=True)
-class _Subject:
-    """The original: its location, detection and sidecar, and the files with names relative to `base`."""
+class Original:
+    """A checkpoint that can be copied: its location, detection and sidecar, and its files, relative to `base`."""
 
     location: Location
     detection: Detection
@@ -98,7 +98,7 @@ class _Subject:
 
     @property
     def is_file(self) -> bool:
-        """Whether it is one file; then the target is a file too, with sidecar and signature next to it."""
+        """Whether the checkpoint is one file; then the target is a file too, with sidecar and signature next to it."""
         return self.location.path != self.base.path and len(self.members) == 1
 
     @property
@@ -131,9 +131,36 @@ def fetch(
         StorageError: the storage failed; where a retry can help, the copied files are kept for it.
         NotRecordedError: the copy is committed and verified, but not in the ledger; `result` is the FetchReport.
     """
+    subject = find_original(SourceRequest(os.fspath(uri)))
+    return _record(subject, copy_proved(subject, locate(target), memory, progress))
+
+
+def find_original(source: SourceRequest) -> Original:
+    """The checkpoint that a request names, with its proved record.
+
+    Raises:
+        NotFoundError, MismatchError: as `fetch`.
+    """
+    from wherry.formats.detect import resolve_source
+
+    location, detection = resolve_source(resolve_named(source))
+    sidecar = proved_sidecar(location, "fetch")
+    with Checkpoint(find_format(detection.format).open(location, detection)) as opened:
+        members = list(opened.reader.members())
+        mark = present_fingerprint(opened)
+    entry = location.entry
+    base = location if entry is not None and entry.is_dir else location.parent
+    extra = [place.stat() for place in (sidecar_location(location), signature_location(location))]
+    names = {member.name for member in members}
+    files = (*members, *(one for one in extra if one is not None and one.name not in names))
+    return Original(location, detection, sidecar, base, files, mark)
+
+
+def copy_proved(
+    subject: Original, place: Location, memory: str | int = DEFAULT_MEMORY, progress: OnProgress | None = None
+) -> FetchReport:
+    """As `fetch`, of a checkpoint that was found; the ledger gets no statement of the copy."""
     clock = time.monotonic()
-    subject = _subject(uri)
-    place = locate(target)
     already = place.exists() and not is_unfinished(
         place, find_format(subject.detection.format).commit_members
     )
@@ -160,28 +187,10 @@ def fetch(
     nbytes = sum(entry.size for entry in subject.files)
     seconds = round(time.monotonic() - clock, 3)
     count = len(subject.files)
-    return _record(
-        subject, FetchReport(subject.location.uri, home.uri, digest, count, nbytes, resumed, seconds, already)
-    )
+    return FetchReport(subject.location.uri, home.uri, digest, count, nbytes, resumed, seconds, already)
 
 
-def _subject(uri: str | os.PathLike[str]) -> _Subject:
-    from wherry.formats.detect import resolve_source
-
-    location, detection = resolve_source(resolve_named(SourceRequest(os.fspath(uri))))
-    sidecar = proved_sidecar(location, "fetch")
-    with Checkpoint(find_format(detection.format).open(location, detection)) as opened:
-        members = list(opened.reader.members())
-        mark = present_fingerprint(opened)
-    entry = location.entry
-    base = location if entry is not None and entry.is_dir else location.parent
-    extra = [place.stat() for place in (sidecar_location(location), signature_location(location))]
-    names = {member.name for member in members}
-    files = (*members, *(one for one in extra if one is not None and one.name not in names))
-    return _Subject(location, detection, sidecar, base, files, mark)
-
-
-def _copy(subject: _Subject, place: Location, memory: str | int, progress: OnProgress | None) -> int:
+def _copy(subject: Original, place: Location, memory: str | int, progress: OnProgress | None) -> int:
     """Stage, copy, verify, commit; return the bytes that an earlier run had copied."""
     header = {"digest": subject.sidecar.checkpoint.checkpoint_digest, "files": subject.mark}
     members, budget = find_format(subject.detection.format).commit_members, parse_budget(memory)
@@ -213,7 +222,7 @@ def _copy(subject: _Subject, place: Location, memory: str | int, progress: OnPro
     return resumed
 
 
-def _prove(subject: _Subject, home: Location, memory: str | int, progress: OnProgress | None) -> None:
+def _prove(subject: Original, home: Location, memory: str | int, progress: OnProgress | None) -> None:
     """Read every byte of a copy and compare its digests with the record."""
     sidecar, options = subject.sidecar, ReadOptions(parse_budget(memory), progress)
     with _open_copy(subject, home) as copy:
@@ -223,7 +232,10 @@ def _prove(subject: _Subject, home: Location, memory: str | int, progress: OnPro
                 f"the copy differs from the record: {failed[0].reason}",
                 uri=subject.location.uri,
                 path=failed[0].path,
-                cure=f"run `wherry verify {shlex.quote(subject.location.uri)} --level digest` to check the original",
+                cure=Cure(
+                    "run {} to check the original",
+                    Command("verify", subject.location.uri, Argument("level", "digest")),
+                ),
                 stage="fetch",
             )
         extra = file_differences(copy, home, sidecar).strange
@@ -232,19 +244,21 @@ def _prove(subject: _Subject, home: Location, memory: str | int, progress: OnPro
                 f"the file {extra[0]} has no recorded digest",
                 uri=subject.location.uri,
                 path=extra[0],
-                cure="remove it from the original, or run "
-                f"`wherry inspect {shlex.quote(subject.location.uri)} --digest --write`",
+                cure=Cure(
+                    "remove it from the original, or run {}",
+                    Command("inspect", subject.location.uri, Argument("digest"), Argument("write")),
+                ),
                 stage="fetch",
             )
 
 
-def _open_copy(subject: _Subject, home: Location) -> Checkpoint:
+def _open_copy(subject: Original, home: Location) -> Checkpoint:
     """A copy, opened with the detection of the original, because the name of a staging area has no meaning."""
     detection = replace(subject.detection, uri=home.uri)
     return Checkpoint(find_format(detection.format).open(home, detection))
 
 
-def _record(subject: _Subject, done: FetchReport) -> FetchReport:
+def _record(subject: Original, done: FetchReport) -> FetchReport:
     """Record the place of the copy in the ledger."""
     from wherry.ledger.record import open_ledger, record_sighting
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -29,8 +28,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from wherry.core.config_text import parse_table, read_config
+from wherry.core.lazy_dataclass import dataclass
 from wherry.errors import UsageError, WherryError
-from wherry.text.config_text import parse_table, read_config
 
 if TYPE_CHECKING:
     from wherry.core.manifest import Manifest
@@ -124,7 +124,7 @@ class GateResult:
     """The result of one gate: its name, what is required, what was found, and whether it passes."""
 
     gate: str
-    asked: str
+    requested: str
     found: str
     passed: bool
 

@@ -13,25 +13,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from wherry.config.roots import locate_stated, root_of
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.progress import OnProgress
 from wherry.core.receipt import utc_now
 from wherry.core.request import SourceRequest
 from wherry.core.services import service
 from wherry.core.units import DEFAULT_MEMORY
+from wherry.cures import Argument, Blank, Cure
 from wherry.errors import MismatchError, NotFoundError, NotRecordedError, UsageError
 from wherry.formats.checkpoint import open_source
 from wherry.formats.recorded_files import file_differences
 from wherry.ledger.record import Ledger, record_outcome
 from wherry.ledger.replay import ADDED, READ_ONLY, has_passed
 from wherry.ledger.resolve import ResolvedModel, is_model_uri, proved_digest, resolve_model, stores_of
-from wherry.storage.home import user_name, without_secrets
-from wherry.storage.sidecar import Sidecar, read_sidecar
-from wherry.verifier.verify import UNCOMPARED, failure_of, uncompared_error, unproved_error, verify
+from wherry.prove.verify import UNCOMPARED, failure_of, uncompared_error, unproved_error, verify
+from wherry.store.home import user_name, without_secrets
+from wherry.store.sidecar import Sidecar, read_sidecar
 
 if TYPE_CHECKING:
     from wherry.models.policy import GateResult, Policy
@@ -80,7 +82,7 @@ class Promotion:
     statement: int | None
 
     def to_json(self) -> dict[str, Any]:
-        """As `promote --json` prints it."""
+        """The JSON form, which `promote --json` prints."""
         return {"schema": 1, **asdict(self)}
 
 
@@ -206,7 +208,7 @@ def _find_version(uri: str | os.PathLike[str], name: str | None, stores: Mapping
         raise UsageError(
             "missing name of the registered model",
             uri=str(uri),
-            cure="add --model NAME, or promote models:/NAME@ALIAS",
+            cure=Cure("add {}, or promote models:/NAME@ALIAS", Argument("model", Blank("NAME"))),
             stage="promote",
         )
     from wherry.models.register import register
@@ -328,7 +330,7 @@ def prove_version(
     findings = judge(policy, facts)
     refused = [one for one in findings if not one.passed]
     if refused:
-        reasons = "; ".join(f"{one.gate}: required {one.asked}, found {one.found}" for one in refused)
+        reasons = "; ".join(f"{one.gate}: required {one.requested}, found {one.found}" for one in refused)
         raise MismatchError(
             f"the policy rejects the checkpoint: {reasons}",
             uri=found.uri,

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from wherry.config.settings import mlflow_registry_uri, mlflow_tracking_uri
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.receipt import Receipt
 from wherry.core.request import SourceRequest
 from wherry.core.services import service
 from wherry.credentials import redact_values
 from wherry.errors import NotFoundError, UsageError, WherryError
 from wherry.ledger.database import Ledger
-from wherry.ledger.resolve import proved_sidecar, resolve_named
-from wherry.storage.home import without_secrets
-from wherry.storage.sidecar import Sidecar
+from wherry.ledger.resolve import proved_sidecar, resolve_named, stores_of
+from wherry.store.home import without_secrets
+from wherry.store.sidecar import Sidecar
 
 RESERVED = "wherry."
 
@@ -97,9 +96,6 @@ def register(
             cure="pass the URI instead of the receipt to register the current checkpoint",
             stage="register",
         )
-    tracking = tracking_uri or mlflow_tracking_uri()
-    registry = registry_uri or (tracking if tracking_uri else mlflow_registry_uri())
-    stores = {"tracking_uri": tracking, "registry_uri": registry}
     return enter(
         location.uri,
         sidecar,
@@ -107,7 +103,7 @@ def register(
         alias=alias,
         tags=redact_values(tags or {}),
         run_page=run_page or "",
-        **stores,
+        **stores_of(tracking_uri, registry_uri),
     )
 
 
@@ -122,7 +118,7 @@ def enter(
     registry_uri: str,
     run_page: str = "",
 ) -> Registration:
-    """As `register`, for a checkpoint whose sidecar has been read, with any tags and explicit stores."""
+    """Like `register`, for a checkpoint whose sidecar has been read, with any tags and explicit stores."""
     from wherry.ledger.record import claim_registration, drop_claim, open_ledger, record_registration
 
     mlflow, registry = service("mlflow"), without_secrets(registry_uri)

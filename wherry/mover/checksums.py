@@ -22,16 +22,15 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wherry.core.algorithms import HASH_BYTES, hash_function
-from wherry.core.digest import LEAF, LeafHasher
+from wherry.core.digest import HASH_BYTES, LEAF, LeafHasher, hash_function
 from wherry.core.keypath import KeyPath
 from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import CorruptError
 from wherry.store.content import KINDS, combine
 
 if TYPE_CHECKING:
-    from wherry.formats.contents import Extent, RangeChecksum
-    from wherry.storage.location import Location
+    from wherry.formats.format import Extent, RangeChecksum
+    from wherry.store.location import Location
 
 
 class _LeafColumn(Mapping["KeyPath", "tuple[bytes, ...]"]):
@@ -72,7 +71,7 @@ class LeafTable:
     Attributes:
         specs: the tensors by key path.
         algorithms: with which each leaf is hashed; see LeafHasher.
-        equal: how many tensors have come whole whose only leaf is the expected one; of these nothing is kept.
+        equal: number of tensors that were read whole and whose only leaf is the expected one; nothing is kept of them.
     """
 
     __slots__ = ("_expected", "_hashers", "_lock", "_only", "algorithms", "equal", "specs")

@@ -16,24 +16,26 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from wherry.core import dtypes
 from wherry.core.keypath import KeyPath
 from wherry.core.tensorspec import Region, region_shape
+from wherry.core.threads import carrier_count
 from wherry.errors import storage_error, storage_errors
-from wherry.formats.contents import Block, EncodedChunk, Extent
-from wherry.runtime.threads import carrier_count
-from wherry.storage.folders import make_folders, sync_folder
-from wherry.storage.location import Location
-from wherry.storage.open_file import open_regular
-from wherry.storage.stores import make_folder, sync_folders
-from wherry.target.area import LOG_SUFFIX
+from wherry.formats.format import Block, EncodedChunk, Extent
+from wherry.store.folders import make_folders, sync_folder
+from wherry.store.local_store import make_folder
+from wherry.store.location import Location
+from wherry.store.open_file import open_regular
 from wherry.target.file_map import Chunks, File, PackedChunks, PlacedChunks, SeparateChunks, content_of
-from wherry.target.files import FlatFiles, Slice, open_files, require_local, start_after
+from wherry.target.files import FlatFiles, Slice, open_files, put_in_order, require_local, start_after
 from wherry.target.grids import ChunkPlace, chunk_bytes
-from wherry.target.staged_objects import is_staged, run_of
-from wherry.target.uploaded_file import GrowingFile, without_gaps
+from wherry.target.staged_objects import run_of
+from wherry.target.staging import LOG_SUFFIX
+
+if TYPE_CHECKING:
+    from wherry.target.uploaded_file import GrowingFile
 
 _LOG = f"chunks{LOG_SUFFIX}"
 _ROW = struct.Struct("<4q")  # of the log: number of a chunk, number of its file, offset, bytes
@@ -114,7 +116,7 @@ class ChunkWriter(ABC):
         """Write the stored bytes of a chunk, of a plain one without zeros at its end; thread-safe and repeatable."""
 
     def place(self, number: int) -> ChunkPlace | None:
-        """Where a chunk is; None of an encoded one that this process and those before it have not put."""
+        """The place of a chunk; None for an encoded chunk that neither this process nor an earlier one has written."""
         return self._chunks.known_place(number)
 
     def holds(self, number: int) -> bool:  # noqa: ARG002  overridden
@@ -155,7 +157,7 @@ def open_chunks(target: Location, chunks: Chunks, part: Slice | None = None) -> 
         StorageError: the storage is full or failed.
     """
     assert part is None or chunks.codec.plain, "a slice has files of known sizes"
-    staged = is_staged(target)
+    staged = target.store.capabilities.staged
     if staged and not chunks.codec.plain:
         most = max(map(chunk_bytes, chunks.grids.specs), default=0)
         run_of(target).using.sender.set_aside(carrier_count() * most)
@@ -172,21 +174,6 @@ def open_chunks(target: Location, chunks: Chunks, part: Slice | None = None) -> 
     return (_SeparateObjects if staged else _SeparateFiles)(folder, chunks, part)
 
 
-def put_in_order(folder: Location, files: Iterable[File]) -> None:
-    """Put files without tensors, each when the one before it is durable, then make their names durable.
-
-    Raises:
-        StorageError: the storage failed.
-    """
-    homes: dict[str, Location] = {}
-    for file in files:
-        place = folder.join(file.name)
-        make_folder(place.parent)
-        place.put(content_of(file))
-        homes[place.parent.path] = place.parent
-    sync_folders(homes[path] for path in sorted(homes, reverse=True))
-
-
 class _PlacedChunks(ChunkWriter):
     """Chunks at known places, like tensors in flat files."""
 
@@ -198,7 +185,7 @@ class _PlacedChunks(ChunkWriter):
         self._files = open_files(folder, chunks.sizes, part)
 
     def put(self, number: int, data: memoryview) -> None:
-        """In a store zeros follow up to the next chunk, so that the parts become complete."""
+        """Put a chunk; in a store, zeros follow up to the next chunk, so that the parts become complete."""
         file, offset, _nbytes, stop = self._require_place(number)
         self._files.write(file, offset, data)
         end = offset + len(data)
@@ -207,7 +194,7 @@ class _PlacedChunks(ChunkWriter):
 
     def holds(self, number: int) -> bool:
         file, offset, nbytes, _stop = self._require_place(number)
-        return self._files.holds(self._folder.join(file).path, offset, offset + nbytes)
+        return self._files.has_bytes(self._folder.join(file).path, offset, offset + nbytes)
 
     def sync(self) -> None:
         self._files.sync()
@@ -309,7 +296,7 @@ class _ObjectChunks(_NotedChunks):
     def holds(self, number: int) -> bool:
         place = self._places[number]
         file = self._run.file_at(self._folder.join(place.file).path)
-        return file.holds(place.offset, place.offset + place.nbytes)
+        return file.has_bytes(place.offset, place.offset + place.nbytes)
 
     def sync(self) -> None:
         """What was sent is durable, and nothing can hurry it."""
@@ -342,13 +329,15 @@ class _SeparateObjects(_ObjectChunks):
         return self._part is not None or super().holds(number)
 
     def _finish(self, index: Iterable[File]) -> None:
-        """They are sent at the same time."""
+        """Finish all objects at the same time."""
         for file in index:
             self._run.whole(self._folder.join(file.name).path, [memoryview(content_of(file))])
         self._run.finish()
 
     def _is_there(self, place: ChunkPlace) -> bool:
         path = self._folder.join(place.file).path
+        from wherry.target.uploaded_file import without_gaps
+
         before = self._run.before.get(path)
         complete = before is not None and without_gaps(before)[0] == place.nbytes
         if complete:
@@ -447,7 +436,7 @@ class _PackedObjects(_ObjectChunks):
     """Chunks that are appended to data files in a store of objects, each sent in parts."""
 
     def __init__(self, folder: Location, chunks: PackedChunks) -> None:
-        """Take up the data files of earlier runs, as far as they go; new chunks come into new files."""
+        """Keep the data files of earlier runs, up to their last complete chunk; new chunks go into new files."""
         super().__init__(folder, chunks)
         self._packed = chunks
         home, begun = f"{folder.path}/", dict[str, int]()

@@ -31,7 +31,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -40,9 +40,9 @@ from weakref import WeakSet
 
 from wherry import kernels
 from wherry.core import dtypes
-from wherry.core.digest import LeafHasher
+from wherry.core.digest import LeafHasher, LeafValues
 from wherry.core.keypath import KeyPath
-from wherry.core.leaf_values import LeafValues
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.tensorspec import (
     Region,
     Span,
@@ -52,15 +52,15 @@ from wherry.core.tensorspec import (
     row_bands,
     shared_region,
 )
+from wherry.core.threads import StoppedError
 from wherry.errors import storage_error
-from wherry.formats.contents import Access, Block, Computed, Contents, ContentsOver, Stored
+from wherry.formats.format import Access, Block, Computed, Contents, ContentsOver, Stored
 from wherry.mover.move import Way, cells
 from wherry.mover.output import as_array
 from wherry.mover.pool import map_memory
 from wherry.mover.read import Read, blocks_of_cell, fill, fill_region, place, read_array, region_bytes
-from wherry.runtime.threads import StoppedError
-from wherry.storage.direct import reading, writing
-from wherry.storage.folders import PREFIX, SPILL_VARIABLE
+from wherry.store.folders import PREFIX, SPILL_VARIABLE
+from wherry.store.open_file import reading, writing
 from wherry.target.janitor import forget, note
 
 if TYPE_CHECKING:
@@ -388,18 +388,23 @@ class DecodedReader(ContentsOver):
         soon: Collection[KeyPath] = (),
         algorithms: tuple[str, ...] = (),
         stopped: threading.Event | None = None,
+        times: int = 1,
+        fetches: bool = False,
     ) -> None:
         """Decode nothing yet.
 
         Args:
             reader: of the source; its owner closes it.
-            soon: key paths of small tensors that will be read once and soon; they are decoded into memory.
+            soon: key paths of small tensors that will be read soon; they are decoded into memory.
             algorithms: with which tensors are hashed while they are decoded; see LeafHasher. By default they are not.
             stopped: ends decoding once it is set.
+            times: how often each element is read.
+            fetches: whether raw tensors in a remote store are kept like decoded ones, so that they are fetched once.
         """
         self.base = reader
         self._algorithms = algorithms
         self._soon = frozenset(soon)
+        self._times, self._fetches = times, fetches
         self._found: dict[KeyPath, Access] = {}
         self._decoded: set[KeyPath] = set()
         self._spill = Spill(stopped=stopped, most=_MOST)
@@ -418,9 +423,10 @@ class DecodedReader(ContentsOver):
         if known is not None:
             return known
         access = self.base.access(spec)
-        if Way.of(access).gridded:
-            if spec.nbytes <= SMALL or dtypes.opaque(spec.dtype):
-                return access
+        gridded = Way.of(access).gridded
+        if gridded and (spec.nbytes <= SMALL or dtypes.opaque(spec.dtype)):
+            return access
+        if gridded or (self._fetches and _is_fetched(access)):
             access = Computed(partial(self._fill, spec))
             self._decoded.add(spec.path)
         self._found[spec.path] = access
@@ -466,7 +472,7 @@ class DecodedReader(ContentsOver):
         return array[region]
 
     def gather(self, paths: Collection[KeyPath]) -> None:
-        """Hash tensors of which a view takes regions while it does, where that can be done."""
+        """Hash tensors while a view reads their regions, where that is possible."""
         self._gathering = set(paths)
 
     def take_region(self, spec: TensorSpec, region: Region, data: memoryview) -> None:
@@ -500,9 +506,9 @@ class DecodedReader(ContentsOver):
         self._aside.pop(path, None)
 
     def _put_aside(self, path: KeyPath) -> None:
-        """Keep what has come of a tensor as values, which take less memory; the caller has the lock.
+        """Keep the received part of a tensor as values of hashes, which take less memory; the caller has the lock.
 
-        They join those that were put aside before: of a subtree that is complete by now, one value stays.
+        They are joined with those that were put aside before; a complete subtree needs only one value.
         """
         hasher = self._gathered.pop(path)
         if path in self._aside:
@@ -514,7 +520,7 @@ class DecodedReader(ContentsOver):
             self._aside[path] = values
 
     def take_gathered(self, specs: Mapping[KeyPath, TensorSpec]) -> Iterator[tuple[KeyPath, LeafHasher]]:
-        """What was hashed of tensors region by region, one tensor after the other; each is given once.
+        """The hashes of tensors that were read region by region, one tensor after the other; each is returned once.
 
         Args:
             specs: the tensors.
@@ -586,8 +592,8 @@ class DecodedReader(ContentsOver):
                 array[cell] = read_array(self.base, spec, cell)
         else:
             self._in_place(spec, self._spill.until_stopped(write))
-        if self.hashed is not None and spec.path not in self.hashed:
-            held.left *= 2
+        hashed_apart = self.hashed is not None and spec.path not in self.hashed
+        held.left *= self._times + hashed_apart
 
     def _in_place(self, spec: TensorSpec, write: Write) -> None:
         """Decode a tensor, write each run of bytes to its place in the tensor, and hash it meanwhile.
@@ -612,6 +618,14 @@ class DecodedReader(ContentsOver):
             place(spec, region, pieces, take)
         if self.hashed is not None and hasher is not None and hasher.done():
             self.hashed[spec.path] = hasher
+
+
+def _is_fetched(access: Access) -> bool:
+    """Whether bytes are raw in a remote store, without checksums, which are compared where bytes are read in order."""
+    extents = access.extents or ()
+    return any(not extent.location.store.capabilities.local for extent in extents) and not any(
+        extent.checksum for extent in extents
+    )
 
 
 def _one_by_one(blocks: Iterable[Block], write: Write) -> Iterator[StoredBox]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, ItemsView, Iterator, Mapping, ValuesView
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wherry.core import threads
 from wherry.core.blank_values import SeenValues, nans_notes, repeated_notes, zeros_notes
 from wherry.core.digest import LEAF, tensor_digest, weights_digest
 from wherry.core.keypath import KeyPath, render
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.progress import Meter, OnProgress
 from wherry.core.tensorspec import TensorSpec, bytes_of
 from wherry.core.units import short
@@ -19,7 +21,6 @@ from wherry.mover.carrier import Carrier, digest_moves
 from wherry.mover.checksums import LeafTable
 from wherry.mover.pool import Pool
 from wherry.mover.source import Source
-from wherry.runtime import threads
 
 if TYPE_CHECKING:
     from wherry.formats.checkpoint import Checkpoint
@@ -133,7 +134,7 @@ class Hashes:
         return Hashes(self.algorithm, digests, leaves, self.seen.renamed(names))
 
     def of_some(self, paths: Collection[KeyPath]) -> Hashes:
-        """Those of some tensors, in the order of these."""
+        """The digests of some tensors, in the order of `paths`."""
         if list(self.digests) == list(paths):
             return self
         taken = {path: self.digests[path] for path in paths if path in self.digests}
@@ -159,7 +160,7 @@ class Hashes:
         leaves: LeafTable,
         algorithm: str,
     ) -> Hashes:
-        """As `of`; but the digests are computed when the first of them is read, and take memory from then on.
+        """Like `of`, but the digests are computed, and take memory, only when the first of them is read.
 
         Args:
             paths: tensors of the pass.

@@ -24,21 +24,28 @@ from isal.isal_zlib import crc32
 from wherry.core.keypath import KeyPath, render
 from wherry.core.tensorspec import Region, Span, TensorSpec
 from wherry.errors import UsageError, WherryError
-from wherry.formats.contents import EncodedChunk, Extent
+from wherry.formats.format import EncodedChunk, Extent
 from wherry.mover.checksums import PieceCrc
-from wherry.mover.chunk_writer import open_chunks, put_in_order
-from wherry.storage.location import Location
-from wherry.storage.stores import make_folder
 from wherry.store.content import combine
+from wherry.store.local_store import make_folder
+from wherry.store.location import Location
 from wherry.target.file_map import FileMap, Late, Literal, Scene, Segments, names_in
-from wherry.target.file_names import require_separate_names
 from wherry.target.file_ranges import lengths_of
-from wherry.target.files import SMALL, FlatFiles, Slice, SlicedFiles, open_files, write_runs
+from wherry.target.files import (
+    SMALL,
+    FlatFiles,
+    Slice,
+    SlicedFiles,
+    open_files,
+    put_in_order,
+    require_separate_names,
+    write_runs,
+)
 
 if TYPE_CHECKING:
     from wherry.core.manifest import Manifest
     from wherry.formats.format import Format, Options
-    from wherry.target.durable_move import Checks
+    from wherry.target.journal import Checks
 
 _Rows = list[tuple[str, int, "bytes | bytearray | memoryview"]]
 
@@ -114,7 +121,7 @@ def _at(target: Location) -> Generator[None]:
 
 
 class _FileState:
-    """What is known of one file that holds tensors, by the numbers of its segments.
+    """The state of one file that holds tensors, by the numbers of its segments.
 
     Attributes:
         name: of the file.
@@ -182,16 +189,20 @@ class MapWriter:
                 make_folder(folder)
         own = replace(part, files=frozenset([target.name])) if part and is_file else part
         self._files = open_files(self._folder, {state.name: state.body.nbytes for state in self._states}, own)
-        self._chunks = open_chunks(target, file_map.chunks, part) if file_map.chunks else None
+        self._chunks = None
+        if file_map.chunks:
+            from wherry.mover.chunk_writer import open_chunks
+
+            self._chunks = open_chunks(target, file_map.chunks, part)
 
     def grid(self, path: KeyPath) -> tuple[int, ...] | None:
-        """Extents of the chunk of a tensor that is written on a grid; None of one of which any span can be written."""
+        """The chunk extents of a tensor that is written on a grid; None for one of which any span can be written."""
         return self._chunks.grid(path) if self._chunks and path in self._chunks else None
 
     def place(self, path: KeyPath, where: Region | Span) -> int | None:
-        """The offset of a span in its file; 0 of a tensor without elements, one that is encoded, and a plain chunk.
+        """The offset of a span in its file; 0 for a tensor without elements, an encoded tensor, and a plain chunk.
 
-        Memory at the same offset within a page can be written with direct I/O. None of a chunk that is encoded.
+        Memory at the same offset within a page can be written with direct I/O. None for an encoded chunk.
         """
         if self._chunks and path in self._chunks:
             return 0 if self._chunks.plain else None
@@ -374,7 +385,7 @@ class MapWriter:
             return True
         extents = self.extents(path, where)
         return extents is not None and all(
-            self._files.holds(extent.location.path, extent.offset, extent.offset + extent.length)
+            self._files.has_bytes(extent.location.path, extent.offset, extent.offset + extent.length)
             for extent in extents
         )
 

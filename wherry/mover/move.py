@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple, TypeAlias
@@ -17,8 +17,9 @@ from typing import NamedTuple, TypeAlias
 from wherry.core import dtypes
 from wherry.core.digest import LEAF
 from wherry.core.keypath import KeyPath
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.tensorspec import Region, Span, TensorSpec, row_bands
-from wherry.formats.contents import Access, Computed, Contents, Extent, Stored
+from wherry.formats.format import Access, Computed, Contents, Extent, Stored
 
 _Grid: TypeAlias = tuple[int, ...] | None
 _Form: TypeAlias = tuple[tuple[int, ...], str, _Grid, tuple[_Grid, ...]]

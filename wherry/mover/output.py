@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from threading import Semaphore
 from typing import TYPE_CHECKING, cast
 
@@ -17,11 +17,13 @@ from wherry.core import dtypes
 from wherry.core.account import NO_LOSSES, Losses
 from wherry.core.digest import LeafHasher
 from wherry.core.keypath import KeyPath
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.tensorspec import Region, Span, TensorSpec
 from wherry.core.units import plural
+from wherry.cures import Argument, Cure
 from wherry.errors import UnrepresentableError, WherryError
 from wherry.mover.move import Move, cells
-from wherry.target.durable_move import DurableMove, MoveLog
+from wherry.target.journal import DurableMove, MoveLog
 
 if TYPE_CHECKING:
     import numpy as np
@@ -157,7 +159,10 @@ class Output:
             self.error = self.error or UnrepresentableError(
                 f"{plural(losses.infinite, 'finite value')} would become infinite as {target.dtype}",
                 path=target.name,
-                cure="pass --allow-overflow to write infinities, or choose a larger type, such as bfloat16",
+                cure=Cure(
+                    "pass {} to write infinities, or choose a larger type, such as bfloat16",
+                    Argument("allow-overflow"),
+                ),
             )
 
     def _write_chunks(self, target: TensorSpec, region: Region, data: memoryview) -> None:
@@ -243,7 +248,7 @@ class Output:
             self.error = self.error or error
 
     def _complete(self, finished: list[Move], leaves: LeafTable, moves: list[Move]) -> Iterator[DurableMove]:
-        """What the journal records of moves that are durable and hashed, which are added to `moves`; others wait."""
+        """The journal's rows of moves that are durable and hashed, which are added to `moves`; others wait."""
         by_parts = not self.writer.is_durable_by_sync()
         for move in finished:
             source, span = move.source, move.span

@@ -4,7 +4,7 @@ The first touch of fresh memory costs 0.6 to 1 s per GB on a virtual machine, mo
 writing it. So the mover takes its buffers from here: anonymous memory that was touched once and is reused. The sum of
 all buffers in use never exceeds the budget; a request waits until there is space, and none overtakes it. One request
 larger than the whole budget is granted when it is the only one, so that work always continues; the plan reports this
-beforehand. Who has a buffer must not ask for another one.
+beforehand. A thread that holds a buffer must not request another one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from wherry.runtime.threads import Turns
+from wherry.core.threads import Turns
 
 _HUGE = 2 << 20  # I/O from huge pages takes a third less time, as it needs fewer descriptors
 # Buffers are rounded up to this, or to huge pages, so that bands of nearly one size share them.
@@ -68,7 +68,11 @@ class Pool:
                 yield view[first : first + nbytes]
             finally:
                 view.release()
-                self._give(memory)
+                # Kept for reuse are the buffers that were used last, and never more than were in use at once.
+                with self._changed:
+                    self._free.append(memory)
+                    while self._free_bytes() + self._used - memory.size > self.peak:
+                        del self._free[0]
 
     def clear(self) -> None:
         """Give back the memory that waits for reuse."""
@@ -85,13 +89,6 @@ class Pool:
             while self._free and self._free_bytes() + self._used > self.budget:
                 del self._free[0]
         return _Memory(size, map_memory(size))
-
-    def _give(self, memory: _Memory) -> None:
-        """Keep a buffer for reuse; those that were used last are kept, and never more than were in use at once."""
-        with self._changed:
-            self._free.append(memory)
-            while self._free_bytes() + self._used - memory.size > self.peak:
-                del self._free[0]
 
     def _free_bytes(self) -> int:
         return sum(one.size for one in self._free)

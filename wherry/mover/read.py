@@ -1,6 +1,6 @@
 """Reads regions of tensors: by whatever access their contents have, and never more of a file than it takes.
 
-- `read_region`, `read_array` and `read_bytes` read by any access; `fill` does so without a look at checksums.
+- `read_region`, `read_array` and `read_bytes` read by any access; `fill` does so without comparing checksums.
 - `fill_region` reads a region of raw bytes run by run, `fill_from_chunks` one of chunks that are stored as they are.
 - `place` writes the elements of a box to their offsets in a tensor's canonical bytes.
 - `band_at` finds a **band**: the fewest whole chunks of a grid that are contiguous in C order.
@@ -14,7 +14,6 @@ import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from operator import mul
@@ -22,15 +21,16 @@ from typing import TYPE_CHECKING
 
 from wherry import kernels
 from wherry.core import dtypes
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.tensorspec import Region, Span, TensorSpec, c_strides, region_shape, region_within
 from wherry.errors import CorruptError, storage_error
-from wherry.formats.contents import Access, Block, Chunked, Computed, Contents, Extent
+from wherry.formats.format import Access, Block, Chunked, Computed, Contents, Extent
 from wherry.mover.checksums import ContainerChecksums
 from wherry.mover.move import cells
-from wherry.storage.direct import readinto
-from wherry.storage.location import Location
-from wherry.storage.ranges import LARGEST, fill_together, requests_for
-from wherry.storage.stores import LocalStore
+from wherry.store.local_store import LocalStore
+from wherry.store.location import Location
+from wherry.store.open_file import readinto
+from wherry.store.ranges import LARGEST, fill_together, requests_for
 
 if TYPE_CHECKING:
     import numpy as np
@@ -216,7 +216,7 @@ def _cut(shape: tuple[int, ...], region: Region, size: int) -> int:
 
 
 def band_at(spec: TensorSpec, cut: tuple[int, ...], at: int) -> tuple[Region, Span]:
-    """The band that holds the byte at an offset, as a region and as a span.
+    """The band (consecutive rows of a tensor) that holds the byte at an offset, as a region and as a span.
 
     Args:
         spec: the tensor.
@@ -441,7 +441,7 @@ def read_region(contents: Contents, spec: TensorSpec, region: Region, out: memor
 
 
 def fill(access: Access, spec: TensorSpec, region: Region, out: memoryview) -> None:
-    """Fill memory with the canonical bytes of a region that is not empty, without a look at checksums."""
+    """Fill memory with the canonical bytes of a region that is not empty; checksums are not compared."""
     if isinstance(access, Computed):
         access.fill(region, out)
     elif isinstance(access, Chunked):
@@ -457,7 +457,7 @@ def fill(access: Access, spec: TensorSpec, region: Region, out: memoryview) -> N
 
 
 def _fill_and_compare(access: Access, spec: TensorSpec, region: Region, out: memoryview) -> None:
-    """The same, and compare the recorded checksums of a tensor that is read whole."""
+    """Fill memory as `fill` does, and compare the recorded checksums of a tensor that is read whole."""
     fill(access, spec, region, out)
     extents = access.extents if region == spec.whole else None
     if extents and any(extent.crc32 is not None for extent in extents):
@@ -465,7 +465,7 @@ def _fill_and_compare(access: Access, spec: TensorSpec, region: Region, out: mem
 
 
 def _require(access: Access, region: Region) -> Access:
-    """The same access, if no chunk of a region is missing: no memory is taken for what is not there."""
+    """Return the access if no chunk of a region is missing, so that no memory is allocated for missing chunks."""
     if isinstance(access, Chunked):
         access.require(region)
     return access

@@ -25,23 +25,31 @@ from __future__ import annotations
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from wherry.core.algorithms import HASH_BYTES, new_hash
-from wherry.core.digest import LEAF, LeafHasher, hashes_boxes, leaf_count, leaves_touched
+from wherry.core.digest import (
+    HASH_BYTES,
+    LEAF,
+    LeafHasher,
+    LeafValues,
+    hashes_boxes,
+    leaf_count,
+    leaves_touched,
+    new_hash,
+)
 from wherry.core.keypath import KeyPath
-from wherry.core.leaf_values import LeafValues
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.tensorspec import Region, Span, TensorSpec
 from wherry.errors import DamagedError, MismatchError
-from wherry.formats.contents import Access, Chunked, EncodedChunk, Extent, Stored
+from wherry.formats.format import Access, Chunked, EncodedChunk, Extent, Stored
 from wherry.mover.checksums import LeafTable, PieceCrc
 from wherry.mover.move import SMALL, Move, begins_at, cells, region_span
 from wherry.mover.read import place, read_span, region_bytes
-from wherry.storage.direct import BLOCK, cut
-from wherry.storage.location import Location
-from wherry.target.durable_move import Checks, DurableMove
+from wherry.store.location import Location
+from wherry.store.open_file import BLOCK, cut
+from wherry.target.journal import Checks, DurableMove
 
 if TYPE_CHECKING:
     from wherry.formats.checkpoint import Checkpoint
@@ -173,7 +181,7 @@ class ReadEvidence:
 
 @dataclass(slots=True)
 class _ReadTensor:
-    """What was read back of one tensor, here and by other processes.
+    """The parts of one tensor that were read back, here and by other processes.
 
     Attributes:
         hasher: its leaves.
@@ -254,7 +262,11 @@ class ReadBack:
 
     def parts(self) -> Iterator[StoredPart]:
         """Take the parts that wait to be read, and can be."""
-        self._take_readable()
+        with self._lock:
+            opened = [place for place in self._held if self.files.readable(place)]
+            parts = [part for place in opened for part in self._held.pop(place)]
+        for part in parts:
+            self._queue(part)
         while self._waiting:
             try:
                 yield self._waiting.popleft()
@@ -269,13 +281,6 @@ class ReadBack:
         else:
             with self._lock:
                 self._held[closed].append(part)
-
-    def _take_readable(self) -> None:
-        with self._lock:
-            opened = [place for place in self._held if self.files.readable(place)]
-            parts = [part for place in opened for part in self._held.pop(place)]
-        for part in parts:
-            self._queue(part)
 
     def read(self, part: StoredPart, memory: memoryview) -> memoryview:
         """Read a part from storage, and decode it if it is encoded.
@@ -399,7 +404,7 @@ class ReadBack:
                     yield DurableMove(source, span, leaves, tuple(crc.known(*span) if crc else ())), None
 
     def _tensor(self, part: StoredPart) -> _ReadTensor:
-        """What was read of the tensor of a part, with the evidence of other processes; the caller has the lock."""
+        """The read parts of a part's tensor, with the evidence of other processes; the caller has the lock."""
         source = part.move.source
         known = self._tensors.get(source)
         if known is None:
@@ -425,7 +430,7 @@ class ReadBack:
         return True
 
     def shared(self) -> Iterator[tuple[KeyPath, SharedBlock]]:
-        """The blocks that parts which were read share with others, with the source key path of the part."""
+        """The blocks that a part which was read shares with another part, with the part's source key path."""
         for source, tensor in self._tensors.items():
             for row in tensor.blocks:
                 yield source, row

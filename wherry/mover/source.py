@@ -23,16 +23,17 @@ from typing import Self
 from wherry.core import dtypes
 from wherry.core.keypath import KeyPath
 from wherry.core.tensorspec import Region, Span, TensorSpec
+from wherry.core.threads import return_freed_memory
 from wherry.core.units import show_size
+from wherry.cures import Argument, Cure
 from wherry.errors import UsageError
-from wherry.formats.contents import Access, Block, Chunked, Computed, Contents, Extent, Stored
+from wherry.formats.format import Access, Block, Chunked, Computed, Contents, Extent, Stored
 from wherry.mover.checksums import ContainerChecksums
 from wherry.mover.decode import Spill, SpillFile, drop_free_parts
 from wherry.mover.move import DECODE_FACTOR, SMALL, Move, Way, Ways, cells, common_grid, on_grid
 from wherry.mover.pool import Pool
 from wherry.mover.read import band_at, blocks_of_cell, file_offset, fill, memory_for, place, read_span
-from wherry.runtime.interpreter import return_freed_memory
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
 
 _SHARE = 4  # data decoded in memory is at most the budget divided by this,
 _LEAST = 8 << 20  # or this many bytes if the budget is very small; see AT_ONCE of the zarr container, too
@@ -266,7 +267,7 @@ class Source:
             raise UsageError(
                 f"a chunk of {show_size(chunk)} exceeds a quarter of the memory budget, and {way}",
                 path=spec.name,
-                cure=f"pass --memory {-(-_SHARE * (held or chunk) // _MIB)}MiB",
+                cure=Cure("pass {}", Argument("memory", f"{-(-_SHARE * (held or chunk) // _MIB)}MiB")),
             )
         return held
 

@@ -23,17 +23,9 @@ from urllib.parse import parse_qs, urlsplit
 
 from wherry.errors import StorageError, UnsupportedError
 from wherry.installation import package_command
-from wherry.remote.addresses import checking_resolver
-from wherry.remote.failures import FORBIDDEN, altered_error, is_plain_failure, status_of
-from wherry.remote.transfers import (
-    CONNECT_SECONDS,
-    CONNECTIONS,
-    BodyRequest,
-    BufferFill,
-    HttpAnswer,
-    is_plain,
-)
+from wherry.store.addresses import checking_resolver
 from wherry.store.content import Body, by_algorithm, checksum_of, from_base64, joined_checksum, to_base64
+from wherry.store.failures import FORBIDDEN, altered_error, is_plain_failure, status_of
 from wherry.store.remote_store import (
     ObjectStore,
     RangedStore,
@@ -45,6 +37,14 @@ from wherry.store.remote_store import (
     stated_options,
 )
 from wherry.store.store import AnonymousUpload, Entry, Part, StoredObject, Upload
+from wherry.store.transfers import (
+    CONNECT_SECONDS,
+    CONNECTIONS,
+    BodyRequest,
+    BufferFill,
+    HttpAnswer,
+    is_plain,
+)
 
 _RUN = "wherry-run"  # key of the metadata
 _COPIED = 128 << 20  # bytes of a part that the store copies, at least
@@ -295,7 +295,7 @@ def _part_arguments(upload: Upload, number: int) -> dict[str, Any]:
 
 
 def _latest_parts(rows: Sequence[Mapping[str, Any]]) -> list[Part]:
-    """The state of each part that was sent last, by number; none where the time does not tell which one it is."""
+    """The latest state of each part, by number; without the parts whose times do not show which state is the latest."""
     latest: dict[int, tuple[datetime, set[Part]]] = {}
     for row in rows:
         checksum, moment = from_base64(row.get("ChecksumCRC32C")), row.get("LastModified", _UNKNOWN)

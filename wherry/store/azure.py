@@ -2,7 +2,7 @@
 
 The account and its credentials are those that adlfs finds: `AZURE_STORAGE_CONNECTION_STRING`, or
 `AZURE_STORAGE_ACCOUNT_NAME` with a key, a token or the login of `az login`. The client of Azure attempts each request
-four times within half a minute; here it attempts once, and `wherry.remote.waits` repeats.
+four times within half a minute; here it attempts once, and `wherry.store.waits` repeats.
 
 The parts of an upload are uncommitted blocks of the blob that they become; `Put Block List` makes it of them on the
 condition that no blob is there. The service compares the MD5 of each block with the bytes that it receives; of a blob
@@ -27,19 +27,20 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 from uuid import uuid4
 
+from wherry.core.lazy_dataclass import dataclass
 from wherry.errors import StorageError, UsageError
-from wherry.remote.addresses import guard
-from wherry.remote.failures import AZURE, altered_error
-from wherry.remote.transfers import CONNECT_SECONDS, BufferFill
-from wherry.remote.waits import waiting
+from wherry.store.addresses import guard
 from wherry.store.content import MD5, Body, by_algorithm, checksum_of, is_same
+from wherry.store.failures import AZURE, altered_error
 from wherry.store.remote_store import ObjectStore, RangedStore
 from wherry.store.store import Part, PartLimits, StoredObject, Upload
+from wherry.store.transfers import CONNECT_SECONDS, BufferFill
+from wherry.store.waits import waiting
 
 _BEGIN = "begin"
 _PADDING = "."
@@ -53,7 +54,7 @@ _LOOK_SECONDS = 0.5  # between two looks at a copy
 
 @dataclass(frozen=True, slots=True)
 class BlockName:
-    """What the name of a block says.
+    """The facts in the name of a block.
 
     Attributes:
         text: the name.
@@ -82,7 +83,7 @@ def part_block(key: str, number: int, md5: str) -> str:
 
 
 def parse_block_name(name: str) -> BlockName | None:
-    """What a name says; None for that of a block of somebody else."""
+    """The facts that a block's name states; None for a block of another program."""
     found = _FIELDS.fullmatch(name)
     if found is None:
         return None
@@ -189,7 +190,8 @@ class AzureStore(RangedStore, ObjectStore):
     def abort(self, upload: Upload) -> None:
         """See Store. Nothing is removed where a blob exists; the service removes its blocks after a week.
 
-        If this process ends here, the empty blob has the run of the upload: who removes what that run left finds it.
+        If this process ends here, the empty blob carries the id of the upload's run: the removal of that run's
+        leftovers finds it.
         """
         try:
             self.parts(upload)

@@ -112,7 +112,7 @@ class PartBytes(list[memoryview]):
         self._known: dict[str, str] = {}
 
     def checksum(self, algorithm: str) -> str:
-        """As `checksum_of`."""
+        """Like `checksum_of`."""
         if algorithm not in self._known:
             self._known[algorithm] = checksum_of(iter(self), algorithm)
         return self._known[algorithm]
@@ -224,16 +224,13 @@ class Body:
     def read(self, size: int | None = -1) -> bytes:
         """The next bytes, as many as that or up to the end; all of them without a size."""
         start, rest = self._position, max(self.nbytes - self._position, 0)
-        count = rest if size is None or size < 0 else min(size, rest)
-        self._position += count
-        return b"".join(self._between(start, start + count))
-
-    def _between(self, start: int, stop: int) -> Iterator[memoryview]:
-        first = max(bisect_right(self._starts, start) - 1, 0)
+        self._position += rest if size is None or size < 0 else min(size, rest)
+        first, found = max(bisect_right(self._starts, start) - 1, 0), list[memoryview]()
         for at, view in zip(self._starts[first:], self._views[first:], strict=True):
-            if at >= stop:
-                return
-            yield view[max(start - at, 0) : stop - at]
+            if at >= self._position:
+                break
+            found.append(view[max(start - at, 0) : self._position - at])
+        return b"".join(found)
 
     def _blocks(self) -> Iterator[memoryview | bytes]:
         small = bytearray()

@@ -28,17 +28,9 @@ from typing import Any, NamedTuple, cast
 from urllib.parse import quote, urlencode
 from uuid import uuid4
 
+from wherry.core.json_document import json_value
 from wherry.errors import StorageError
-from wherry.remote.addresses import guard, redirect_guard
-from wherry.remote.failures import (
-    FAILURES,
-    altered_error,
-    bucket_not_found,
-    is_plain_failure,
-    kind_of,
-    translate_error,
-)
-from wherry.remote.transfers import BodyRequest, BufferFill, HttpAnswer, is_plain
+from wherry.store.addresses import guard, redirect_guard
 from wherry.store.content import (
     CRC32C,
     Body,
@@ -48,6 +40,14 @@ from wherry.store.content import (
     is_same,
     joined_checksum,
     to_base64,
+)
+from wherry.store.failures import (
+    FAILURES,
+    altered_error,
+    bucket_not_found,
+    is_plain_failure,
+    kind_of,
+    translate_error,
 )
 from wherry.store.remote_store import (
     ObjectStore,
@@ -63,7 +63,7 @@ from wherry.store.remote_store import (
     stated_options,
 )
 from wherry.store.store import Entry, Part, PartLimits, StoredObject, Upload
-from wherry.text.json_values import json_value
+from wherry.store.transfers import BodyRequest, BufferFill, HttpAnswer, is_plain
 
 MOST_SOURCES = 32  # of one `compose`
 _LARGEST = 5 << 40  # bytes of an object
@@ -192,7 +192,7 @@ class GoogleStore(RangedStore, ObjectStore):
         yield from found.values()
 
     def _open(self, timeout: float) -> Any:
-        """With one attempt for each request; see decision 029 for why it is the class of `gcsfs.core`."""
+        """Open gcsfs with one attempt for each request; decision 029 says why its class is that of `gcsfs.core`."""
         import gcsfs
         from gcsfs.core import GCSFileSystem
 
@@ -231,7 +231,7 @@ class GoogleStore(RangedStore, ObjectStore):
         return error if is_plain_failure(error) else None
 
     async def _receive(self, path: str, start: int, into: BufferFill, mark: str) -> None:
-        """With the session of gcsfs, but not its `_cat_file`, which takes an answer as a whole."""
+        """Receive a range with the session of gcsfs; its `_cat_file` would hold the whole answer in memory."""
         from gcsfs.core import GCSFileSystem
 
         generation = mark or None
@@ -364,7 +364,7 @@ class GoogleStore(RangedStore, ObjectStore):
             return found
 
     def _join_parts(self, upload: Upload, sources: Sequence[_PlacedPart], level: int) -> list[_PlacedPart]:
-        """One object for each 32 sources."""
+        """Join each 32 parts into one object."""
         groups = [sources[first : first + MOST_SOURCES] for first in range(0, len(sources), MOST_SOURCES)]
 
         def join(number: int) -> _PlacedPart:
@@ -485,7 +485,7 @@ async def _fail_at_once(request: Any, handler: Callable[[Any], Awaitable[Any]]) 
 
 
 async def require_success(response: Any) -> None:
-    """Raise if Google Cloud Storage answered with a failure that `wherry.remote.failures` knows."""
+    """Raise if Google Cloud Storage answered with a failure that `wherry.store.failures` knows."""
     if response.status >= _FIRST_FAILURE:
         error = AnswerError(response.status, response.headers, await response.text())
         if kind_of(error) in FAILURES:

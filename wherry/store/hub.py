@@ -13,7 +13,7 @@ Files are written in three steps (`HubCommit`), so that they appear after each w
    commit of step 1 instead.
 
 Files go the way of Git LFS, whose objects are named by their SHA-256: what an interrupted run has sent is not sent
-again. The way of Xet, which the client prefers for files on a disk, is switched off.
+again. Uploads by Xet, which the client prefers for files on a disk, are switched off.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ import shlex
 import time
 from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 from urllib.parse import quote, unquote
 
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.progress import logger
 from wherry.errors import NotFoundError, TargetExistsError, TargetInUseError, WherryError
-from wherry.remote.addresses import configured_hosts, guard_httpx, require_named_address
-from wherry.remote.failures import status_of
-from wherry.remote.waits import RetryPolicy
+from wherry.store.addresses import configured_hosts, guard_httpx, require_named_address
+from wherry.store.failures import status_of
 from wherry.store.remote_store import FsspecStore, range_header
+from wherry.store.waits import RetryPolicy
 
 PROTOCOL = "hf"
 MAIN = "main"
@@ -216,10 +217,10 @@ class HubCommit:
         raise self._exists()
 
     def _begin(self, branch: str, commit: str) -> str:
-        """Let a branch begin at a commit, which is returned.
+        """Create a branch at a commit, which is returned.
 
         Raises:
-            FileExistsError: somebody else has begun it.
+            FileExistsError: another process has created it.
         """
         try:
             self._call(lambda: self._api.create_branch(**self._repo, branch=branch, revision=commit))
@@ -311,7 +312,7 @@ class HubCommit:
 
         Raises:
             FileNotFoundError, FileExistsError: as the Hub says it.
-            WherryError: see `wherry.remote.failures.translate_error`.
+            WherryError: see `wherry.store.failures.translate_error`.
         """
         return self._store.run(self._target.text, partial(_call_client, call), nbytes)
 

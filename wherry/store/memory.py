@@ -132,7 +132,7 @@ class MemoryStore(ObjectStore):
 
 
 def _describe(file: Any) -> StoredObject:
-    """What a file of fsspec is as an object; it is numbered when it is first seen."""
+    """A file of fsspec as an object; it gets a generation when it is first seen."""
     if "wherry_number" not in vars(file):
         file.wherry_number = next(_numbers)
     data = file.getvalue()

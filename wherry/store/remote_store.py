@@ -2,16 +2,16 @@
 
 - `FsspecStore`: any store that fsspec supports. Each library retries in its own way: gcsfs up to 36 times in half a
   minute, botocore 5 times within 5 of s3fs. The classes of the providers open them such that they attempt once, and
-  `wherry.remote.waits` repeats. A call of an asynchronous file system has a deadline in the loop of fsspec, which then
+  `wherry.store.waits` repeats. A call of an asynchronous file system has a deadline in the loop of fsspec, which then
   closes the connection; any other call runs in a thread of its own, which is left behind when its time is over. No
   library keeps listings, of which wherry reads each anew: they take 1 kB for each object.
 - `RangedStore`: its answers go straight into buffers, in the state that is named, if one is. The libraries hold an
   answer in small blocks, and then all of it once more. Here each block goes to its place as it comes, so that a range
   takes no memory but that of the buffer. Where the library can make a request without sending it, the thread that has
-  the buffer sends it (`wherry.remote.transfers`).
+  the buffer sends it (`wherry.store.transfers`).
 - `ObjectStore`: the rules of parts, puts and removals, over the single calls of a provider. An answer that was lost is
   resolved by asking: what the store has is the caller's own if its run, its size and its checksum are those of what was
-  sent. A state is named by whoever acts on it; what is in another state is left as it is.
+  sent. Each change names the state of the object; an object in another state is left unchanged.
 - `remote_store` opens the store of a protocol.
 """
 
@@ -27,6 +27,7 @@ from importlib import import_module
 from itertools import islice
 from typing import Any, TypeVar, cast
 
+from wherry.core import threads
 from wherry.errors import (
     MismatchError,
     MissingExtraError,
@@ -35,7 +36,8 @@ from wherry.errors import (
     WherryError,
     missing_extra,
 )
-from wherry.remote.failures import (
+from wherry.store.content import CRC32C, checksum_of, is_same, joined_checksum, views_of
+from wherry.store.failures import (
     AZURE,
     FORBIDDEN,
     bucket_not_found,
@@ -43,10 +45,6 @@ from wherry.remote.failures import (
     one_line,
     translate_error,
 )
-from wherry.remote.transfers import CONNECT_SECONDS, RANGE_CURE, BodyRequest, BufferFill, HttpAnswer, exchange
-from wherry.remote.waits import RetryPolicy, call_with_retries, storage_timeout
-from wherry.runtime import threads
-from wherry.store.content import CRC32C, checksum_of, is_same, joined_checksum, views_of
 from wherry.store.store import (
     OF_OTHER_STORES,
     OF_SERVERS,
@@ -59,6 +57,8 @@ from wherry.store.store import (
     Upload,
     protocol_of,
 )
+from wherry.store.transfers import CONNECT_SECONDS, RANGE_CURE, BodyRequest, BufferFill, HttpAnswer, exchange
+from wherry.store.waits import RetryPolicy, call_with_retries, storage_timeout
 
 _T = TypeVar("_T")
 
@@ -162,7 +162,7 @@ def aiohttp_timeout(timeout: float) -> Any:
 
 
 class FsspecStore(Store):
-    """Any store that fsspec supports; its classes know more of one provider.
+    """Any store that fsspec supports; its subclasses know more about one provider.
 
     Every call of a library goes through `transfer`, or through `_attempt` and `_once`, of which it is made.
 
@@ -231,7 +231,7 @@ class FsspecStore(Store):
         Raises:
             FileNotFoundError, FileExistsError: the file does not exist, or is not in the required state.
             EOFError: a range begins at the end of the file, or after it.
-            WherryError: see `wherry.remote.failures.translate_error`.
+            WherryError: see `wherry.store.failures.translate_error`.
         """
         return self._attempt(path, partial(self._once, path, once), nbytes, ranged=ranged)
 
@@ -314,7 +314,7 @@ class FsspecStore(Store):
         self._attempt(path, once, 0)
 
     def require_bucket(self, path: str) -> None:
-        """After a file was not found in a bucket that has not answered yet.
+        """Check that a bucket exists, after a file was not found in it and before it has answered any request.
 
         Raises:
             NotFoundError: the bucket does not exist.
@@ -396,7 +396,7 @@ class FsspecStore(Store):
                 raise
 
     def _calling(self, name: str, *args: Any, **kwargs: Any) -> Callable[[float], Any]:
-        """One call of a method of the file system, which gets the seconds that it may take."""
+        """A function that calls a method of the file system; its argument is the time limit in seconds."""
         if protocol_of(self.protocol).in_process:
             return lambda _seconds: getattr(self.fs, name)(*args, **kwargs)
         return lambda seconds: call_with_deadline(self.fs, name, seconds, *args, **kwargs)
@@ -416,7 +416,7 @@ def page_row(path: str, size: int | str, mark: str | None) -> tuple[str, Entry]:
 
 
 class RangedStore(FsspecStore):
-    """A store of which ranges of bytes are requested; its classes make the requests.
+    """A store of which ranges of bytes are requested; its subclasses make the requests.
 
     Each class has `_receive`; `_refusal` is only called in those whose `_range_request` or `_part_request` gives a
     request, so it is not abstract.
@@ -444,7 +444,7 @@ class RangedStore(FsspecStore):
 
         Raises:
             TimeoutError: it took longer.
-            Exception: as `wherry.remote.failures` translates it, FileNotFoundError or FileExistsError if nothing is in
+            Exception: as `wherry.store.failures` translates it, FileNotFoundError or FileExistsError if nothing is in
                 that state, EOFError beyond the end.
         """
         full = self._full(path)
@@ -658,7 +658,7 @@ class ObjectStore(FsspecStore):
 
 
 def for_each(call: Callable[..., Any], *items: Iterable[Any], at_once: int = _AT_ONCE) -> list[Any]:
-    """Call a function for each item, or for one of each of several rows; some at the same time.
+    """Call a function as `map` does, for each item or for one item of each row; several calls at the same time.
 
     Raises: what the function raises.
     """
@@ -667,7 +667,7 @@ def for_each(call: Callable[..., Any], *items: Iterable[Any], at_once: int = _AT
 
 
 def heads(store: Store, paths: Iterable[str]) -> Iterator[tuple[str, StoredObject | None]]:
-    """The object at each path, None if there is none; some are requested at the same time.
+    """The object at each path, or None; several are requested at the same time.
 
     Raises:
         StorageError: the storage failed.

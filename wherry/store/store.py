@@ -1,7 +1,7 @@
 """Store: the one interface of all stores, and what is known of each: what it can do, and what it says of its objects.
 
-What the store of a protocol can do is declared in `PROTOCOLS`, not guessed (as restic's `Properties`): whether a put
-can be create-only, whether objects take parts.
+The capabilities of a protocol's store are declared in `PROTOCOLS`, not guessed (as in restic's `Properties`): whether
+a put can be create-only, whether objects take parts.
 
 A store of objects has no ranged writes and no rename. What it has instead: parts that arrive in any order and become
 one object in one step, which can refuse to replace an existing object, and puts and removals that apply only to the
@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import datetime
 from typing import TypeAlias
 
-from wherry.remote.failures import AZURE as AZURE_NAMES
+from wherry.core.lazy_dataclass import dataclass
+from wherry.store.failures import AZURE as AZURE_NAMES
 
 Content: TypeAlias = bytes | Sequence[memoryview]  # of an object, whole or in pieces
 
@@ -32,7 +33,7 @@ OF_OTHER_STORES = frozenset({"generic"})
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a store can do.
+    """The capabilities of a store.
 
     Attributes:
         local: paths are paths of this machine's file system.
@@ -43,8 +44,9 @@ class Capabilities:
         checksums: algorithms whose checksums the store computes of whole objects or of parts, and wherry compares.
         one_commit: all files of a target appear in one step that cannot overwrite, without a rename.
         version: what identifies the state of an object: `generation`, `etag`, `blob` or `time`; empty if nothing does.
-        fills: `readinto` holds the bytes nowhere but in its buffer; elsewhere a library holds them twice besides.
+        fills: `readinto` holds the bytes only in its buffer; in other stores the library holds two more copies.
         pages: objects are listed in the order of their keys, whatever folders they are in: `Store.page`.
+        staged: these are the staged objects of one run, whose files are uploaded as they are written.
     """
 
     local: bool = False
@@ -56,6 +58,7 @@ class Capabilities:
     version: str = ""
     fills: bool = False
     pages: bool = False
+    staged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +161,7 @@ class StoredObject:
 
 
 class Store:
-    """A store; paths are absolute within it. One that holds nothing, until a class says more.
+    """A store; paths are absolute within it. This base class holds nothing; its subclasses override what they can do.
 
     Every call may be repeated: a response that was lost is resolved by asking the store what it has, and by the id of
     the run. Errors are those of `wherry.errors`, and those of the system that are named.
@@ -272,8 +275,8 @@ class Store:
     def remove_object(self, path: str, mark: str, guard: Callable[[], None] = lambda: None) -> bool:
         """Remove an object in one state; False if it is in another state or does not exist.
 
-        Of two runs that remove the same state at the same time, both may get True, because an answer that was lost
-        looks the same: what follows is decided by a put that creates.
+        If two runs remove the same state at the same time, both may get True, because a lost answer looks the same;
+        the create-only put that follows decides between them.
 
         Args:
             path: of the object.
@@ -287,7 +290,7 @@ class Store:
         """Remove objects of the same bucket that nobody but this run may replace, with as few requests as possible.
 
         The caller holds a lease that keeps others away from them: a store that removes many objects with one request
-        does not compare their states. What no longer exists is left out.
+        does not compare their states. Objects that no longer exist are left out.
 
         Args:
             marks: path → the state of the object.
@@ -329,8 +332,8 @@ class Store:
     def parts(self, upload: Upload) -> list[Part]:
         """The parts that the store has, by number.
 
-        A part that was replaced may be missing, where the store also lists what it replaced and does not tell which one
-        is newer; its former state is never given. A caller sends what is missing again.
+        A part that was replaced may be missing, if the store also lists the former state and does not tell which one
+        is newer; a former state is never returned. A caller sends what is missing again.
 
         Raises:
             FileNotFoundError: the upload no longer exists.
@@ -444,5 +447,5 @@ OTHER = StorageProtocol(READ_ONLY)  # everything else that fsspec supports
 
 
 def protocol_of(name: str) -> StorageProtocol:
-    """What is known of a protocol."""
+    """The facts about a protocol."""
     return PROTOCOLS.get(name, OTHER)

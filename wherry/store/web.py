@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from wherry.errors import StorageError
-from wherry.remote.addresses import guard, redirect_guard
-from wherry.remote.transfers import RANGE_CURE, BufferFill
+from wherry.store.addresses import guard, redirect_guard
 from wherry.store.remote_store import (
     RangedStore,
     aiohttp_timeout,
@@ -18,6 +17,7 @@ from wherry.store.remote_store import (
     require_range,
     stated_options,
 )
+from wherry.store.transfers import RANGE_CURE, BufferFill
 
 _BLOCK = 256 << 10  # bytes that are read at a time
 _WHOLE, _BEYOND = 200, 416  # statuses of HTTP

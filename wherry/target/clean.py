@@ -18,30 +18,29 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import UTC, datetime
 from functools import partial, reduce
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+from wherry.core.lazy_dataclass import dataclass
 from wherry.errors import NotFoundError, TargetInUseError, UnsupportedError, UsageError, storage_errors
-from wherry.storage.folders import PREFIX, is_staging, remove, short_name, staging_stem
-from wherry.storage.location import Location, modified_time
-from wherry.storage.object_view import objects_below
-from wherry.storage.sidecar import sidecar_name
-from wherry.storage.stores import local_location, locate
+from wherry.store.folders import PREFIX, is_staging, remove, short_name, staging_stem
+from wherry.store.local_store import local_location, locate
+from wherry.store.location import Location, modified_time
+from wherry.store.object_view import objects_below
+from wherry.store.sidecar import sidecar_name
 from wherry.store.store import AnonymousUpload, Entry, Store, StoredObject, Upload
-from wherry.target.area import set_aside
-from wherry.target.file_staging import FileStaging
 from wherry.target.hub_repository import clean_repository
 from wherry.target.janitor import end_runs, left_behind, left_runs
 from wherry.target.janitor import tidy as tidy_left_behind
-from wherry.target.lease import Lease, LeaseFile, register_of
-from wherry.target.lease_watch import Verdict, Watch
+from wherry.target.lease import Lease, LeaseFile, Verdict, Watch, register_of
 from wherry.target.leftovers import (
     JOB,
     JOB_SUFFIX,
+    TASK_RECORD,
     YOUNG,
     CleanReport,
     Leftover,
@@ -54,6 +53,7 @@ from wherry.target.leftovers import (
 )
 from wherry.target.object_staging import areas_of, is_committed, uploads_of
 from wherry.target.signed_log import MOST_BYTES, NAME
+from wherry.target.staging import FileStaging, set_aside
 from wherry.target.upload_run import is_inner
 
 _QUIET_SECONDS = 3600  # what names no owner, and was touched within the hour, may be in use
@@ -69,16 +69,15 @@ _OWN = re.compile(
 _SPOOLED = re.compile(r"(?:part|share|seen|here)-\d+(?:\.json)?")
 _LEASE_OBJECT = re.compile(rf"{re.escape(PREFIX)}(.+)\.lease")
 _OBJECT_FOLDER = re.compile(rf"{re.escape(PREFIX)}(.+)\.(?:[0-9a-f]{{8}}|job)")
-# Objects whose lines name runs, and those that name a run themselves; the folder of a job has them too.
+# Objects whose lines name runs; the folder of a job has them too, and records that name a run themselves.
 _TELLING = (NAME, JOB, "claim-")
-_NAMED_BY_RUN = re.compile(r"(?:receipt|proof)-\d+-([0-9a-f]{8})")
 _OF_OTHERS = 7 * 24  # times as long: programs keep uploads open for days and complete them when a job ends
 
 
 def clean(
     root: str | os.PathLike[str], *, dry_run: bool = False, min_age: float = _QUIET_SECONDS
 ) -> list[CleanReport]:
-    """Remove stale staging areas below a root, and what processes of this machine left elsewhere that have ended.
+    """Remove stale staging areas below a root, and the files that ended processes of this machine left elsewhere.
 
     The runs that their registrations left open in MLflow are ended.
 
@@ -113,7 +112,7 @@ def clean(
 
 
 def tidy(target: Location) -> None:
-    """Remove what is left of a run that was killed just after its commit, unless another run holds the target.
+    """Remove the leftovers of a run that was killed just after its commit, unless another run holds the target.
 
     Raises:
         StorageError: the storage failed.
@@ -160,7 +159,7 @@ def _clean_below(location: Location, *, dry_run: bool, min_age: float) -> list[C
 
 
 class _SeenState(NamedTuple):
-    """What is seen of a file or folder: it changes when it is used."""
+    """The state of a file or folder, which changes when it is used."""
 
     files: int  # and folders
     nbytes: int
@@ -168,7 +167,7 @@ class _SeenState(NamedTuple):
 
 
 def file_leftovers(folder: Path, min_age: float) -> Iterator[Leftover]:
-    """What is left below a folder; a running conversion may remove files meanwhile.
+    """The leftovers below a folder; a running conversion may remove files meanwhile.
 
     Args:
         folder: the folder.
@@ -194,7 +193,7 @@ def file_leftovers(folder: Path, min_age: float) -> Iterator[Leftover]:
 
 
 def _owners_of(path: Path, register: LeaseFile | None) -> Owners:
-    """Who may use an area: of a temporary folder, nobody says."""
+    """The processes that may use an area; those of a temporary folder are not known."""
     owners = Owners(unnamed=True) if register is None else owners_by_lease(register)
     if path.suffix == _SPOOL:
         return owners.joined(owners_of_export(path))
@@ -296,7 +295,7 @@ def _status(path: Path) -> os.stat_result | None:
 
 @dataclass(slots=True)
 class _OfTarget:
-    """What is left of the runs that wrote one target.
+    """The leftovers of the runs that wrote one target.
 
     Attributes:
         target: the target.
@@ -312,7 +311,7 @@ class _OfTarget:
 
 
 def object_leftovers(root: Location, min_age: float) -> Iterator[Leftover]:
-    """What is left below a folder, by target.
+    """The leftovers below a folder of a store, by target.
 
     Args:
         root: the folder.
@@ -341,7 +340,7 @@ def object_leftovers(root: Location, min_age: float) -> Iterator[Leftover]:
 
 
 def leftover_objects(target: Location, *folders: Location) -> Leftover | None:
-    """What is left of the runs of one target, if there are staging objects, or the lease of a process that has ended.
+    """The leftovers of one target's runs, if there are staging objects, or the lease of a process that has ended.
 
     Args:
         target: in a store of objects.
@@ -384,7 +383,7 @@ def _staging_entries(folder: Location) -> Iterator[tuple[Location, Entry]]:
 
 
 def _owner(root: Location, path: str, found: dict[str, _OfTarget]) -> Location:
-    """The target to which an upload belongs: one of which something else is left too, or the object itself."""
+    """The target that an upload belongs to: a target with other leftovers, or else the object itself."""
     for known in found.values():
         stem = known.target.parent.join(f"{PREFIX}{known.target.name}.").path
         if path == known.target.path or path.startswith((f"{known.target.path}/", stem)):
@@ -455,8 +454,8 @@ def _journal_facts(area: Location) -> tuple[set[str], tuple[str, ...] | None]:
     """The runs that a journal names, and the commit members of its target; None if it cannot be read."""
     runs, members = set[str](), None
     for entry in area.entries():
-        if named := _NAMED_BY_RUN.fullmatch(entry.name):
-            runs.add(named[1])
+        if named := TASK_RECORD.fullmatch(entry.name):
+            runs.add(named[4])
         if entry.name.startswith(_TELLING):
             lines: list[bytes] = []
             with suppress(NotFoundError):  # its run removes it at this moment, after its commit

@@ -18,18 +18,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from wherry.errors import MismatchError, TargetExistsError
-from wherry.storage.folders import remove_leftover
-from wherry.storage.location import Location
-from wherry.storage.open_file import opened_regular
-from wherry.storage.ranges import read_ranges
-from wherry.storage.sidecar import read_sidecar, sidecar_name
-from wherry.storage.stores import local_location
+from wherry.store.folders import remove_leftover
 from wherry.store.hub import HubCommit
+from wherry.store.local_store import local_location
+from wherry.store.location import Location
+from wherry.store.open_file import opened_regular
+from wherry.store.ranges import read_ranges
 from wherry.store.remote_store import FsspecStore
-from wherry.target.file_staging import FileStaging
+from wherry.store.sidecar import read_sidecar, sidecar_name
 from wherry.target.hub_repository import CARD, card, inside, require_path
 from wherry.target.janitor import forget, note
 from wherry.target.journal import Header
+from wherry.target.staging import FileStaging
 
 
 class CopiedStaging(FileStaging):

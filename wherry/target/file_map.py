@@ -14,16 +14,17 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from wherry.core.keypath import KeyPath
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.tensorspec import Span, TensorSpec
 from wherry.target.grids import ChunkCodec, ChunkPlace, Grids, chunk_bytes
 
 if TYPE_CHECKING:
-    from wherry.storage.location import Location
+    from wherry.store.location import Location
 
 
 def _no_companion(_name: str) -> Location | None:
@@ -145,7 +146,7 @@ class Segments:
         self.offsets, self.tensors = array("q", [0]), bytearray()
 
     def add(self, nbytes: int, *, tensor: bool = False) -> None:
-        """Add a segment of so many bytes.
+        """Add a segment of this many bytes.
 
         Args:
             nbytes: its size.
@@ -364,7 +365,8 @@ def map_of_one(head: bytes, specs: Iterable[TensorSpec], alignment: int = 1) -> 
     Args:
         head: the first bytes.
         specs: the tensors, in their order.
-        alignment: a tensor is padded with zeros to a multiple of so many bytes.
+        alignment: each tensor, the last one too, is followed by zeros up to a multiple of this many bytes; `head` is
+            not.
     """
 
     def segment(number: int) -> Segment:

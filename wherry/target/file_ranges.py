@@ -28,12 +28,12 @@ class FileRange(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its name among the files of a target that are divided."""
+        """The name of the range among the files of a target that are divided."""
         return f"{self.file}[{self.start}:{self.stop}]"
 
     @property
     def span(self) -> Span:
-        """Its bytes in the file."""
+        """The range as a span of the file."""
         return Span(self.start, self.stop)
 
 

@@ -11,31 +11,193 @@
 - `SharedFiles`, on a disk: files of which other processes write other regions.
 - `UploadedFiles`, in the staged objects of a run: they are sent in parts.
 - `SlicedFiles`: those of a `Slice`, of any of these kinds.
+
+`Blocks` collects small writes in memory until whole blocks of a file can be written. Direct I/O writes whole blocks
+only. Where a tensor begins or ends within a block, its first and last bytes are held here together with the
+neighbouring bytes; so are small tensors. Adjacent blocks are written together. A block is read from its file when a
+part of it is first written, so that the bytes of an earlier run are kept.
+
+Two files whose names a file system does not tell apart because it folds case would become one: the second replaces the
+first without an error, and nothing is wrong but their bytes. So they are refused before the first of them is written.
+Whether a file system folds case is not looked up by its kind, because some fold it only in some folders: the staging
+area is looked for by its name in the other case. A file system that folds case also takes composed and decomposed
+characters for the same (APFS, and ext4 and F2FS with `casefold`).
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import mmap
 import os
 import threading
+import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import field, replace
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.tensorspec import Span
-from wherry.errors import StorageError, UnsupportedError, storage_error
-from wherry.storage.direct import BLOCK, DIRECT, NO_DIRECT, cut, is_aligned
-from wherry.storage.folders import sync_folder
-from wherry.storage.open_file import Descriptors, open_regular
-from wherry.target.blocks import Blocks
-from wherry.target.staged_objects import is_staged, run_of
+from wherry.cures import Argument, Command, Cure
+from wherry.errors import StorageError, UnsupportedError, storage_error, storage_errors
+from wherry.store.folders import sync_folder
+from wherry.store.local_store import make_folder, sync_folders
+from wherry.store.open_file import BLOCK, DIRECT, NO_DIRECT, Descriptors, cut, is_aligned, open_regular
+from wherry.target.file_map import File, content_of
+from wherry.target.staged_objects import run_of
 
 if TYPE_CHECKING:
-    from wherry.storage.location import Location
+    from wherry.store.location import Location
+
+
+# Name of a file, offset of a block, memory of one block or several; raises OSError.
+Transfer = Callable[[str, int, memoryview], None]
+
+_MOST = 256  # blocks that are held in memory
+
+
+@dataclass(slots=True)
+class Blocks:
+    """The blocks that wait to be written; thread-safe.
+
+    Attributes:
+        read: fills a block from its file; bytes beyond the end of the file are left unchanged.
+        write: writes adjacent blocks.
+    """
+
+    read: Transfer
+    write: Transfer
+    _memory: mmap.mmap | None = None  # of the blocks, and then of a run of adjacent ones
+    _held: dict[tuple[str, int], memoryview] = field(default_factory=dict["tuple[str, int]", memoryview])
+    _dirty: set[tuple[str, int]] = field(default_factory=set["tuple[str, int]"])
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def put(self, name: str, offset: int, data: memoryview) -> None:
+        """Add bytes of a file.
+
+        Raises:
+            OSError: the storage failed.
+        """
+        with self._lock:
+            while data:
+                start = offset // BLOCK * BLOCK
+                part = data[: start + BLOCK - offset]
+                block = self._block(name, start, whole=len(part) == BLOCK)
+                block[offset - start : offset - start + len(part)] = part
+                self._dirty.add((name, start))
+                data, offset = data[len(part) :], offset + len(part)
+
+    def forget(self, name: str, start: int, stop: int) -> None:
+        """Write and drop the blocks of a range, because the range is about to be written directly.
+
+        Raises:
+            OSError: the storage failed.
+        """
+        with self._lock:
+            if any(key[0] == name and start <= key[1] < stop for key in self._held):
+                self._clear()
+
+    def flush(self) -> None:
+        """Write every block that changed.
+
+        Raises:
+            OSError: the storage failed.
+        """
+        with self._lock:
+            self._flush()
+
+    def close(self) -> None:
+        """Drop the blocks with their memory, which would stay until garbage is collected; nothing is written."""
+        with self._lock:
+            self._held.clear()
+            self._dirty.clear()
+            self._memory = None
+
+    def _view(self) -> memoryview:
+        if self._memory is None:
+            self._memory = mmap.mmap(-1, 2 * _MOST * BLOCK)
+        return memoryview(self._memory)
+
+    def _clear(self) -> None:
+        self._flush()
+        self._held.clear()
+
+    def _flush(self) -> None:
+        waiting = sorted(self._dirty)
+        while waiting:
+            name, start = waiting[0]
+            count = 1
+            while count < len(waiting) and waiting[count] == (name, start + count * BLOCK):
+                count += 1
+            run = self._view()[_MOST * BLOCK :][: count * BLOCK]
+            for number, key in enumerate(waiting[:count]):
+                run[number * BLOCK : (number + 1) * BLOCK] = self._held[key]
+            self.write(name, start, run)
+            waiting = waiting[count:]
+        self._dirty.clear()
+
+    def _block(self, name: str, start: int, *, whole: bool) -> memoryview:
+        block = self._held.get((name, start))
+        if block is None:
+            if len(self._held) == _MOST:
+                self._clear()
+            place = len(self._held) * BLOCK
+            block = self._view()[place : place + BLOCK]
+            if not whole:
+                block[:] = bytes(BLOCK)
+                self.read(name, start, block)
+            self._held[name, start] = block
+        return block
+
+
+def require_separate_names(folder: Location, names: Iterable[str]) -> None:
+    """Refuse files of a target that are the same file where the file system folds case.
+
+    Args:
+        folder: where they will be, in a staging area; it need not exist yet.
+        names: relative to it, with `/` between parts. A folder is as different as a file: `A/x` and `a/y` are refused.
+
+    Raises:
+        UnsupportedError: two names differ only by case.
+        StorageError: the storage failed.
+    """
+    if not folder.store.capabilities.local:
+        return
+    with storage_errors(folder.uri):
+        if not _folds_case(Path(folder.path)):
+            return
+    first: dict[str, str] = {}  # folded name → the name
+    for name in names:
+        end = 0
+        while end != len(name):
+            end = name.find("/", end + 1)
+            end = len(name) if end < 0 else end
+            # The same text for all names that such a file system takes for one.
+            folded = unicodedata.normalize("NFD", unicodedata.normalize("NFD", name[:end]).casefold())
+            known = first.setdefault(folded, name[:end])
+            if known != name[:end]:
+                raise UnsupportedError(
+                    f"the file system does not tell {known} and {name[:end]} apart: their names differ only by case",
+                    uri=folder.uri,
+                    cure=Cure(
+                        "rename a tensor with {}, or choose a target on a file system that is case-sensitive",
+                        Argument("rename"),
+                    ),
+                )
+
+
+def _folds_case(folder: Path) -> bool:
+    """Whether the file system finds names in the other case, around a folder."""
+    for path in (folder, *folder.parents):
+        swapped = path.name.swapcase()
+        if swapped != path.name and path.exists():
+            found = path.with_name(swapped)
+            return found.exists() and found.samefile(path)
+    return False
+
 
 # Concurrent large writes. Two keep a device busy; with more, all would end, and then hash, at the same time.
 _AT_ONCE = 2
@@ -85,7 +247,7 @@ class OpenFiles(ABC):
             StorageError: the storage failed, now or in an earlier call.
         """
 
-    def holds(self, path: str, start: int, stop: int) -> bool:  # noqa: ARG002  see UploadedFiles
+    def has_bytes(self, path: str, start: int, stop: int) -> bool:  # noqa: ARG002  see UploadedFiles
         """Whether bytes of the file at a path, which were written, are durable after a `sync`."""
         return True
 
@@ -330,9 +492,9 @@ class UploadedFiles(OpenFiles):
         """See OpenFiles."""
         return memoryview(self._folder.join(name).read(start, stop))
 
-    def holds(self, path: str, start: int, stop: int) -> bool:
+    def has_bytes(self, path: str, start: int, stop: int) -> bool:
         """See OpenFiles."""
-        return self._run.file_at(path).holds(start, stop)
+        return self._run.file_at(path).has_bytes(start, stop)
 
     def sync(self) -> None:
         """See OpenFiles: nothing can hurry a part, but sending may have failed."""
@@ -408,19 +570,17 @@ def open_files(folder: Location, sizes: Mapping[str, int], part: Slice | None = 
         UnsupportedError: the folder is neither.
         StorageError: the storage is full or failed.
     """
-    if part is None:
-        return _open_all(folder, sizes)
-    kept = {name: size for name, size in sizes.items() if name in part.files}
-    return SlicedFiles(_open_all(folder, kept, region=part.region is not None) if kept else None, part)
-
-
-def _open_all(folder: Location, sizes: Mapping[str, int], *, region: bool = False) -> OpenFiles:
-    if is_staged(folder):
-        return UploadedFiles(folder, sizes)
-    require_local(folder)
-    if region:
-        return SharedFiles(Path(folder.path), sizes)
-    return FlatFiles(Path(folder.path), sizes)
+    if part is not None:
+        sizes = {name: size for name, size in sizes.items() if name in part.files}
+        if not sizes:
+            return SlicedFiles(None, part)
+    if folder.store.capabilities.staged:
+        files = UploadedFiles(folder, sizes)
+    else:
+        require_local(folder)
+        kind = FlatFiles if part is None or part.region is None else SharedFiles
+        files = kind(Path(folder.path), sizes)
+    return files if part is None else SlicedFiles(files, part)
 
 
 def require_local(folder: Location) -> None:
@@ -462,6 +622,21 @@ def write_runs(
         files.write(file, start, b"".join(run))
 
 
+def put_in_order(folder: Location, files: Iterable[File]) -> None:
+    """Put files without tensors, each when the one before it is durable, then make their names durable.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    homes: dict[str, Location] = {}
+    for file in files:
+        place = folder.join(file.name)
+        make_folder(place.parent)
+        place.put(content_of(file))
+        homes[place.parent.path] = place.parent
+    sync_folders(homes[path] for path in sorted(homes, reverse=True))
+
+
 def start_after(end: int, nbytes: int) -> int:
     """Offset of bytes that are written at once after others: many begin on a block, for direct I/O."""
     return end if nbytes < SMALL else -(-end // BLOCK) * BLOCK
@@ -495,7 +670,7 @@ def _require_size(descriptor: int, path: Path, size: int) -> None:
         raise StorageError(
             f"the file that the units share has {found:,} bytes instead of {size:,}",
             uri=str(path),
-            cure="remove it, and run `wherry work` again",
+            cure=Cure("remove it, and run {} again", Command("work")),
         )
     if not found:
         os.ftruncate(descriptor, size)  # two processes that both do this leave the same file

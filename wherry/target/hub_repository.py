@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from wherry.errors import UsageError
-from wherry.storage.location import Location
 from wherry.store.hub import (
     BLANK,
     PROTOCOL,
@@ -16,11 +15,12 @@ from wherry.store.hub import (
     parse_hub_path,
     remove_branch,
 )
+from wherry.store.location import Location
 from wherry.store.remote_store import FsspecStore
 from wherry.target.leftovers import YOUNG, CleanReport
 
 if TYPE_CHECKING:
-    from wherry.storage.sidecar import Sidecar
+    from wherry.store.sidecar import Sidecar
 
 CARD = "README.md"
 _CARD = """---

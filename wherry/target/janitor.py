@@ -1,13 +1,22 @@
-"""janitor: temporary files outside of targets, with their owners, so that those of ended processes are removed.
+"""janitor: what processes make outside of targets, with its owners: temporary files, and marks on what they read.
 
 A mark next to a source, a temporary folder and the spool of an export are not found from any target. So before one of
 them is made, an owner's file in `WHERRY_HOME/made` says where it will be, and which process makes it: its host, number
-and start, and the boot of the machine. The file goes when the work ends. What belongs to a process of this machine
-that has ended is removed by the next conversion or export, by `wherry clean` and each night, whatever its age; what
-belongs to a process of another machine is left to that machine. A registration has such a file too, for the run that it
-opens in MLflow: the next registration, `wherry clean` and each night end the run.
+and start, and the boot of the machine. The file goes when the work ends. Files of a process of this machine that has
+ended are removed by the next conversion or export, by `wherry clean` and each night, whatever their age; files of a
+process of another machine are left to that machine. A registration has such a file too, for the run that it opens in
+MLflow: the next registration, `wherry clean` and each night end the run.
 
 If the home cannot be written, only this is lost: the work goes on.
+
+`in_use` marks checkpoints that are being read, so that nothing removes the input of a running job. wherry removes only
+checkpoints that it wrote itself, and these have a sidecar. So a conversion that reads such a checkpoint marks it while
+it runs; other sources are read without any mark. The mark is a lease next to the checkpoint, `.wherry-<name>.<8
+hex>.reading`, so every process that could remove the checkpoint sees it, on any machine and with any home. A mark is
+void when its process has ended, or has not renewed it for half a minute of watching (see `wherry.target.lease`).
+Several processes may read one source. If no file can be written next to the source, and on object stores, which have no
+leases, the mark is in `WHERRY_HOME/in-use` and is seen by processes that share the home; if that cannot be written
+either, the conversion continues without a mark.
 """
 
 from __future__ import annotations
@@ -17,27 +26,34 @@ import os
 import secrets
 import tempfile
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from glob import escape
 from pathlib import Path
 from typing import Any
 
 from wherry.core.digest import sha256_of
+from wherry.core.json_document import json_value
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.progress import logger
 from wherry.core.services import service
 from wherry.errors import WherryError
-from wherry.storage.folders import PREFIX, remove
-from wherry.storage.home import ensure_home, home
-from wherry.target.lease_watch import (
+from wherry.store.folders import PREFIX, remove, staging_stem
+from wherry.store.home import ensure_home, home
+from wherry.store.local_store import locate
+from wherry.store.location import Location
+from wherry.store.sidecar import sidecar_location
+from wherry.target.lease import (
+    Lease,
+    LeaseFile,
     Owner,
     Verdict,
+    judge,
     owner_from,
     this_boot,
     this_machine,
     this_process,
     verdict_of_process,
 )
-from wherry.text.json_values import json_value
 
 _FOLDER = "made"
 _PATH, _STORE = "path", "tracking_store"  # what an owner's file names
@@ -48,7 +64,7 @@ _log = logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LeftBehind:
-    """What a process made that has ended: the owner's file, and what it names."""
+    """Files that a process has left behind: the owner's file, and what it names."""
 
     record: Path
     path: Path
@@ -56,7 +72,7 @@ class LeftBehind:
 
 @dataclass(frozen=True, slots=True)
 class LeftRun:
-    """What a process had open in a tracking store that has ended: the owner's file, and the store without secrets."""
+    """A run in a tracking store that a process has left open: the owner's file, and the store without secrets."""
 
     record: Path
     store: str
@@ -120,12 +136,12 @@ def temporary_folder(prefix: str, parent: str | os.PathLike[str] | None = None) 
 
 
 def left_behind() -> list[LeftBehind]:
-    """What processes of this machine left that have ended."""
+    """The files that ended processes of this machine have left behind."""
     return [left for left in _records() if os.path.lexists(left.path)]
 
 
 def tidy() -> list[LeftBehind]:
-    """Remove what processes of this machine left that have ended; what cannot be removed stays for the next time.
+    """Remove the files that ended processes of this machine have left, except those that cannot be removed now.
 
     Returns:
         What was removed.
@@ -159,12 +175,12 @@ def noting_run(store: str) -> Generator[None]:
 
 
 def left_runs() -> list[LeftRun]:
-    """The runs in tracking stores that processes of this machine may have left open that have ended."""
+    """The runs that ended processes of this machine may have left open in tracking stores."""
     return [LeftRun(record, data[_STORE]) for record, data in _of_ended(_STORE)]
 
 
 def end_runs() -> list[LeftRun]:
-    """End the runs that processes of this machine left open; what cannot be reached stays for the next time.
+    """End the runs that ended processes of this machine left open; a store that cannot be reached is tried next time.
 
     Returns:
         What is open no more.
@@ -211,7 +227,7 @@ def _owner_table(token: str) -> dict[str, Any]:
 
 
 def _records() -> Iterator[LeftBehind]:
-    """What processes of this machine made that have ended."""
+    """The owner's files of ended processes of this machine, with what they name."""
     for record, data in _of_ended(_PATH):
         path = Path(data[_PATH])
         if path.is_absolute() and path.name.startswith(_NAMES):
@@ -243,3 +259,77 @@ def _has_ended(owner: Owner, data: dict[str, Any]) -> bool:
     if machine and boot and this_boot() and machine == this_machine() and boot != this_boot():
         return True
     return verdict_of_process(owner) is Verdict.DEAD
+
+
+_MARKS = "in-use"
+_SUFFIX = ".reading"
+_HEX = "[0-9a-f]" * 8
+
+
+@contextmanager
+def in_use(uri: str) -> Generator[None]:
+    """Mark a checkpoint as being read while the context is open.
+
+    Args:
+        uri: the checkpoint itself, as its detection names it.
+    """
+    location = locate(uri)
+    with ExitStack() as stack:
+        if sidecar_location(location).exists():
+            _hold_mark(location, stack)
+        yield
+
+
+def is_in_use(uri: str) -> bool:
+    """Whether a running job reads the checkpoint."""
+    return bool(uris_in_use([uri]))
+
+
+def uris_in_use(uris: Iterable[str]) -> set[str]:
+    """The checkpoints that running jobs read; all marks are watched at the same time, and void marks are removed."""
+    marks = {mark: uri for uri in uris for mark in _marks(locate(uri))}
+    found = judge(marks)
+    for mark, judgement in found.items():
+        if judgement.verdict in (Verdict.DEAD, Verdict.EXPIRED):
+            with suppress(WherryError, OSError), Lease(LeaseFile(mark), marks[mark], judgement):
+                pass  # taking a void mark over and leaving the block removes it
+    return {marks[mark] for mark, judgement in found.items() if judgement.verdict is Verdict.ALIVE}
+
+
+def _hold_mark(location: Location, stack: ExitStack) -> None:
+    """Hold a mark in a stack, if one can be created."""
+    error: BaseException | None = None
+    for made in (_at_source, _at_home):
+        try:
+            place = made(location)
+            if place is not None:
+                mark = place.with_name(f"{place.name}.{secrets.token_hex(4)}{_SUFFIX}")
+                with ExitStack() as held:
+                    held.enter_context(owning(mark))
+                    held.enter_context(Lease(LeaseFile(mark), location.uri))
+                    stack.enter_context(held.pop_all())
+                return
+        except (WherryError, OSError) as caught:
+            error = caught
+    _log.warning("%s could not be marked as in use: %s", location.uri, error)
+
+
+def _at_source(location: Location) -> Path | None:
+    local = location.store.capabilities.local
+    return Path(location.path).parent / staging_stem(location.name) if local else None
+
+
+def _at_home(location: Location) -> Path:
+    folder = ensure_home() / _MARKS
+    folder.mkdir(exist_ok=True)
+    return folder / _key(location)
+
+
+def _marks(location: Location) -> Iterator[Path]:
+    for place in (_at_source(location), home() / _MARKS / _key(location)):
+        if place is not None:
+            yield from place.parent.glob(f"{escape(place.name)}.{_HEX}{_SUFFIX}")
+
+
+def _key(location: Location) -> str:
+    return sha256_of("in-use", location.uri)[:16]

@@ -12,26 +12,123 @@ On a file system each group commit is a line. In a store a group is an object, a
 checkpoint that was sent, or for each part of a small one; senders whose parts are finished meanwhile wait. So after a
 run that was killed the parts in flight are sent again, and 2 % at most. There every owner writes its id first, so what
 carries the id of a run that is in the journal was made by this conversion.
+
+A `DurableMove` is a move whose bytes are durable, as a journal and the receipts of units record it. Moves of small
+tensors, of which a large model has a hundred thousand, are recorded as columns.
 """
 
 from __future__ import annotations
 
+import base64
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from wherry.core.keypath import KeyPath
+from wherry.core.account import NO_LOSSES, Losses
+from wherry.core.digest import LEAF
+from wherry.core.json_document import json_value
+from wherry.core.keypath import KeyPath, parse, render
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.tensorspec import Span
 from wherry.errors import StorageError, storage_error
-from wherry.storage.location import Location
+from wherry.store.location import Location
 from wherry.store.store import Part, Upload
-from wherry.target.durable_move import DurableMove, decode_all, encode_all
-from wherry.target.key import journal_key
-from wherry.target.signed_log import FileSink, Line, LogSink, ObjectSink, SignedLog
-from wherry.text.json_values import json_value
+from wherry.target.signed_log import FileSink, Line, LogSink, ObjectSink, SignedLog, journal_key
+
+# Start, stop and checksum of pieces of a tensor.
+Checks: TypeAlias = Sequence[tuple[int, int, int]]
+
+
+class DurableMove(NamedTuple):
+    """A move whose bytes are durable.
+
+    Attributes:
+        source: key path of the tensor in the source.
+        span: canonical bytes that were written.
+        leaves: number of each leaf that it touches → raw hashes; see `LeafHasher.leaves`.
+        checks: start, stop and checksum of pieces, where the writer needs them; see `MapWriter.checks`.
+        losses: what was counted of its values.
+    """
+
+    source: KeyPath
+    span: Span
+    leaves: Mapping[int, bytes]
+    checks: tuple[tuple[int, int, int], ...] = ()
+    losses: Losses = NO_LOSSES
+
+
+class MoveLog(Protocol):
+    """Where durable moves are noted, and which of them are done already."""
+
+    @property
+    def done(self) -> tuple[DurableMove, ...]:
+        """What earlier runs finished."""
+        ...
+
+    def has(self, source: KeyPath, span: Span) -> bool:
+        """Whether a move is done, or is not to be made here."""
+        ...
+
+    def record(self, moves: Iterable[DurableMove]) -> None:
+        """Note finished moves, whose data must already be durable, or in parts that were noted."""
+
+
+def encode(row: DurableMove) -> list[Any]:
+    """A move as a part of a line."""
+    leaves = base64.b64encode(b"".join(row.leaves.values())).decode()
+    rest = [list(row.checks), list(astuple(row.losses))] if row.checks or row.losses else []
+    return [render(row.source), *row.span, list(row.leaves), leaves, *rest]
+
+
+def decode(row: list[Any]) -> DurableMove:
+    """The inverse of `encode`; raises ValueError, KeyError or TypeError."""
+    path, start, stop, numbers, text, *rest = row
+    checks, losses = rest or ((), ())
+    if not all(isinstance(number, int) for number in (start, stop, *numbers)):
+        raise TypeError("bytes and leaves are counted by integers")
+    if not all(start < (number + 1) * LEAF and number * LEAF < stop for number in numbers):
+        raise ValueError("a leaf is outside the bytes that were moved")
+    raw = base64.b64decode(text, validate=True)
+    width = len(raw) // len(numbers) if numbers else 0
+    leaves = {number: raw[place * width : (place + 1) * width] for place, number in enumerate(numbers)}
+    pieces = tuple((int(first), int(last), int(value)) for first, last, value in checks)
+    *counts, error = losses or (0, 0.0)
+    counted = Losses(*map(int, counts), error=float(error))
+    return DurableMove(parse(path), Span(start, stop), leaves, pieces, counted)
+
+
+def encode_all(rows: Iterable[DurableMove]) -> dict[str, Any]:
+    """Moves as a line: those of small tensors, of which there are the most, as columns."""
+    done: list[list[Any]] = []
+    paths: list[str] = []
+    sizes: list[int] = []
+    leaves: list[bytes] = []
+    for row in rows:
+        source, (start, stop), known, checks, losses = row
+        if start or stop > LEAF or len(known) != 1 or checks or losses is not NO_LOSSES:
+            done.append(encode(row))
+        else:
+            paths.append(render(source))
+            sizes.append(stop)
+            leaves.append(known[0])
+    text = base64.b64encode(b"".join(leaves)).decode()
+    return {"done": done, "small": {"paths": paths, "sizes": sizes, "leaves": text}}
+
+
+def decode_all(line: Mapping[str, Any]) -> Iterator[DurableMove]:
+    """The inverse of `encode_all`; raises ValueError, KeyError or TypeError."""
+    yield from map(decode, line["done"])
+    small = line["small"]
+    paths, sizes, raw = small["paths"], small["sizes"], base64.b64decode(small["leaves"], validate=True)
+    if not all(type(size) is int and 0 < size <= LEAF for size in sizes):
+        raise TypeError("a small tensor has one leaf")
+    width = len(raw) // len(paths) if paths else 0
+    for number, (path, size) in enumerate(zip(paths, sizes, strict=True)):
+        yield DurableMove(parse(path), Span(0, size), {0: raw[number * width : (number + 1) * width]})
+
 
 Header = Mapping[str, str]
 GROUPS = 50  # of a large checkpoint
@@ -39,7 +136,7 @@ GROUPS = 50  # of a large checkpoint
 
 @dataclass(frozen=True, slots=True)
 class JournalPast:
-    """What earlier runs have written.
+    """The facts that earlier runs have written.
 
     Attributes:
         lines: the lines, each with a valid MAC; none if the journal is not used.
@@ -200,7 +297,7 @@ class Journal:
         self._write({"uploads": begun, "parts": parts, "notes": notes, **encode_all(moves)})
 
     def _write(self, group: Mapping[str, Any]) -> None:
-        """Append a group, unless it says nothing."""
+        """Append a group, unless it is empty."""
         if not (group["done"] or group["small"]["paths"] or group.get("parts") or group.get("notes")):
             return
         self.guard()
@@ -289,7 +386,7 @@ def finished_journal(
     parts: Iterable[list[Any]] = (),
     uploads: Iterable[Upload] = (),
 ) -> None:
-    """Write the journal of a run that was interrupted after its last move; an existing one is left.
+    """Write the journal of a run that was interrupted after its last move; an existing journal is kept.
 
     It is one object, which is there whole or not at all.
 

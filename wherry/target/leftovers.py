@@ -1,15 +1,15 @@
 """leftovers: what runs have left, who may still use it, and the rule by which it is removed.
 
-What belongs to a target is used by whoever holds the lease of the target. A job has no lease while its workers make
-units: each renews a claim (`wherry.workers.records`). The folder of an export is shared by processes that are named in
-it (`wherry.live.shares`). A lease that is not renewed has no owner any more. A claim or a name that shows no life
-proves nothing, unless its process was one of this machine and has ended: the worker may be one of many, and the next
-one not named yet. Only where no owner can be checked, the age of what is left decides.
+The files of a target are used by the process that holds the lease of the target. A job has no lease while its workers
+make units: each renews a claim (`wherry.workers.records`). The folder of an export is shared by processes that are
+named in it (`wherry.live.shares`). A lease that is not renewed has no owner any more. A claim or a name that is not
+renewed proves nothing, unless its process was on this machine and has ended: the worker may be one of many, and the
+next one not named yet. Only where no owner can be checked, the age of what is left decides.
 
-All owners are judged at the same time. What belongs to none that is still at work is removed, whatever its age, while
-holding the lease of its target, as a conversion would: a run that resumes or starts meanwhile finds that it does not
-hold the target. On a full disk, where no lease can be created, what is left is removed without it if the lease is as it
-was. `wherry.target.clean` finds what is left.
+All owners are judged at the same time. Leftovers without an owner at work are removed, whatever their age, while
+holding the lease of their target, as a conversion would: a run that resumes or starts meanwhile finds that it does not
+hold the target. On a full disk, where no lease can be created, what is left is removed without it if the lease is as
+it was. `wherry.target.clean` finds what is left.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ import errno
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from wherry.core.json_document import json_value
+from wherry.core.lazy_dataclass import dataclass
 from wherry.errors import NotFoundError, StorageError, TargetInUseError
-from wherry.storage.location import MOST_CONFIG, Location
-from wherry.target.lease import Lease, Register
-from wherry.target.lease_watch import Judgement, Sighting, Verdict, Watch, judge_all
-from wherry.text.json_values import json_value
+from wherry.store.location import MOST_CONFIG, Location
+from wherry.target.lease import Judgement, Lease, Register, Sighting, Verdict, Watch, judge_all
 
 YOUNG = "changed within the hour; may be in use"
 _HELD = "a running job holds its lease"
@@ -36,8 +35,9 @@ JOB, JOB_SUFFIX = (
     ".job",
 )  # the record that names the conversion of a job; suffix of the job's folder
 CLAIM_SECONDS = 60.0  # after which a claim that is not renewed expires
-_CLAIM = re.compile(r"claim-((?:receipt|proof)-\d+)-\d+")  # with the task
-_DONE = re.compile(r"((?:receipt|proof)-\d+)-[0-9a-f]{8}")  # with the task
+CLAIM = re.compile(r"claim-((?:receipt|proof)-\d+)-(\d+)")  # with the task and the attempt
+# With the task, its kind, the number of its unit, and the attempt.
+TASK_RECORD = re.compile(r"((receipt|proof)-(\d+))-([0-9a-f]{8})")
 _WRITER, _RANKS = "writer.lease", "here-*.json"  # in the folder of an export
 
 
@@ -72,11 +72,11 @@ class Owners:
 
     @property
     def watches(self) -> tuple[Watch, ...]:
-        """What is to be judged; see `judge_all`."""
+        """The leases and owners to judge; see `judge_all`."""
         return self.leases + self.processes
 
     def live(self, judged: Mapping[Path | str, Judgement]) -> bool:
-        """Whether one of them is known to be at work."""
+        """Whether an owner is known to be still at work."""
         return any(judged[watch.path].verdict is Verdict.ALIVE for watch in self.watches)
 
     def ended(self, judged: Mapping[Path | str, Judgement]) -> bool:
@@ -88,7 +88,7 @@ class Owners:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """What runs have left in one place.
+    """The files or objects that runs have left in one place.
 
     Attributes:
         uri: names it in a report.
@@ -109,7 +109,7 @@ class Leftover:
 
 
 def clean_leftovers(leftovers: Iterable[Leftover], *, dry_run: bool) -> list[CleanReport]:
-    """Remove what nobody uses; a report of each that still exists.
+    """Remove the leftovers that no process uses; yields a report of each that still exists.
 
     Args:
         leftovers: what is left.
@@ -132,7 +132,7 @@ def clean_leftovers(leftovers: Iterable[Leftover], *, dry_run: bool) -> list[Cle
 
 
 def _remove(left: Leftover, judged: Mapping[Path | str, Judgement], *, dry_run: bool) -> int | str | None:
-    """Remove what nobody uses; see `Leftover.remove`."""
+    """Remove a leftover that no process uses; see `Leftover.remove`."""
     owners, register = left.owners, left.register
     if owners.live(judged):
         return _HELD
@@ -165,8 +165,8 @@ def owners_of_job(folder: Location) -> Owners:
         StorageError: the storage failed.
     """
     names = [entry.name for entry in folder.entries()]
-    done = {found[1] for found in map(_DONE.fullmatch, names) if found}  # whose claims are over
-    claims = [name for name in names if (found := _CLAIM.fullmatch(name)) and found[1] not in done]
+    done = {found[1] for found in map(TASK_RECORD.fullmatch, names) if found}  # whose claims are over
+    claims = [name for name in names if (found := CLAIM.fullmatch(name)) and found[1] not in done]
     places = (folder.join(name) for name in claims)
     open_claims = (place for place in places if _claim(place) is not None)
     return Owners(processes=tuple(map(_watch, open_claims)), unnamed=True)
@@ -197,7 +197,7 @@ def _claim(place: Location) -> dict[str, str] | None:
 
 
 def unverified_row(line: bytes) -> Mapping[str, Any]:
-    """The row of a line of a signed log, whoever has signed it; empty if it is none."""
+    """The row in a line of a signed log, without a check of its signature; empty if the line has no row."""
     try:
         row = json_value(line.partition(b"\t")[0])
     except ValueError:

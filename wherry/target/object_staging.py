@@ -20,15 +20,15 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from wherry.core import threads
 from wherry.core.progress import Meter, OnProgress
 from wherry.errors import TargetExistsError, WherryError
-from wherry.runtime import threads
-from wherry.storage.folders import PREFIX
-from wherry.storage.location import MOST_CONFIG, Location
-from wherry.storage.object_view import objects_below
-from wherry.storage.ranges import read_ranges
-from wherry.storage.sidecar import sidecar_name
+from wherry.store.folders import PREFIX
+from wherry.store.location import MOST_CONFIG, Location
+from wherry.store.object_view import objects_below
+from wherry.store.ranges import read_ranges
 from wherry.store.remote_store import heads
+from wherry.store.sidecar import sidecar_name
 from wherry.store.store import Part, Store, StoredObject, Upload
 from wherry.target.journal import Header, Journal, JournalPast, begin_journal, read_past
 from wherry.target.lease import lease_of
@@ -126,7 +126,7 @@ class ObjectStaging(Staging):
         self._committed = False
 
     def _open(self) -> None:
-        """Take up what earlier runs of this conversion have sent, and remove what others have left."""
+        """Resume the objects that earlier runs of this conversion have sent, and remove those of other conversions."""
         if is_committed(self.target, self._members):
             raise _exists(self.target)
         past = read_past(self._log, self._header)
@@ -186,8 +186,8 @@ class ObjectStaging(Staging):
     def _drop_others(self, others: Mapping[str, StoredObject], past: JournalPast) -> None:
         """Remove the objects of other conversions, and all uploads but those of a journal.
 
-        The staging objects go last, and of them the head of a journal: as long as one is there, the target is known to
-        be unfinished, whatever a run that ends here leaves at its names.
+        The staging objects are removed last, and the head of a journal after all others: as long as one of them is
+        there, the target is known to be unfinished, whatever a run that ends here leaves at its names.
         """
         staged = sorted(filter(self._is_inner, others), reverse=True)
         for path in [path for path in others if not self._is_inner(path)]:
@@ -201,7 +201,7 @@ class ObjectStaging(Staging):
             )
 
     def _abort_uploads(self, kept: Mapping[str, Upload]) -> None:
-        """Abort the uploads of the target but some: also those whose ids nobody has learned, as an answer was lost."""
+        """Abort the uploads of the target, except some; also those whose ids were lost with an answer."""
         known, apart = {upload.key for upload in kept.values()}, self._store.aborts_apart
         for upload in list(uploads_of(self.target, self._store)):
             if upload.key not in known and (apart or upload.path not in kept):
@@ -277,7 +277,7 @@ class ObjectStaging(Staging):
         self._remove_log()
 
     def _remove_log(self) -> None:
-        """Remove the journal, after the uploads that are left, of which nobody has the id."""
+        """Remove the journal, after aborting the remaining uploads, whose ids were lost."""
         if not self._store.names_uploads:
             self._abort_uploads({})
         self._log.remove(self.require_held)
@@ -301,7 +301,7 @@ def _copy_file(run: UploadRun, file: CopiedFile, memory: int, report: Callable[[
         return 0
     sending, step = run.file(place.path, entry.size), part_size(entry.size, run.using.store.part_limits)
     ranges = [(start, min(start + step, entry.size)) for start in range(0, entry.size, step)]
-    missing = [one for one in ranges if not sending.holds(*one)]
+    missing = [one for one in ranges if not sending.has_bytes(*one)]
     resumed = entry.size - sum(stop - start for start, stop in missing)
     report(resumed, entry.name)
     for part in read_ranges(source, missing, memory):
@@ -320,8 +320,8 @@ def without_unproved(
 ) -> dict[str, StoredObject]:
     """The complete objects of earlier runs of which the journal has the checksum of every part; others are removed.
 
-    A run that is killed between the completion of an object and the next group of the journal leaves one whose
-    checksums nobody has compared with ours.
+    A run that is killed between the completion of an object and the next group of the journal leaves an object whose
+    checksums were not compared with ours.
 
     Args:
         past: the journal.
@@ -349,7 +349,7 @@ def sent_before(
     store: Store,
     guard: Callable[[], None] = lambda: None,
 ) -> tuple[dict[str, SentBefore], bool]:
-    """What earlier runs have sent, as far as store and journal agree; and whether they agree on all of it.
+    """What earlier runs have sent, as far as store and journal agree, and whether they agree on all of it.
 
     Args:
         past: the journal.
@@ -433,21 +433,6 @@ def is_committed(target: Location, members: tuple[str, ...]) -> bool:
     return any(store.head(target.join(name).path) for name in members[1:]) and not any(
         store.head(area.join(members[0]).path) for area in areas_of(target)
     )
-
-
-def is_unfinished(target: Location, members: tuple[str, ...]) -> bool:
-    """Whether what is at a target in a store of objects was left by a run that has not committed it.
-
-    Args:
-        target: a file or folder.
-        members: names of commit members of its format.
-
-    Raises:
-        StorageError: the storage failed.
-    """
-    if not target.store.capabilities.parts or is_committed(target, members):
-        return False
-    return next(areas_of(target), None) is not None
 
 
 def _exists(target: Location) -> TargetExistsError:

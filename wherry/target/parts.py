@@ -19,12 +19,12 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from wherry.core import threads
+from wherry.core.lazy_dataclass import dataclass
+from wherry.core.threads import Turns
 from wherry.errors import StorageError
-from wherry.runtime import threads
-from wherry.runtime.threads import Turns
 from wherry.store.content import Body, PartBytes
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Sender:
                 self.release(nbytes)
 
     def set_aside(self, nbytes: int) -> None:
-        """Count memory of a writer's own, which encodes what is sent, as held; up to half of what may be held."""
+        """Count the memory in which a writer encodes chunks as held; up to half of the limit."""
         self.reserve(min(nbytes, self._most // 2))
 
     def release(self, nbytes: int) -> None:
@@ -333,7 +333,7 @@ class PartPieces:
         return [load(one) if isinstance(one, StoredPiece) else one for one in self._pieces]
 
     def move_out(self, whole: StoredBytes) -> None:
-        """Let an object that is not put yet have the pieces that are in memory."""
+        """Move the pieces that are in memory into an object that is not put yet."""
         at = whole.append([one for one in self._pieces if not isinstance(one, StoredPiece)])
         for number, one in enumerate(self._pieces):
             if not isinstance(one, StoredPiece):

@@ -2,6 +2,11 @@
 
 A line is JSON, a tab and a MAC over the line and the MAC before it. The log is where its sink puts it: in a file, or in
 objects that are created one after another. Lines are verified before they are parsed.
+
+The key signs the lines, so that a run resumes only conversions of the same user. It is the text of `WHERRY_KEY`, which
+several machines can share; otherwise a random key that is created once in `WHERRY_HOME`, readable by its user alone. If
+neither is available, a process has a key of its own, which the workers that it starts get: it works, but what it leaves
+cannot be resumed after an interruption.
 """
 
 from __future__ import annotations
@@ -11,13 +16,118 @@ import hmac
 import io
 import json
 import os
+import secrets
+import shlex
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
-from wherry.errors import storage_error, storage_errors
-from wherry.storage.location import MOST_CONFIG, Location
+from wherry.core.progress import logger
+from wherry.errors import StorageError, UsageError, storage_error, storage_errors
+from wherry.store.folders import create_file
+from wherry.store.home import ensure_home, home
+from wherry.store.location import MOST_CONFIG, Location
+
+KEY_ENV = "WHERRY_KEY"
+_NAME = "journal.key"
+_SHORTEST = 16  # characters of WHERRY_KEY
+_MOST = 1024
+_log = logger(__name__)
+
+
+def journal_key() -> bytes:
+    """The key, 32 bytes.
+
+    Raises:
+        UsageError: `WHERRY_KEY` is too short to be a secret.
+    """
+    given = os.environ.get(KEY_ENV)
+    if given is None:
+        text = _stored_key() or _own_key()
+    elif len(given) >= _SHORTEST:
+        text = os.fsencode(given)  # the variable may hold any bytes
+    else:
+        raise UsageError(
+            f"{KEY_ENV} is shorter than {_SHORTEST} characters",
+            cure=f"export {KEY_ENV}=$(openssl rand -hex 32)",
+        )
+    return hashlib.sha256(b"wherry-journal-key" + text).digest()
+
+
+def key_for_workers() -> dict[str, str]:
+    """The variable that another process on this machine, of the same user, needs to have the key of this one."""
+    return {} if KEY_ENV in os.environ or _stored_key() else {KEY_ENV: _own_key().decode()}
+
+
+def require_shared_key() -> None:
+    """Refuse a job whose workers this process does not start, if they could not have its key.
+
+    Raises:
+        UsageError: the home has no key that can be used, and `WHERRY_KEY` is not set.
+    """
+    if key_for_workers():
+        raise UsageError(
+            f"the processes of a job need one key, and WHERRY_HOME ({home()}) has none that can be used",
+            cure=f"export {KEY_ENV}=$(openssl rand -hex 32)",
+        )
+
+
+def _stored_key() -> bytes | None:
+    """The random key in the home; None if the home cannot store it."""
+    try:
+        path = ensure_home() / _NAME
+        return _read(path) or _create_key(path)
+    except OSError as error:
+        if not _own_key.cache_info().currsize:  # once
+            _log.warning(
+                "the journal cannot be signed, so this run cannot be resumed if it is interrupted: %s", error
+            )
+        return None
+
+
+@cache
+def _own_key() -> bytes:
+    return secrets.token_hex(32).encode()
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        found = os.fstat(descriptor)
+        private = found.st_uid == os.geteuid() and not found.st_mode & 0o077
+        if not stat.S_ISREG(found.st_mode) or not private:
+            raise StorageError(
+                "the journal key must be a regular file that only its owner can access",
+                uri=str(path),
+                cure=f"rm {shlex.quote(str(path))}",
+            )
+        text = os.read(descriptor, _MOST)
+    finally:
+        os.close(descriptor)
+    if len(text) < _SHORTEST:
+        raise StorageError(
+            f"the journal key is shorter than {_SHORTEST} characters",
+            uri=str(path),
+            cure=f"rm {shlex.quote(str(path))}",
+        )
+    return text
+
+
+def _create_key(path: Path) -> bytes:
+    """Create the key; if several runs create it at the same time, the first one wins."""
+    with suppress(FileExistsError):
+        create_file(path, secrets.token_hex(32).encode(), mode=0o600)
+    found = _read(path)
+    if found is None:
+        raise FileNotFoundError(path)
+    return found
+
 
 LONGEST_LINE = 64 << 20
 NAME = "journal-"
@@ -228,7 +338,7 @@ def read_log(path: Path, key: bytes) -> tuple[list[Line], str | None]:
 
 
 def checked_lines(file: BinaryIO, key: bytes) -> tuple[list[Line], str | None]:
-    """The same for the contents of a log, wherever it is kept."""
+    """The valid lines of a log, as `read_lines` returns them, from its contents in an open file."""
     lines: list[Line] = []
     while (data := file.readline(LONGEST_LINE)).endswith(b"\n"):
         text, _tab, mac = data[:-1].rpartition(b"\t")

@@ -1,13 +1,10 @@
-"""sinks: which kind of staging a target has, by what its store can do."""
+"""sinks: which kind of staging a target has, by what its store can do, and whether a run has left it unfinished."""
 
 from __future__ import annotations
 
-from wherry.storage.location import Location
-from wherry.target.copied_staging import CopiedStaging, HubStaging
-from wherry.target.file_staging import FileStaging
+from wherry.store.location import Location
 from wherry.target.journal import Header
-from wherry.target.object_staging import ObjectStaging
-from wherry.target.staging import Staging
+from wherry.target.staging import FileStaging, Staging
 
 
 def open_staging(
@@ -39,13 +36,34 @@ def open_staging(
         UsageError: the target's storage is read-only, or the target names no repository of the Hub.
     """
     if target.store.capabilities.parts:
+        from wherry.target.object_staging import ObjectStaging
+
         return ObjectStaging(
             target, identity, header, members, nbytes,
             resume=resume, is_file=is_file, memory=memory, by_checksum=by_checksum,
         )  # fmt: skip
     capabilities = target.store.capabilities
+    if capabilities.local or not (capabilities.create_only_put or capabilities.one_commit):
+        return FileStaging(target, identity, header, resume=resume, is_file=is_file)
+    from wherry.target.copied_staging import CopiedStaging, HubStaging
+
     if capabilities.one_commit:
         return HubStaging(target, identity, header)
-    if capabilities.local or not capabilities.create_only_put:
-        return FileStaging(target, identity, header, resume=resume, is_file=is_file)
     return CopiedStaging(target, header, members)
+
+
+def is_unfinished(target: Location, members: tuple[str, ...]) -> bool:
+    """Whether the objects of a target were left by a run that has not committed it.
+
+    Args:
+        target: a file or folder.
+        members: names of commit members of its format.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    if not target.store.capabilities.parts:
+        return False
+    from wherry.target.object_staging import areas_of, is_committed
+
+    return not is_committed(target, members) and next(areas_of(target), None) is not None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from wherry.store.store import Entry, Store, StoreOver
 
 if TYPE_CHECKING:
-    from wherry.storage.location import Location
+    from wherry.store.location import Location
     from wherry.target.upload_run import UploadRun
 
 
@@ -31,6 +31,7 @@ class StagedObjects(StoreOver):
 
     def __init__(self, base: Store, run: UploadRun) -> None:
         super().__init__(base)
+        self.capabilities = replace(self.capabilities, staged=True)
         self.run = run
         self._blocks: OrderedDict[tuple[str, int], bytes] = OrderedDict()
         self._lock = threading.Lock()
@@ -92,22 +93,15 @@ class StagedObjects(StoreOver):
 
 def run_of(folder: Location) -> UploadRun:
     """The run whose staged objects a location is in."""
-    found = _staged_in(folder.store)
-    assert found is not None, "the caller has checked `is_staged`"
-    return found.run
+    store = folder.store
+    while not isinstance(store, StagedObjects):
+        assert isinstance(store, StoreOver), "the caller has checked that it is staged"
+        store = store.inner
+    return store.run
 
 
 def is_readable(location: Location) -> bool:
     """Whether the file at a location can be read: in the staged objects of a run, once its object is complete."""
-    return not is_staged(location) or run_of(location).file_at(location.path).stored is not None
-
-
-def is_staged(location: Location) -> bool:
-    """Whether a location is in the staged objects of a run, whose files are uploaded as they are written."""
-    return _staged_in(location.store) is not None
-
-
-def _staged_in(store: Store) -> StagedObjects | None:
-    while isinstance(store, StoreOver) and not isinstance(store, StagedObjects):
-        store = store.inner
-    return store if isinstance(store, StagedObjects) else None
+    return (
+        not location.store.capabilities.staged or run_of(location).file_at(location.path).stored is not None
+    )

@@ -12,16 +12,18 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from wherry.core.lazy_dataclass import dataclass
+from wherry.cures import Argument, Cure
 from wherry.errors import MismatchError, StorageError
-from wherry.storage.folders import is_staging
-from wherry.storage.location import Location
-from wherry.storage.object_view import objects_below
-from wherry.storage.ranges import read_ranges
-from wherry.storage.sidecar import FOLDER_NAME
 from wherry.store.content import CRC32C
+from wherry.store.folders import is_staging
+from wherry.store.location import Location
+from wherry.store.object_view import objects_below
+from wherry.store.ranges import read_ranges
+from wherry.store.sidecar import FOLDER_NAME
 from wherry.store.store import StoredObject
 from wherry.target.parts import OVERFLOW, StoredBytes
 from wherry.target.uploaded_file import (
@@ -219,10 +221,11 @@ class UploadRun:
         return f"{self.area}/{self._name(path) or self.target.name}" if self._is_held_back(path) else path
 
     def note_with(self, new: Callable[[], list[list[Any]]]) -> None:
-        """Let a writer note things about bytes that are sent, for a later run.
+        """Let a writer record notes about sent bytes, for a later run.
 
         Args:
-            new: returns the new rows of JSON, each once; the store has all bytes that they are about.
+            new: returns the new notes as rows of JSON, each note once; the store already has the bytes that they
+                describe.
         """
         self._noting.append(new)
 
@@ -240,7 +243,7 @@ class UploadRun:
         yield from {**self._files, **self._small}
 
     def finish(self) -> None:
-        """Send what is left, and wait until every object is complete.
+        """Send the remaining parts, and wait until every object is complete.
 
         Raises:
             WherryError: sending failed.
@@ -288,7 +291,7 @@ class UploadRun:
                 raise MismatchError(
                     "the store has not confirmed the checksum of every part",
                     uri=self.using.uri(file.path),
-                    cure="choose --verify digest, which reads the target back",
+                    cure=Cure("choose {}, which reads the target back", Argument("verify", "digest")),
                 )
         return ", ".join(sorted({file.proved for file in self._files.values()})) or CRC32C
 
@@ -335,7 +338,7 @@ class UploadRun:
                 self.using.store.remove_object(path, found.mark)
 
     def drop_overflow(self) -> None:
-        """Remove what waits in the store for parts that this run does not complete.
+        """Remove the objects with pieces of parts that this run does not complete.
 
         Raises:
             StorageError: the storage failed.

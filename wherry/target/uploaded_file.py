@@ -20,10 +20,11 @@ import mmap
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import count
 from typing import Protocol
 
+from wherry.core.lazy_dataclass import dataclass
 from wherry.errors import CorruptError, StorageError, TargetExistsError
 from wherry.store.content import CRC32C, PartBytes, agrees, checksum_of, is_same, joined_checksum
 from wherry.store.store import Part, PartLimits, Store, StoredObject, Upload
@@ -35,7 +36,7 @@ _LARGE = 64 << 10  # bytes of a piece that gets pages of its own
 
 
 class UploadLog(Protocol):
-    """Learns what is sent."""
+    """A log that records which parts are sent."""
 
     def part(self, upload: Upload, part: Part) -> None:
         """A part is in the store."""
@@ -61,7 +62,7 @@ class SentBefore:
 
 @dataclass(frozen=True, slots=True)
 class UploadContext:
-    """What all files of a run share.
+    """The objects that all uploaded files of a run share.
 
     Attributes:
         store: the store.
@@ -69,8 +70,8 @@ class UploadContext:
         sender: sends the parts.
         log: learns of each part.
         former: ids of runs that had the target before this one.
-        owned: raises if this run has lost the target; it may ask the store.
-        fresh: the same, before each act; it seldom asks.
+        owned: raises if this run has lost the target; it may send a request to the store.
+        fresh: the same, called before each act; it seldom sends a request.
     """
 
     store: Store
@@ -124,10 +125,10 @@ class UploadContext:
 
 
 def _copy(piece: memoryview) -> memoryview:
-    """The same bytes in memory of their own; large ones go back to the system as soon as they are sent.
+    """Copy a piece into separate memory; large pieces are returned to the system as soon as they are sent.
 
-    What malloc gives, it keeps, once a block of such a size was freed: pieces of all sizes from many threads would
-    leave gaps that take as much memory as the pieces.
+    malloc keeps the memory of a freed block for reuse: pieces of all sizes from many threads would leave gaps that
+    take as much memory as the pieces.
     """
     if len(piece) < _LARGE:
         return memoryview(bytes(piece))
@@ -201,14 +202,17 @@ class UploadedFile:
             self._put(number, inside, piece)
             offset, data = offset + len(piece), data[len(piece) :]
 
-    def holds(self, start: int, stop: int) -> bool:
-        """Whether the store has all bytes of a range."""
+    def has_bytes(self, start: int, stop: int) -> bool:
+        """Whether the store has every part with a byte of [start, stop): only then may a move be recorded.
+
+        What is recorded is never sent again, also by a run that resumes.
+        """
         if self.stored is not None or start == stop:
             return True
         return all(number in self._parts for number in range(start // self._part, -(-stop // self._part)))
 
     def complete(self) -> None:
-        """Send what is left; bytes that nobody wrote are zeros."""
+        """Send the remaining parts; bytes that were never written are zeros."""
         for number in range(self._count):
             with self._lock:
                 wanted = self.stored is None and number not in self._sent
@@ -376,16 +380,16 @@ class GrowingFile(UploadedFile):
         self._ended = False
 
     def reserve(self, nbytes: int) -> int | None:
-        """The offset at which the caller will write so many bytes; None if there is no room for them."""
+        """Reserve bytes: the offset at which the caller will write them; None if there is no room."""
         with self._lock:
             if self._ended or self._end + nbytes > self.room:
                 return None
             self._end += nbytes
             return self._end - nbytes
 
-    def holds(self, start: int, stop: int) -> bool:
+    def has_bytes(self, start: int, stop: int) -> bool:
         """Whether the store has all bytes up to the end of a range: a later run keeps no byte after a gap."""
-        return super().holds(0, stop) if start < stop else True
+        return super().has_bytes(0, stop) if start < stop else True
 
     def end(self) -> None:
         """Nothing more will be reserved; the object is complete when the bytes that were reserved are written."""

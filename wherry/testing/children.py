@@ -19,14 +19,15 @@ import time
 import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from types import TracebackType
 from typing import Any, Self
 
+from wherry.core.child import command
+from wherry.core.json_document import json_value
+from wherry.core.lazy_dataclass import dataclass
 from wherry.errors import WherryError
-from wherry.runtime.child import command
 from wherry.testing.faults import ACTS, PLACES, Fault, Faults, failing, replace_value, small_steps
-from wherry.text.json_values import json_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +206,7 @@ def _obey(order: Order) -> dict[str, Any]:
     with ExitStack() as stack:
         stack.enter_context(small_steps(order.workers))
         if order.expiry is not None:
-            stack.enter_context(replace_value("wherry.target.lease_watch:EXPIRY_SECONDS", order.expiry))
+            stack.enter_context(replace_value("wherry.target.lease:EXPIRY_SECONDS", order.expiry))
         if not order.locks:
             stack.enter_context(replace_value("fcntl:flock", failing(errno.ENOLCK)))
         if order.ahead:

@@ -23,14 +23,15 @@ import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeAlias
 
-from wherry.storage.folders import is_staging
-from wherry.storage.sidecar import sidecar_name
+from wherry.core.lazy_dataclass import dataclass
+from wherry.store.folders import is_staging
+from wherry.store.sidecar import sidecar_name
 from wherry.testing.faults import replace_value
 
 _SYNCS = ("fsync", "fdatasync")
@@ -90,7 +91,7 @@ class _FileNode:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What a power loss at one moment could leave.
+    """The files that a power loss at one moment could leave.
 
     Attributes:
         call: the call after which it happens, and its path.

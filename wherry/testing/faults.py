@@ -14,17 +14,17 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 from wherry.core.digest import LEAF
+from wherry.core.lazy_dataclass import dataclass
 
 # `module:function` of everything that changes the file system.
 PLACES: tuple[str, ...] = (
     *(f"os:{name}" for name in ("pwrite", "write", "fsync", "fdatasync", "posix_fallocate", "ftruncate")),
     *(f"os:{name}" for name in ("mkdir", "rename", "replace", "link", "unlink", "rmdir")),
-    "wherry.target.file_staging:rename_without_replacing",
+    "wherry.target.staging:rename_without_replacing",
 )
 WRITES = ("os:pwrite", "os:write")
 
@@ -46,7 +46,7 @@ class Fault:
     lasting: bool = False
 
     def strikes(self, place: str, counts: Counter[str]) -> bool:
-        """Whether it occurs at the call that was just counted."""
+        """Whether the fault occurs at the call that was just counted."""
         if self.place not in (None, place):
             return False
         count = counts.total() if self.place is None else counts[place]
@@ -156,5 +156,5 @@ def small_steps(workers: int | None = 1) -> Generator[None]:
         stack.enter_context(replace_value("wherry.mover.output:_GROUP_BYTES", 1))
         stack.enter_context(replace_value("wherry.mover.move:RAW_BYTES", LEAF))
         if workers is not None:
-            stack.enter_context(replace_value("wherry.runtime.threads:worker_count", lambda: workers))
+            stack.enter_context(replace_value("wherry.core.threads:worker_count", lambda: workers))
         yield

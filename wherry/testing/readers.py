@@ -17,10 +17,10 @@ from wherry.core.keypath import KeyPath
 from wherry.core.tensorspec import Region, TensorSpec, region_shape
 from wherry.errors import NotFoundError, UsageError, WherryError
 from wherry.formats.checkpoint import Checkpoint
-from wherry.formats.contents import ChunkDecoder, Stored
+from wherry.formats.format import ChunkDecoder, Stored
 from wherry.mover.move import cells
 from wherry.mover.read import fill
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
 
 if TYPE_CHECKING:
     from wherry.formats.format import Opened

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count, cycle, islice, pairwise
 from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
 from wherry.core.keypath import KeyPath
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.manifest import Companion, Manifest, Value
 from wherry.core.tensorspec import Region, Span, TensorSpec, region_shape
 from wherry.formats.registry import checked_options
@@ -43,6 +44,7 @@ _VALUES: dict[KeyPath, Value] = {
 _COMPANIONS = {"tokenizer.json": b'{"version": "1.0"}', "notes.txt": "größe\n".encode()}
 _SHAPES_A_DTYPE = 3
 _BYTE = 8
+_RANKS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,8 @@ def source(
 
 def _make_sample(row: Format, shapes: list[TensorSpec], options: Mapping[str, Any], seed: int) -> Sample:
     generator = random.Random(seed)  # noqa: S311  contents, not secrets
+    if row.holds.ranks:
+        shapes = [spec for spec in shapes for _rank in range(_RANKS)]
     specs = [
         replace(spec, path=path, shape=_MATRIX if path in row.holds.names else spec.shape)
         for spec, path in zip(shapes, _paths(row.holds), strict=False)
@@ -205,6 +209,9 @@ def _paths(holds: Holds) -> Iterator[KeyPath]:
     yield from holds.names
     depth = holds.depth
     for number in count():
+        if holds.ranks:
+            yield str(number % _RANKS), f"{_PARTS[number // _RANKS % 3]}.{number // _RANKS}"
+            continue
         last = f"{_PARTS[number % 3]}.{number}"
         path = (last,) if number % 2 else (*_PARTS, last)
         if depth is not None:

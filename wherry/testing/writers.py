@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from wherry.core.algorithms import BLAKE3
-from wherry.core.digest import checkpoint_digest
+from wherry.core.digest import BLAKE3
+from wherry.core.manifest import checkpoint_digest
 from wherry.core.request import SourceRequest
 from wherry.formats.checkpoint import Checkpoint
 from wherry.formats.companions import MemoryFiles
@@ -21,8 +21,8 @@ from wherry.formats.detect import detect_source, examine
 from wherry.formats.format import Glimpse, Opened
 from wherry.mover.hashing import hash_checkpoint
 from wherry.mover.map_writer import MapWriter, writer_of
-from wherry.storage.location import Location
-from wherry.storage.stores import locate, make_folder
+from wherry.store.local_store import locate, make_folder
+from wherry.store.location import Location
 from wherry.testing.readers import check_reader
 from wherry.testing.samples import Piece, Sample, pieces
 

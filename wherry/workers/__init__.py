@@ -4,7 +4,7 @@
 - Job: a conversion that is cut into units; its plan is the queue, and the store of the target is the memory (`job`).
 - Records: small signed files in the folder of the job, by which its processes agree; claims are some of them
   (`records`).
-- Task: what a worker does at a time: it makes a unit (`make`), or reads back what another has made (`read_back`). A
+- Task: what a worker does at a time: it makes a unit, or reads back what another has made (`tasks`). A
   worker takes tasks by itself, or a `coordinator` gives them to the workers of an engine (`work`); engines have names
   (`engines`), and their adapters lie in `wherry.integrations.engines`.
 - Commit: takes what records name and confirm, and finishes the target (`commit`).

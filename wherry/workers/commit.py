@@ -5,8 +5,15 @@ have made; then the conversion is resumed. So it is proved and committed like an
 compared with the hashes of the leaves that were read from the source, the commit member comes last and cannot
 overwrite, and of two commits at the same time one makes the target. A false receipt cannot get through.
 
-What other processes than its makers have read back is not read again (`read_back`). What receipts leave open of the
-digests (short runs, workers without kernels, SHA-256) is read here, as a conversion in one process does.
+Bytes that another process than their maker has read back are not read again. A proof counts if another process than
+the maker of the unit made it, with the same wherry, of the files that the receipts name, and if it has read the same
+leaves that the maker has hashed. A move that two units have made counts if the proofs of both have it, a leaf that is
+in several moves if all of them count. Of a tensor in boxes, a unit and its proof must have hashed the same bytes, and
+a leaf counts if every unit that has bytes of it was read back. A file that several units have made must be as it was
+before it was read, and its receipts do not say how: so proofs do. So every byte that the commit does not read was read
+from storage by a process that has not written it, and the commit has compared the result. Tensors whose digests do not
+follow from the receipts (short runs, workers without kernels, SHA-256) are read here, as a conversion in one process
+does.
 
 A part of a shared upload is sent whole. One with bytes that depend on other units (the checksum in the frame of a
 member whose tensor is in two regions, the directory of an archive) cannot be sent by a unit. So the commit moves what
@@ -19,52 +26,39 @@ missing (runs were short, a worker had no kernels) has no leaves here, and is re
 from __future__ import annotations
 
 import secrets
-import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from wherry.converter.convert import convert_all
 from wherry.converter.job import Job, targets_of
-from wherry.core.algorithms import HASH_BYTES
-from wherry.core.digest import LEAF, LeafHasher, leaf_count, tensor_digest
+from wherry.core import threads
+from wherry.core.digest import HASH_BYTES, LEAF, LeafHasher, LeafValues, leaf_count, tensor_digest
 from wherry.core.keypath import KeyPath, render
-from wherry.core.leaf_values import LeafValues
 from wherry.core.progress import OnProgress
 from wherry.core.receipt import GroupReceipt
 from wherry.core.tensorspec import Span, TensorSpec
 from wherry.core.units import plural
+from wherry.cures import Command, Cure
 from wherry.errors import IncompleteError, MismatchError, TargetInUseError, storage_errors
+from wherry.formats.format import Extent
 from wherry.mover.hashing import Hashes, hash_checkpoint
-from wherry.mover.readback import ReadEvidence
-from wherry.runtime import threads
-from wherry.storage.copy import add_name
-from wherry.storage.folders import make_folders, sync_folder, sync_tree
-from wherry.storage.location import Location
+from wherry.mover.readback import ReadEvidence, SharedBlock
+from wherry.store.copy import add_name
+from wherry.store.folders import make_folders, sync_folder, sync_tree
+from wherry.store.location import Location
 from wherry.store.remote_store import heads
 from wherry.store.store import Part
-from wherry.target.area import JOURNAL, left_for
-from wherry.target.durable_move import DurableMove
 from wherry.target.file_ranges import FileRange, file_sizes, ranges_of
-from wherry.target.journal import finished_journal, open_journal
+from wherry.target.journal import Checks, DurableMove, finished_journal, open_journal
 from wherry.target.object_staging import is_committed
+from wherry.target.staging import JOURNAL, left_for
 from wherry.target.uploaded_file import part_size
+from wherry.version import __version__
 from wherry.workers.job import SplitJob, opened_job
-from wherry.workers.make import (
-    SharedUploads,
-    is_as_made,
-    made_folder,
-    made_place,
-    member,
-    object_path,
-    receipt_of,
-    shared_record,
-    staging_of,
-)
-from wherry.workers.read_back import differences, evidence_of, valid_proofs
 from wherry.workers.records import (
     TOKEN_DIGITS,
     Claim,
@@ -74,10 +68,22 @@ from wherry.workers.records import (
     claims_among,
     records_by_unit,
 )
+from wherry.workers.tasks import (
+    SharedUploads,
+    is_as_made,
+    made_place,
+    member,
+    object_path,
+    receipt_of,
+    shared_record,
+    staged_in,
+    staging_of,
+)
 from wherry.workers.unit import Unit
 
 _NAMED = 5  # units that an error names
 _AT_ONCE = 16  # requests
+_Share: TypeAlias = tuple[TaskRecord, LeafValues]  # what one receipt has of a tensor
 
 
 def commit(uri: str, *, progress: OnProgress | None = None) -> GroupReceipt:
@@ -146,7 +152,7 @@ def _receipts(
     raise IncompleteError(
         f"{len(missing)} of {plural(len(split.units), 'unit')} are not written: {', '.join(missing[:_NAMED])}{more}",
         uri=split.uri,
-        cure=f"run `wherry work {shlex.quote(split.job.committed.uri)}`",
+        cure=Cure("run {}", Command("work", split.job.committed.uri)),
     )
 
 
@@ -155,8 +161,8 @@ def _make_again(
 ) -> None:
     """Remove receipts of a unit whose files are not as they were left, its claims, and what is there of its objects.
 
-    Proofs that name it are of no use without it, nor those of a file that it shares. A receipt that has come since the
-    commit has looked stays, with its objects: another commit may use them, and may have committed them.
+    Proofs that name it cannot be used without it, nor those of a file that it shares. A receipt that was written since
+    the commit has looked stays, with its objects: another commit may use them, and may have committed them.
     """
     tokens, names = {name[-TOKEN_DIGITS:] for name in receipts}, split.records.names()
     void = {unit.number, *(proof.unit for proof in proofs)}
@@ -222,7 +228,7 @@ def _evidence(
         return lambda _staged: ReadEvidence()
     shared = _shared_marks(split, receipts)
     proofs = valid_proofs(split, receipts, found, shared)
-    difference = next(differences(proofs, receipts, moves), None)
+    difference = next(_differences(proofs, receipts, moves), None)
     if difference is None:
         return lambda staged: replace(
             evidence_of(proofs, receipts, boxes, staged),
@@ -239,7 +245,7 @@ def _evidence(
         f" other bytes{where} than {', '.join(one.worker for one in wrong)} wrote",
         uri=split.uri,
         path=render(difference.source),
-        cure=f"run `wherry work {shlex.quote(split.job.committed.uri)}`, which writes them again",
+        cure=Cure("run {}, which writes them again", Command("work", split.job.committed.uri)),
     )
 
 
@@ -314,10 +320,11 @@ def _compose(
         return
     if _is_composed(split):
         return  # another commit has done it
-    draft = Path(split.records.folder.join(f"area-{secrets.token_hex(4)}").path)
+    place = split.records.folder.join(f"area-{secrets.token_hex(4)}")
+    draft = Path(place.path)
     with storage_errors(split.uri):
         draft.mkdir(mode=0o700)
-        _gather(split, receipts, draft)
+        _gather(split, receipts, place)
         journal = open_journal(draft / JOURNAL, split.record.header)
         try:
             journal.record(rows)
@@ -334,13 +341,13 @@ def _compose(
                 Path(made_place(split, receipt, file.name).path).unlink(missing_ok=True)
 
 
-def _gather(split: SplitJob, receipts: list[TaskRecord], draft: Path) -> None:
+def _gather(split: SplitJob, receipts: list[TaskRecord], draft: Location) -> None:
     """Give the files of all attempts second names in one folder."""
+    staged = staged_in(split, draft)
     for receipt in receipts:
-        origin = made_folder(split, receipt)
         for file in receipt.files:
             made = Path(made_place(split, receipt, file.name).path)
-            place = draft / made.relative_to(origin)
+            place = Path(member(staged, file.name).path)
             if place.exists():
                 continue  # another region of it has come first
             make_folders(place.parent)
@@ -354,7 +361,7 @@ def _taken_error(split: SplitJob) -> TargetInUseError:
     return TargetInUseError(
         "another process commits this job",
         uri=split.uri,
-        cure=f"wait for it, or run `wherry commit {shlex.quote(split.job.committed.uri)}` again",
+        cure=Cure("wait for it, or run {} again", Command("commit", split.job.committed.uri)),
         retryable=True,
     )
 
@@ -390,13 +397,6 @@ def _without_open(
 # ---- what receipts say together -------------------------------------------------------------------------------------
 
 
-class _Share(NamedTuple):
-    """What one receipt has of a tensor."""
-
-    receipt: TaskRecord
-    values: LeafValues
-
-
 def _joined_leaves(
     rows: Iterable[tuple[TaskRecord, Mapping[KeyPath, LeafValues]]],
     specs: Mapping[KeyPath, TensorSpec],
@@ -412,7 +412,7 @@ def _joined_leaves(
                 raise _invalid(receipt, path, uri)
             of_leaf = shares.setdefault(path, defaultdict(list))
             for leaf in (*values.leaves, *values.parts):
-                of_leaf[leaf].append(_Share(receipt, values))
+                of_leaf[leaf].append((receipt, values))
     found: dict[KeyPath, tuple[bytes, ...]] = {}
     for path, of_leaf in shares.items():
         hasher = LeafHasher(specs[path], (algorithm,))
@@ -444,7 +444,7 @@ def _invalid(receipt: TaskRecord, path: KeyPath, uri: str) -> MismatchError:
         " of another receipt",
         uri=uri,
         path=render(path),
-        cure=f"remove {receipt.name} and run `wherry work` again",
+        cure=Cure("remove {} and run {} again", receipt.name, Command("work")),
     )
 
 
@@ -459,7 +459,12 @@ def _merged_moves(receipts: Iterable[TaskRecord], uri: str) -> list[DurableMove]
                     f"two workers have read different bytes: {maker.worker} and {receipt.worker}",
                     uri=uri,
                     path=render(move.source),
-                    cure=f"check both machines, remove {maker.name} and {receipt.name}, and run `wherry work` again",
+                    cure=Cure(
+                        "check both machines, remove {} and {}, and run {} again",
+                        maker.name,
+                        receipt.name,
+                        Command("work"),
+                    ),
                 )
     return [move for move, _receipt in found.values()]
 
@@ -492,3 +497,129 @@ def _merged_hashes(split: SplitJob, receipts: Sequence[TaskRecord]) -> dict[str,
         digests = {path: tensor_digest(specs[path], own, algorithm) for path, own in leaves.items()}
         found[algorithm] = Hashes(algorithm, digests, leaves)
     return found
+
+
+# ---- what workers have read back -------------------------------------------------------------------------------------
+
+
+class _Difference(NamedTuple):
+    """Bytes that were read back otherwise than their receipt says."""
+
+    proof: TaskRecord
+    source: KeyPath
+    leaf: int | None  # None of boxes, of which no process has whole leaves
+
+    def blames(self, unit: Unit) -> bool:
+        """Whether a unit has written these bytes."""
+        if self.leaf is None:
+            return unit.number == self.proof.unit
+        start, stop = self.leaf * LEAF, (self.leaf + 1) * LEAF
+        return any(
+            part.source == self.source and part.start < stop and part.stop > start for part in unit.parts
+        )
+
+
+def valid_proofs(
+    split: SplitJob, receipts: Sequence[TaskRecord], proofs: Iterable[TaskRecord], present: Mapping[str, str]
+) -> list[TaskRecord]:
+    """The proofs that count.
+
+    Args:
+        split: the job.
+        receipts: one of each unit, whose files are there.
+        proofs: all that were found.
+        present: name of each file that several units have made → its state.
+    """
+    names = {receipt.name: receipt.unit for receipt in receipts}
+
+    def counts(proof: TaskRecord) -> bool:
+        if proof.unit >= len(split.units):
+            return False
+        unit, maker = split.units[proof.unit], receipts[proof.unit]
+        marks = {file.name: file.mark for file in proof.files}
+        return (
+            (proof.digest, proof.version, proof.algorithm) == (unit.digest, __version__, split.algorithms[0])
+            and proof.worker != maker.worker
+            and maker.name in proof.of
+            and names.keys() >= set(proof.of)
+            and all(unit.has(move.source, move.span) for move in proof.moves)
+            and proof.boxes_read.keys() <= {part.source for part in unit.parts}
+            and marks.items() <= present.items()
+            and (unit.region is None or unit.files[0].name in marks)
+        )
+
+    return [proof for proof in proofs if counts(proof)]
+
+
+def _differences(
+    proofs: Iterable[TaskRecord], receipts: Sequence[TaskRecord], moves: Iterable[DurableMove]
+) -> Iterator[_Difference]:
+    """The bytes of which proofs that count and receipts say different things."""
+    made = {(move.source, move.span): move.leaves for move in moves}
+    for proof in proofs:
+        for source, digest in proof.boxes_read.items():
+            values = receipts[proof.unit].boxes.get(source)
+            if values is not None and values.digest != digest:
+                yield _Difference(proof, source, None)
+        for read in proof.moves:
+            wrote = made.get((read.source, read.span), {})
+            for leaf in sorted(wrote.keys() | read.leaves.keys()):
+                if read.leaves.get(leaf) != wrote.get(leaf, b"")[:HASH_BYTES]:
+                    yield _Difference(proof, read.source, leaf)
+
+
+def evidence_of(
+    proofs: Sequence[TaskRecord],
+    receipts: Sequence[TaskRecord],
+    boxes: Mapping[KeyPath, Sequence[bytes]],
+    staged: Location,
+) -> ReadEvidence:
+    """The evidence of other processes, so that the commit does not read the same bytes.
+
+    Args:
+        proofs: those that count, in which nothing differs.
+        receipts: one of each unit.
+        boxes: the leaves of tensors in boxes that units together have hashed.
+        staged: where the target is staged.
+    """
+    read = {(proof.unit, move.source, move.span): move.checks for proof in proofs for move in proof.moves}
+    made = [(receipt.unit, move) for receipt in receipts for move in receipt.moves]
+    lost = [move for unit, move in made if (unit, move.source, move.span) not in read]
+    # A move with chunks of two units must be in the proofs of both.
+    gone = {(move.source, move.span) for move in lost}
+    unread = {(move.source, leaf) for move in lost for leaf in move.leaves}
+    spans: dict[tuple[KeyPath, Span], Checks] = {}
+    leaves: defaultdict[KeyPath, dict[int, bytes]] = defaultdict(dict)
+    for unit, move in made:
+        key = (move.source, move.span)
+        if key not in gone and not any((move.source, leaf) in unread for leaf in move.leaves):
+            spans[key] = read[unit, *key]
+            leaves[move.source] |= {leaf: raw[:HASH_BYTES] for leaf, raw in move.leaves.items()}
+    values: dict[KeyPath, list[tuple[int, bytes]]] = {}
+    for source, wanted in boxes.items():
+        proved = {proof.unit for proof in proofs if source in proof.boxes_read}
+        proved -= {unit for unit, move in made if move.source == source and (source, move.span) in gone}
+        leaves[source], values[source] = _read_of_boxes(source, wanted, proved, receipts)
+    blocks: defaultdict[KeyPath, list[SharedBlock]] = defaultdict(list)
+    for one in (block for proof in proofs for block in proof.blocks):
+        extent = Extent(member(staged, one.name), one.start, one.length)
+        blocks[one.source].append(SharedBlock(extent, one.digest))
+    return ReadEvidence(spans, dict(leaves), values, dict(blocks))
+
+
+def _read_of_boxes(
+    source: KeyPath, wanted: Sequence[bytes], proved: Collection[int], receipts: Iterable[TaskRecord]
+) -> tuple[dict[int, bytes], list[tuple[int, bytes]]]:
+    """The leaves of a tensor in boxes that were read back whole, and what some units' proofs have of the others."""
+    held = {one.unit: one.boxes[source] for one in receipts if source in one.boxes}
+    read = [values for unit, values in held.items() if unit in proved]
+    unread = {
+        leaf
+        for unit, values in held.items()
+        if unit not in proved
+        for leaf in (*values.leaves, *values.parts)
+    }
+    whole = {leaf for values in read for leaf in values.leaves}
+    leaves = {leaf: digest for leaf, digest in enumerate(wanted) if leaf in whole or leaf not in unread}
+    parts = (part for values in read for part in values.parts.items())
+    return leaves, [(leaf, part) for leaf, part in parts if leaf not in leaves]

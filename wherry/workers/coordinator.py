@@ -21,28 +21,19 @@ from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from wherry.config.settings import configured_value
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.progress import UnitCounts, logger
 from wherry.core.units import duration, plural, show_seconds
+from wherry.cures import Argument, Cure
 from wherry.errors import StorageError
-from wherry.remote.waits import waiting
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
+from wherry.store.waits import waiting
+from wherry.version import __version__
 
 # ---- what is done, and by whom ---------------------------------------------------------------------------------------
-
-
-class Call(NamedTuple):
-    """A function that a worker runs, with its arguments, which are JSON values."""
-
-    function: WorkerFunction
-    arguments: tuple[Any, ...]
 
 
 class Workload(ABC):
@@ -52,42 +43,50 @@ class Workload(ABC):
         uri: what errors name.
         again: what the same command does when it is run again.
         names: of the units.
+        prove: what a worker runs first: its answer shows whether it can do units.
+        do: does a unit; the answer has `seconds` and what `result` reads, or `busy`, or `error`.
+        close: what an idle worker runs last; None for nothing.
+        arguments: what these functions get, as JSON values.
     """
 
     uri: str
     again: str
     names: Sequence[str]
+    prove: WorkerFunction
+    do: WorkerFunction
+    close: WorkerFunction | None = None
+    arguments: tuple[Any, ...]
 
     def finished(self) -> Mapping[int, Any]:
         """Number of each unit that is done already → its result; by default none is."""
         return {}
 
-    @abstractmethod
-    def first(self) -> Call:
-        """What a worker does first: its answer shows whether it can do units."""
+    def problem(self, answer: Mapping[str, Any]) -> str:
+        """Why a worker that proved itself with this answer cannot do units; empty if it can."""
+        if answer.get("problem"):
+            return str(answer["problem"])
+        if answer.get("version") != __version__:
+            return f"it has wherry {answer.get('version')}; this process has wherry {__version__}"
+        return self.difference(answer)
 
     @abstractmethod
-    def problem(self, answer: Mapping[str, Any]) -> str:
-        """Why a worker that gave this answer cannot do units; empty if it can."""
+    def difference(self, answer: Mapping[str, Any]) -> str:
+        """The difference between what a worker of the same wherry and this process see; empty if there is none."""
 
     def suits(self, number: int, answer: Mapping[str, Any]) -> bool:  # noqa: ARG002  of the interface
-        """Whether a unit can be done now by a worker that has proved itself with this answer; by default by any.
+        """Whether a worker that has passed the challenge with this answer can do a unit now; by default any can.
 
-        Units that suit none of the workers, none of which does anything, are left.
+        Units that suit no worker are left over once all workers are idle.
         """
         return True
 
-    @abstractmethod
-    def call(self, number: int) -> Call:
-        """Do a unit; the answer has `seconds` and what `result` reads, or `busy`, or `error`."""
+    def unit(self, number: int) -> tuple[Any, ...]:
+        """The arguments of `do` that describe a unit, as JSON values; by default the number of the unit."""
+        return (number,)
 
     @abstractmethod
     def result(self, number: int, answer: Mapping[str, Any]) -> Any:
         """The result of a unit, from an answer."""
-
-    def last(self) -> Call | None:
-        """What an idle worker does last; by default nothing."""
-        return None
 
 
 # What runs on a worker: a function of `work` or `hash_on`, which takes and returns JSON values.
@@ -172,26 +171,12 @@ class _UnitState:
     failures: int = 0  # how often it was not made
 
 
-def run_workload(work: Workload, pool: WorkerPool, counts: UnitCounts | None = None) -> Generator[Any]:
-    """Have a workload done by a pool; the result of each unit, as they come.
-
-    Args:
-        work: the workload.
-        pool: its workers.
-        counts: gets the numbers of workers and of failed attempts.
-
-    Raises:
-        StorageError: units are left; `retryable` if another try may help.
-    """
-    coordinator = Coordinator(work, pool, counts)
-    try:
-        yield from coordinator.results()
-    finally:
-        coordinator.close()
-
-
 class Coordinator:
-    """Shares the units of a workload out to a pool."""
+    """Shares the units of a workload out to a pool.
+
+    Attributes:
+        left_out: name of each worker that gets no unit → why.
+    """
 
     def __init__(self, work: Workload, pool: WorkerPool, counts: UnitCounts | None = None) -> None:
         """Begin.
@@ -206,14 +191,20 @@ class Coordinator:
         self._taken: list[float] = []  # seconds of each unit that was done
         self._posts: dict[str, _Post] = {}
         self._wait = _WorkerWait(work)
-        self.left_out: dict[str, str] = {}  # name of each worker that gets no unit → why
+        self.left_out: dict[str, str] = {}
 
-    def results(self) -> Iterator[Any]:
+    def results(self) -> Generator[Any]:
         """Have every unit done; the result of each, as they come.
 
         Raises:
             StorageError: units are left; `retryable` if another try may help.
         """
+        try:
+            yield from self._results()
+        finally:
+            self._close()
+
+    def _results(self) -> Iterator[Any]:
         finished = self._work.finished()
         yield from finished.values()
         numbers = range(len(self._work.names))
@@ -224,17 +215,20 @@ class Coordinator:
             self._assign(now)
             if self._suits_none(now):
                 return
-            self._counts.workers = sum(post.answer is not None for post in self._posts.values())
+            self._counts.workers = len(self._posts) - len(self._unproved())
             yield from self._collect_results()
-            if not self._left or any(post.answer is not None for post in self._posts.values()):
+            if not self._left or len(self._unproved()) < len(self._posts):
                 self._wait.end()
             else:  # not for ever
-                self._wait.go_on(self.left_out, list(self._posts))
+                self._wait.go_on(self.left_out, self._unproved())
 
-    def close(self) -> None:
+    def _unproved(self) -> list[str]:
+        return [name for name, post in self._posts.items() if post.answer is None]
+
+    def _close(self) -> None:
         """Forget what is running, and have idle workers close the job."""
         self._wait.end()
-        last, idle = self._work.last(), [post for post in self._posts.values() if post.future is None]
+        last, idle = self._work.close, [post for post in self._posts.values() if post.future is None]
         for post in self._posts.values():
             if post.future is not None:
                 post.future.cancel()
@@ -254,7 +248,7 @@ class Coordinator:
             self._lose(post)
         for name in sorted(present - self._posts.keys() - self.left_out.keys()):
             post = self._posts[name] = _Post(name)
-            self._start(post, f"prove-{name}", self._work.first())
+            self._start(post, f"prove-{name}", self._work.prove)
 
     def _assign(self, now: float) -> None:
         """Give a unit to each idle worker; stragglers when no unit waits."""
@@ -263,16 +257,13 @@ class Coordinator:
             number for number, unit in self._left.items() if number not in running and unit.ready <= now
         ]
         waiting.sort(key=lambda number: self._left[number].ready)
-        rest: list[_Post] = []
         for post in self._idle():
             number = next((number for number in waiting if self._suits(post, number)), None)
-            if number is None:
-                rest.append(post)
-            else:
+            if number is not None:
                 waiting.remove(number)
                 self._give(post, number)
-        for number in self._stragglers() if rest else ():
-            post = next((idle for idle in rest if idle.future is None and self._suits(idle, number)), None)
+        for number in self._stragglers():
+            post = next((idle for idle in self._idle() if self._suits(idle, number)), None)
             if post is not None:
                 _log.warning("unit %s is slow; it gets a second attempt", self._work.names[number])
                 self._give(post, number)
@@ -284,7 +275,7 @@ class Coordinator:
         return self._work.suits(number, post.answer or {})
 
     def _suits_none(self, now: float) -> bool:
-        """Whether what is left suits none of the idle workers, and nothing else of it is done or will be tried again.
+        """Whether the units that are left suit no idle worker, and no unit is running or will be tried again.
 
         A unit that a worker does counts as long as it is no straggler.
         """
@@ -299,10 +290,10 @@ class Coordinator:
         left = self._left[number]
         left.attempts, post.unit = left.attempts + 1, number
         title = f"unit-{self._work.names[number]}-{left.attempts}"
-        self._start(post, title, self._work.call(number))
+        self._start(post, title, self._work.do, self._work.unit(number))
 
-    def _start(self, post: _Post, title: str, call: Call) -> None:
-        post.future = self._pool.submit(post.name, title, call.function, *call.arguments)
+    def _start(self, post: _Post, title: str, run: WorkerFunction, more: tuple[Any, ...] = ()) -> None:
+        post.future = self._pool.submit(post.name, title, run, *self._work.arguments, *more)
         post.since = time.monotonic()
 
     def _stragglers(self) -> list[int]:
@@ -369,7 +360,9 @@ class Coordinator:
             raise StorageError(
                 f"{plural(left.losses, 'worker', 'was/were')} lost while making unit {name}",
                 uri=self._work.uri,
-                cure="give the workers more memory, or make smaller units: --unit 256MiB",
+                cure=Cure(
+                    "give the workers more memory, or make smaller units: {}", Argument("unit", "256MiB")
+                ),
             )
 
     def _fail(self, post: _Post, number: int, left: _UnitState, error: Mapping[str, Any]) -> None:

@@ -10,38 +10,30 @@ ray://HOST:PORT      the client port of a Ray cluster
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import threading
 import time
-from collections.abc import Collection, Generator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, closing, suppress
 
 from wherry.config.file import CONFIG_ENV, config_file
 from wherry.converter.convert import convert_all
+from wherry.core import child
+from wherry.core.child import Child
+from wherry.core.json_document import json_value
 from wherry.core.progress import Meter, OnProgress, UnitCounts
 from wherry.core.receipt import GroupReceipt
 from wherry.core.request import ConvertRequest
 from wherry.core.services import service
 from wherry.core.units import plural
+from wherry.cures import Argument, Cure
 from wherry.errors import IncompleteError, StorageError, TargetExistsError, UsageError
-from wherry.runtime import child, threads
-from wherry.runtime.child import Child
-from wherry.runtime.threads import ThreadPool
-from wherry.target.key import key_for_workers
-from wherry.text.json_values import json_value
+from wherry.target.signed_log import key_for_workers
 from wherry.workers.commit import commit
-from wherry.workers.coordinator import WorkerFunction, WorkerPool, Workplace
+from wherry.workers.coordinator import Workplace
 from wherry.workers.job import SplitJob, split
 from wherry.workers.records import TaskKind, claims_among, records_by_unit
 from wherry.workers.work import carry_with_pool
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
 
 PROCESSES = "processes"
 ENGINES = (PROCESSES, "dask", "ray")
@@ -73,12 +65,6 @@ def engine_of(on: str) -> tuple[str, Workplace]:
     return name, Workplace(workers=int(rest) if rest else os.cpu_count() or 1)
 
 
-def pool_of(on: str) -> AbstractContextManager[WorkerPool]:
-    """The workers of an engine; see `engine_of`."""
-    name, where = engine_of(on)
-    return _child_pool(where.workers) if name == PROCESSES else service(name).pool(where)
-
-
 def convert_units(
     request: ConvertRequest, on: str, unit_bytes: int, progress: OnProgress | None
 ) -> GroupReceipt:
@@ -89,7 +75,8 @@ def convert_units(
     engine_of(on)
     if len(request.targets) != 1:
         raise UsageError(
-            "an engine writes only one target at a time", cure="give one TARGET, or leave out --on"
+            "an engine writes only one target at a time",
+            cure=Cure("give one TARGET, or leave out {}", Argument("on")),
         )
     try:
         job = split(request, unit_bytes)
@@ -145,7 +132,7 @@ def carry(job: SplitJob, on: str, counts: UnitCounts | None = None) -> Generator
 
 
 def _carry_with_processes(job: SplitJob, count: int, counts: UnitCounts) -> Generator[str]:
-    """Have the units of a job made by so many processes, each of which is a `wherry work`."""
+    """Have the units of a job made by several processes, each of which runs `wherry work`."""
     known = set[str]()
 
     def fresh() -> list[str]:
@@ -204,7 +191,7 @@ def _require_made(job: SplitJob, errors: Sequence[str]) -> None:
 
 
 def _error(worker: Child) -> str:
-    """What a worker has said about its failure; empty if it did not fail."""
+    """The error that a worker has reported; empty if it did not fail."""
     result = worker.result()
     if not result.code:
         return ""
@@ -212,55 +199,3 @@ def _error(worker: Child) -> str:
         return json_value(result.output)["what"]
     except (ValueError, KeyError, TypeError):
         return f"process {worker.pid} ended with exit code {result.code}"
-
-
-# ---- a pool of them, for calls ---------------------------------------------------------------------------------------
-
-
-_LOOK_SECONDS = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class _ChildPool:
-    """Processes of this machine; see WorkerPool."""
-
-    count: int
-    executor: ThreadPool  # has a thread for each
-    over: threading.Event  # set when the pool is closed: the children are killed
-
-    def present(self) -> Collection[str]:
-        """See WorkerPool."""
-        return [f"process-{number}" for number in range(self.count)]
-
-    def submit(self, worker: str, title: str, function: WorkerFunction, *arguments: Any) -> Future[Any]:  # noqa: ARG002
-        """See WorkerPool."""
-        return self.executor.submit(self._call, title, function.__name__, arguments)
-
-    def _call(self, title: str, name: str, arguments: tuple[Any, ...]) -> Any:
-        text = json.dumps([name, arguments])
-        with child.child_process(
-            "wherry.workers.hash_on", purpose=title, text=text, variables=variables()
-        ) as process:
-            while not process.has_ended():
-                if self.over.wait(_LOOK_SECONDS):
-                    raise StorageError("the pool was closed", cure="run the command again")
-            done = process.result()
-        if done.code:
-            raise StorageError(
-                f"{title} ended with exit code {done.code}: {done.errors[-200:]}",
-                retryable=True,
-                cure="run the command again; if it fails again, use --on threads",
-            )
-        return json_value(done.output)
-
-
-@contextmanager
-def _child_pool(count: int) -> Generator[_ChildPool]:
-    """Open a pool of some workers; at its end, children that still run are killed."""
-    over = threading.Event()
-    with threads.executor(count, "wherry-child", numbers=False) as executor:
-        try:
-            yield _ChildPool(count, executor, over)
-        finally:
-            over.set()
-            executor.shutdown(wait=True, cancel_futures=True)

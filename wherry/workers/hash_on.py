@@ -2,8 +2,8 @@
 
 A checkpoint that is read is cut at leaves of its digests. Workers answer with hashes, which merge in any order; they
 write nothing, so there is no job, and a unit that was lost is read again. Each worker first shows that it has the same
-wherry, and sees the same state of the same checkpoint. What a worker finds damaged, this process reads itself, so that
-the error is the one of a verification in one process.
+wherry, and sees the same state of the same checkpoint. If a worker finds damage, this process reads the same unit
+again, so that the error is that of a verification in one process.
 """
 
 from __future__ import annotations
@@ -14,26 +14,32 @@ import math
 import os
 import secrets
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Generator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, replace
 from typing import Any
 
-from wherry.core import dtypes
-from wherry.core.algorithms import HASH_BYTES
-from wherry.core.digest import LEAF, leaf_count, sha256_of, tensor_digest
+from wherry.core import child, dtypes, threads
+from wherry.core.digest import HASH_BYTES, LEAF, leaf_count, sha256_of, tensor_digest
+from wherry.core.json_document import json_value
 from wherry.core.keypath import KeyPath
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.progress import Meter, OnProgress
 from wherry.core.request import SourceRequest
+from wherry.core.services import service
 from wherry.core.tensorspec import TensorSpec
-from wherry.errors import DamagedError, HostileError, MismatchError, WherryError, wherry_error
+from wherry.core.threads import ThreadPool
+from wherry.cures import Argument, Cure
+from wherry.errors import DamagedError, HostileError, MismatchError, StorageError, WherryError, wherry_error
 from wherry.formats.checkpoint import Checkpoint, open_source, present_fingerprint
 from wherry.ledger.resolve import resolve_named
 from wherry.mover.hashing import Hashes, hash_leaves
-from wherry.text.json_values import json_value
 from wherry.version import __version__
-from wherry.workers.coordinator import Call, Workload, run_workload
-from wherry.workers.engines import pool_of
+from wherry.workers.coordinator import Coordinator, WorkerFunction, WorkerPool, Workload
+from wherry.workers.engines import PROCESSES, engine_of, variables
 
 # Leaves of tensors that are read together: key path → their numbers.
 ReadUnit = Mapping[KeyPath, range]
@@ -55,10 +61,6 @@ class ReadOrder:
     algorithm: str
     memory: int
 
-    def to_json(self) -> dict[str, Any]:
-        """The argument of the functions of workers; the inverse of `_reading`."""
-        return asdict(self)
-
 
 class ReadWork(Workload):
     """The units of a checkpoint that is read; the result of each is its number and its raw hashes. See Workload."""
@@ -66,29 +68,16 @@ class ReadWork(Workload):
     again = "reads the checkpoint anew"
 
     def __init__(self, reading: ReadOrder, checkpoint: Checkpoint, units: Sequence[ReadUnit]) -> None:
-        self._reading, self.uri = reading.to_json(), checkpoint.uri
-        self._seen = _seen_of(checkpoint, units)
+        self.prove, self.do, self.arguments = prove_reading, read_unit, (asdict(reading),)
+        self.uri, self._seen = checkpoint.uri, _seen_of(checkpoint, units)
         self.names = [f"{number:05d}-{secrets.token_hex(2)}" for number in range(len(units))]
 
-    def first(self) -> Call:
+    def difference(self, answer: Mapping[str, Any]) -> str:
         """See Workload."""
-        return Call(prove_reading, (self._reading,))
-
-    def problem(self, answer: Mapping[str, Any]) -> str:
-        """See Workload."""
-        if answer.get("problem"):
-            return str(answer["problem"])
-        different = [name for name, value in self._seen.items() if answer.get(name) != value]
-        words = {
-            "version": f"wherry {answer.get('version')}",
-            "units": "other tensors",
-            "state": "another state",
-        }
-        return f"it sees {words[different[0]]} of the checkpoint" if different else ""
-
-    def call(self, number: int) -> Call:
-        """See Workload."""
-        return Call(read_unit, (self._reading, number))
+        for name, words in (("units", "other tensors"), ("state", "another state")):
+            if answer.get(name) != self._seen[name]:
+                return f"it sees {words} of the checkpoint"
+        return ""
 
     def result(self, number: int, answer: Mapping[str, Any]) -> tuple[int, list[str] | None]:
         """See Workload; None if the worker found damage."""
@@ -115,7 +104,7 @@ def hash_on(
     leaves = {path: [b""] * leaf_count(spec.nbytes) for path, spec in specs.items()}
     meter = Meter("verify", sum(spec.nbytes for spec in specs.values()), progress)
     with pool_of(on) as pool:
-        for number, hashes in run_workload(ReadWork(reading, checkpoint, units), pool):
+        for number, hashes in Coordinator(ReadWork(reading, checkpoint, units), pool).results():
             unit = units[number]
             if hashes is None:  # a worker found damage; if this process finds none, the worker was wrong
                 found = hash_leaves(checkpoint, reading.algorithm, unit, memory=reading.memory)
@@ -128,7 +117,7 @@ def hash_on(
                     raise MismatchError(
                         "a worker returned hashes of another unit",
                         uri=checkpoint.uri,
-                        cure="run the same command again without --on",
+                        cure=Cure("run the same command again without {}", Argument("on")),
                     )
                 leaves[path][rows.start : rows.stop] = own
             meter.add(read_bytes(unit, specs), f"unit {number}")
@@ -144,20 +133,20 @@ def source_of(source: SourceRequest) -> SourceRequest:
 
 
 def _seen_of(checkpoint: Checkpoint, units: Sequence[ReadUnit]) -> dict[str, str]:
-    """What all processes that read a checkpoint must have in common."""
+    """The facts that must be equal for all processes that read a checkpoint."""
     rows = [[[list(path), rows.start, rows.stop] for path, rows in unit.items()] for unit in units]
     state = present_fingerprint(checkpoint)
     return {"version": __version__, "units": sha256_of("reading", rows), "state": state}
 
 
 def prove_reading(reading: Mapping[str, Any]) -> dict[str, Any]:
-    """On a worker: show that it sees the checkpoint.
+    """Show, on a worker, that it sees the checkpoint.
 
     Args:
-        reading: as `ReadOrder.to_json` gives it.
+        reading: the fields of a `ReadOrder`.
 
     Returns:
-        What it sees, or in `problem` why it cannot read.
+        The facts that the worker sees, or in `problem` why it cannot read.
     """
     how = _reading(reading)
     try:
@@ -168,10 +157,10 @@ def prove_reading(reading: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_unit(reading: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """On a worker: read and hash a unit.
+    """Read and hash a unit, on a worker.
 
     Args:
-        reading: as `ReadOrder.to_json` gives it.
+        reading: the fields of a `ReadOrder`.
         number: of the unit.
 
     Returns:
@@ -230,7 +219,62 @@ def read_units(specs: Mapping[KeyPath, TensorSpec], unit_bytes: int) -> list[Rea
     return [*units, held] if held else units
 
 
-# ---- in a child process of this machine ------------------------------------------------------------------------------
+# ---- child processes of this machine as workers ---------------------------------------------------------------------
+
+
+_LOOK_SECONDS = 0.1
+
+
+def pool_of(on: str) -> AbstractContextManager[WorkerPool]:
+    """The workers of an engine; see `engine_of`."""
+    name, where = engine_of(on)
+    return _child_pool(where.workers) if name == PROCESSES else service(name).pool(where)
+
+
+@dataclass(frozen=True, slots=True)
+class _ChildPool:
+    """Processes of this machine, one for each call; see WorkerPool."""
+
+    count: int
+    executor: ThreadPool  # has a thread for each
+    over: threading.Event  # set when the pool is closed: the children are killed
+
+    def present(self) -> Collection[str]:
+        """See WorkerPool."""
+        return [f"process-{number}" for number in range(self.count)]
+
+    def submit(self, worker: str, title: str, function: WorkerFunction, *arguments: Any) -> Future[Any]:  # noqa: ARG002
+        """See WorkerPool."""
+        return self.executor.submit(self._call, title, function.__name__, arguments)
+
+    def _call(self, title: str, name: str, arguments: tuple[Any, ...]) -> Any:
+        text = json.dumps([name, arguments])
+        with child.child_process(
+            "wherry.workers.hash_on", purpose=title, text=text, variables=variables()
+        ) as process:
+            while not process.has_ended():
+                if self.over.wait(_LOOK_SECONDS):
+                    raise StorageError("the pool was closed", cure="run the command again")
+            done = process.result()
+        if done.code:
+            raise StorageError(
+                f"{title} ended with exit code {done.code}: {done.errors[-200:]}",
+                retryable=True,
+                cure=Cure("run the command again; if it fails again, use {}", Argument("on", "threads")),
+            )
+        return json_value(done.output)
+
+
+@contextmanager
+def _child_pool(count: int) -> Generator[_ChildPool]:
+    """Open a pool of some workers; at its end, children that still run are killed."""
+    over = threading.Event()
+    with threads.executor(count, "wherry-child", numbers=False) as executor:
+        try:
+            yield _ChildPool(count, executor, over)
+        finally:
+            over.set()
+            executor.shutdown(wait=True, cancel_futures=True)
 
 
 def main() -> None:

@@ -11,18 +11,20 @@ sets the job aside if no worker is left at it.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
 from wherry.converter.convert import existing, plan_jobs
 from wherry.converter.job import Job, algorithms_of, header_of, identity_of, inside
+from wherry.core.interpreter import available_memory
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.progress import RunContext, logger
 from wherry.core.request import ConvertRequest
 from wherry.core.units import show_size
+from wherry.cures import Argument, Blank, Command, Cure
 from wherry.errors import (
     HostileError,
     MismatchError,
@@ -35,25 +37,21 @@ from wherry.errors import (
     schema_error,
     storage_errors,
 )
-from wherry.formats.checkpoint import open_source
-from wherry.formats.pin import settled_checkpoint
+from wherry.formats.checkpoint import open_source, settled_checkpoint
 from wherry.installation import package_command
 from wherry.ledger.resolve import resolve_named
 from wherry.mover.map_writer import map_of
-from wherry.runtime.interpreter import available_memory
-from wherry.storage.folders import remove_leftover
-from wherry.storage.location import MOST_CONFIG, Location
-from wherry.storage.sidecar import read_sidecar
-from wherry.storage.stores import locate
-from wherry.target.area import set_aside
+from wherry.store.folders import remove_leftover
+from wherry.store.local_store import locate
+from wherry.store.location import MOST_CONFIG, Location
+from wherry.store.sidecar import read_sidecar
 from wherry.target.clean import leftover_objects
 from wherry.target.file_map import FileMap
-from wherry.target.file_staging import FileStaging, require_file_commit
-from wherry.target.in_use import in_use
-from wherry.target.janitor import owner_text, text_has_ended
-from wherry.target.key import key_for_workers
-from wherry.target.lease_watch import judge_all
+from wherry.target.janitor import in_use, owner_text, text_has_ended
+from wherry.target.lease import judge_all
 from wherry.target.leftovers import JOB, clean_leftovers, owners_of_job, unverified_row
+from wherry.target.signed_log import key_for_workers
+from wherry.target.staging import FileStaging, require_file_commit, set_aside
 from wherry.version import __version__
 from wherry.workers.records import (
     SCHEMA,
@@ -154,7 +152,7 @@ def split(request: ConvertRequest, unit_bytes: int) -> SplitJob:
             raise TargetInUseError(
                 f"a job of another conversion to this target exists, with {difference}",
                 uri=opened.uri,
-                cure=f"finish it with `wherry commit {shlex.quote(opened.uri)}`, or remove {opened.uri}",
+                cure=Cure("finish it with {}, or remove {}", Command("commit", opened.uri), opened.uri),
             )
         return opened
 
@@ -201,7 +199,7 @@ def _plan_job(request: ConvertRequest, unit_bytes: int) -> Generator[SplitJob]:
             raise UnsupportedError(
                 f"{job.row.name} cannot be written by several processes here{whole and ': '}{whole}",
                 uri=job.target.uri,
-                cure="use `wherry convert`",
+                cure=Cure("use {}", Command("convert")),
             )
         algorithms = algorithms_of(job.algorithm, read_sidecar(checkpoint.location))
         header, digests = header_of(job, algorithms), tuple(unit.digest for unit in units)
@@ -217,7 +215,10 @@ def _record(records: Records) -> JobRecord:
         raise NotFoundError(
             "no job found",
             uri=records.folder.uri,
-            cure="create one: `wherry split SOURCE TARGET --to FORMAT`",
+            cure=Cure(
+                "create one: {}",
+                Command("split", Blank("SOURCE"), Blank("TARGET"), Argument("to", Blank("FORMAT"))),
+            ),
         )
     if row.schema != SCHEMA:
         uri = records.folder.uri
@@ -309,6 +310,6 @@ def require_able(split: SplitJob) -> None:
         raise StorageError(
             f"this worker has {show_size(free)} of free memory; a unit needs {show_size(needed)}",
             uri=split.uri,
-            cure="give the worker more memory, or lower --memory of the conversion",
+            cure=Cure("give the worker more memory, or lower {} of the conversion", Argument("memory")),
             retryable=True,
         )

@@ -23,18 +23,11 @@ from __future__ import annotations
 import base64
 import io
 import json
-import re
 import secrets
 import threading
-from collections.abc import (
-    Callable,
-    Generator,
-    Iterable,
-    Mapping,
-    Sequence,
-)
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import field
 from enum import StrEnum
 from functools import cache, partial
 from pathlib import Path
@@ -51,8 +44,10 @@ from pydantic import (
 )
 from pydantic_core import core_schema
 
+from wherry.core import threads
+from wherry.core.digest import LeafValues
 from wherry.core.keypath import KeyPath, parse, render
-from wherry.core.leaf_values import LeafValues
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.progress import logger
 from wherry.core.request import ConvertRequest
 from wherry.errors import (
@@ -64,28 +59,29 @@ from wherry.errors import (
     describe_exception,
     storage_errors,
 )
-from wherry.runtime import threads
-from wherry.storage.folders import DRAFT, PREFIX, remove_leftover, rename_without_replacing, sync_folder
-from wherry.storage.location import MOST_CONFIG, Location
-from wherry.storage.stores import LocalStore
+from wherry.store.folders import (
+    PREFIX,
+    create_file,
+    remove_leftover,
+    replace_file,
+    sync_folder,
+)
+from wherry.store.location import MOST_CONFIG, Location
 from wherry.store.store import Part, Store, Upload
-from wherry.target.durable_move import DurableMove, decode_all, encode_all
-from wherry.target.key import KEY_ENV, journal_key
-from wherry.target.lease_watch import Sighting, Verdict, Watch, this_process
-from wherry.target.leftovers import CLAIM_SECONDS, JOB, JOB_SUFFIX
-from wherry.target.signed_log import checked_lines, sign
+from wherry.target.journal import DurableMove, decode_all, encode_all
+from wherry.target.lease import Sighting, Verdict, Watch, this_process
+from wherry.target.leftovers import CLAIM, CLAIM_SECONDS, JOB, JOB_SUFFIX, TASK_RECORD
+from wherry.target.signed_log import KEY_ENV, checked_lines, journal_key, sign
 
 if TYPE_CHECKING:
     from wherry.workers.unit import Unit
 
 
-SCHEMA = 2  # of the records of a job
+SCHEMA = 3  # of the records of a job
 TOKEN_DIGITS = 8  # hex digits of the id of an attempt
 _MOST_RECORD = 4 * MOST_CONFIG
 _AT_ONCE = 16  # requests
 _BEATS = 4  # renewals in the time after which a claim expires
-_NAME = re.compile(r"(receipt|proof)-(\d+)-([0-9a-f]{8})")
-_CLAIM = re.compile(r"claim-((?:receipt|proof)-\d+)-(\d+)")
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 _log = logger(__name__)
 R = TypeVar("R")
@@ -108,12 +104,10 @@ def _form_of(decode: Callable[[Any], Any], encode: Callable[[Any], Any]) -> GetP
     return GetPydanticSchema(lambda _type, _handler: schema)
 
 
-def _raw(text: str) -> bytes:
-    return base64.b64decode(text, validate=True)
-
-
 _Path = Annotated[KeyPath, _form_of(parse, render)]
-_Raw = Annotated[bytes, _form_of(_raw, lambda raw: base64.b64encode(raw).decode())]
+_Raw = Annotated[
+    bytes, _form_of(partial(base64.b64decode, validate=True), lambda raw: base64.b64encode(raw).decode())
+]
 _Values = Annotated[LeafValues, _form_of(LeafValues.from_json, LeafValues.to_json)]
 _Moves = Annotated[tuple[DurableMove, ...], _form_of(lambda row: tuple(decode_all(row)), encode_all)]
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-z:-]+$")]
@@ -157,14 +151,14 @@ def _form(form: type[R]) -> TypeAdapter[R]:
 
 
 class TaskKind(StrEnum):
-    """What a worker does with a unit; the word begins the name of its record."""
+    """A kind of task that a worker carries out on a unit; the word is the beginning of the name of its record."""
 
     MAKE = "receipt"
     READ = "proof"
 
 
 class Task(NamedTuple):
-    """What a worker does at a time."""
+    """One task of a worker."""
 
     kind: TaskKind
     unit: Unit
@@ -208,7 +202,7 @@ class BlockHash(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TaskRecord:
-    """What an attempt at a task has done: what it has made of a unit, or what it has read back of it.
+    """The result of an attempt at a task: the files that it made for a unit, or what it read back of them.
 
     Attributes:
         kind: of the task.
@@ -269,8 +263,8 @@ def records_by_unit(kind: TaskKind, names: Iterable[str]) -> dict[int, list[str]
     """
     found: dict[int, list[str]] = {}
     for name in names:
-        if (one := _NAME.fullmatch(name)) and one[1] == kind:
-            found.setdefault(int(one[2]), []).append(name)
+        if (one := TASK_RECORD.fullmatch(name)) and one[2] == kind:
+            found.setdefault(int(one[3]), []).append(name)
     return found
 
 
@@ -309,8 +303,7 @@ class ClaimRecord:
     """A claim; see `Claims`.
 
     Attributes:
-        token: id of the attempt.
-        run: the same, for `wherry clean`.
+        run: id of the attempt; `wherry clean` removes the objects that carry it.
         owner: the process.
         beat: number of renewals.
         coordinator: id of the coordinator for which the worker works; empty if there is none.
@@ -318,8 +311,7 @@ class ClaimRecord:
 
     __pydantic_config__ = _STRICT
 
-    token: _Digest
-    run: str
+    run: _Digest
     owner: str
     beat: NonNegativeInt
     coordinator: str = ""
@@ -346,7 +338,7 @@ class SharedFile:
 
     @property
     def mark(self) -> str:
-        """Identifies it in receipts."""
+        """The name of the record in receipts."""
         return self.token or (self.upload.key if self.upload else "")
 
 
@@ -397,19 +389,17 @@ class Records:
             StorageError: the storage failed.
         """
         place, data = self.folder.join(name), sign(encode(record), journal_key())
-        try:
-            if self.store is None:
-                with storage_errors(self.folder.uri), self._draft(name, data) as draft:
-                    try:
-                        rename_without_replacing(draft, Path(place.path))
-                    except FileExistsError:
-                        return False
-                    sync_folder(Path(self.folder.path))
-            else:
-                self.store.put_object(place.path, data, run)
-        except FileExistsError:
-            return False
-        return True
+        if self.store is None:
+            with storage_errors(self.folder.uri):
+                try:
+                    create_file(Path(place.path), data)
+                except FileExistsError:
+                    return False
+                return True
+        with suppress(FileExistsError):
+            self.store.put_object(place.path, data, run)
+            return True
+        return False
 
     def replace(self, name: str, record: object, run: str) -> bool:
         """Write a record anew; False if it no longer exists.
@@ -419,18 +409,15 @@ class Records:
         """
         place, data = self.folder.join(name), sign(encode(record), journal_key())
         if self.store is None:
-            with storage_errors(place.uri), self._draft(name, data) as draft:
+            with storage_errors(place.uri):
                 if there := Path(place.path).exists():
-                    draft.replace(place.path)
+                    replace_file(Path(place.path), data)
                 return there
-        found = self.store.head(place.path)
-        if found is None:
-            return False
-        try:
-            self.store.put_object(place.path, data, run, replaces=found.mark)
-        except FileExistsError:
-            return False
-        return True
+        if (found := self.store.head(place.path)) is not None:
+            with suppress(FileExistsError):
+                self.store.put_object(place.path, data, run, replaces=found.mark)
+                return True
+        return False
 
     def read(self, name: str, form: type[R]) -> R | None:
         """A record; None if it does not exist.
@@ -458,7 +445,7 @@ class Records:
         return decode(form, lines[0].text, name, self.folder.uri)
 
     def read_all(self, names: Sequence[str], form: type[R]) -> list[R]:
-        """Those of some records that exist, several read at the same time; see `read`."""
+        """Read those of some records that exist, several at the same time; see `read`."""
         with threads.executor(_AT_ONCE, "wherry-records", numbers=False) as pool:
             return [found for found in pool.map(partial(self.read, form=form), names) if found]
 
@@ -496,16 +483,6 @@ class Records:
             return
         for name in self.names():
             self.remove(name)
-
-    @contextmanager
-    def _draft(self, name: str, data: bytes) -> Generator[Path]:
-        """A file with these contents, to be renamed in the block."""
-        path = Path(self.folder.path) / f"{PREFIX}{name}.{secrets.token_hex(4)}{DRAFT}"
-        LocalStore().put(str(path), data, create_only=True)
-        try:
-            yield path
-        finally:
-            path.unlink(missing_ok=True)
 
 
 def job_records(target: Location) -> Records:
@@ -592,7 +569,7 @@ class Claims:
             is_ours = self.coordinator and rows[-1] and rows[-1].coordinator == self.coordinator
             if not (is_ours or self._has_ended(earlier[-1])):
                 return None
-        before = frozenset(row.token for row in rows if row)
+        before = frozenset(row.run for row in rows if row)
         token = secrets.token_hex(TOKEN_DIGITS // 2)
         claim = Claim(task.key, attempts[-1] + 1 if attempts else 0, token, before)
         self._held[claim.name] = token
@@ -635,7 +612,7 @@ class Claims:
         """
         for name, token in self._held.items():
             row = self.records.read(name, ClaimRecord)
-            if row is not None and row.token == token:
+            if row is not None and row.run == token:
                 self.records.remove(name)
         self._held.clear()
 
@@ -648,7 +625,7 @@ class Claims:
 
     def _record(self, claim: Claim, beat: int) -> ClaimRecord:
         owner = json.dumps(this_process(claim.token).to_json())
-        return ClaimRecord(claim.token, claim.token, owner, beat, self.coordinator)
+        return ClaimRecord(claim.token, owner, beat, self.coordinator)
 
     def _see(self, name: str) -> Sighting | None:
         row = self.records.read(name, ClaimRecord)
@@ -657,5 +634,4 @@ class Claims:
 
 def claims_among(names: Iterable[str]) -> list[tuple[str, int]]:
     """Task and attempt of every claim among the names of records."""
-    found = (_CLAIM.fullmatch(name) for name in names)
-    return [(one[1], int(one[2])) for one in found if one]
+    return [(found[1], int(found[2])) for found in map(CLAIM.fullmatch, names) if found]

@@ -21,26 +21,24 @@ import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from hashlib import blake2b
 from typing import Any
 
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.progress import UnitCounts, logger
 from wherry.errors import (
-    IncompleteError,
     MismatchError,
     NotFoundError,
     TargetExistsError,
     WherryError,
     wherry_error,
 )
-from wherry.remote.waits import waiting
+from wherry.store.waits import waiting
 from wherry.target.leftovers import CLAIM_SECONDS, JOB
 from wherry.version import __version__
-from wherry.workers.coordinator import Call, WorkerPool, Workload, run_workload
+from wherry.workers.coordinator import Coordinator, WorkerPool, Workload
 from wherry.workers.job import SplitJob, opened_job, require_able
-from wherry.workers.make import make_unit, this_worker
-from wherry.workers.read_back import prove_unit
 from wherry.workers.records import (
     ChallengeRecord,
     Claim,
@@ -51,6 +49,7 @@ from wherry.workers.records import (
     claims_among,
     records_by_unit,
 )
+from wherry.workers.tasks import run_task, this_worker
 from wherry.workers.unit import Unit
 
 LOOK_SECONDS = 1.0  # between two looks, while other workers have the rest
@@ -204,7 +203,7 @@ class _Worker:
         """Do a task that was claimed; a failure to make a unit that may pass is counted."""
         record = None
         try:
-            record = _run_claimed(self._split, self._claims, task, claim)
+            record = run_task(self._split, self._claims, task, claim)
         except TargetExistsError:
             # An earlier attempt was not dead but slow, and has made the object after all.
             self._note_failure(task.unit)
@@ -235,25 +234,6 @@ class _Worker:
         time.sleep(LOOK_SECONDS)
 
 
-def _run_claimed(split: SplitJob, claims: Claims, task: Task, claim: Claim) -> TaskRecord | None:
-    """Do a task that was claimed, and record what was done; the claim is renewed meanwhile.
-
-    Returns:
-        The record; None if what is to be read back is not there as its receipt says, which the commit will find.
-    """
-    with claims.renewed(claim):
-        if task.kind is TaskKind.MAKE:
-            record = make_unit(split, task.unit, claim)
-        else:
-            try:
-                record = prove_unit(split, task.unit, split.records.names(), claim.token)
-            except (IncompleteError, MismatchError) as error:
-                _log.warning("unit %s was not read back: %s", task.unit.name, error)
-                return None
-        split.records.create(record.name, record, claim.token)
-    return record
-
-
 # ---- for a coordinator: what it gives to workers ---------------------------------------------------------------------
 
 
@@ -264,20 +244,20 @@ def job_work(job: SplitJob) -> Generator[JobWork]:
     Raises:
         StorageError: the storage failed.
     """
-    token, secret = secrets.token_hex(4), secrets.token_hex(16)
-    job.records.create(_challenge(token), ChallengeRecord(secret), token)
+    tasks = JobWork(job)
+    job.records.create(_challenge(tasks.token), ChallengeRecord(tasks.secret), tasks.token)
     try:
-        yield JobWork(job, token, secret)
+        yield tasks
     finally:
         for name in job.records.names():
-            if name.startswith(_challenge(token)):
+            if name.startswith(_challenge(tasks.token)):
                 job.records.remove(name)
 
 
 def carry_with_pool(job: SplitJob, pool: WorkerPool, counts: UnitCounts | None = None) -> Generator[str]:
     """Have the units of a job made by a pool; see `wherry.workers.engines.carry`."""
     with job_work(job) as tasks:
-        yield from run_workload(tasks, pool, counts)
+        yield from Coordinator(tasks, pool, counts).results()
 
 
 class JobWork(Workload):
@@ -285,25 +265,23 @@ class JobWork(Workload):
 
     Units are read back when all are made, and by workers that have not made them. Where no such workers are left, the
     commit reads them back.
+
+    Attributes:
+        token: id of the coordinator; names its records, and marks the claims of its workers.
+        secret: what its record holds.
     """
 
     again = "resumes with the units that are left"
 
-    def __init__(self, job: SplitJob, token: str, secret: str) -> None:
-        """Begin.
-
-        Args:
-            job: the job.
-            token: id of the coordinator; names its records, and marks the claims of its workers.
-            secret: what its record holds.
-        """
-        self._job, self.token, self._secret, self._tasks = job, token, secret, job.tasks
+    def __init__(self, job: SplitJob) -> None:
+        self.token, self.secret = secrets.token_hex(4), secrets.token_hex(16)
+        self.prove, self.do, self.close, self.arguments = prove, do, close, (job.uri, self.token)
+        self._job, self._tasks = job, job.tasks
         self._left = set(range(len(job.units)))  # units without a receipt
         self._makers: dict[int, str] = {}  # number of a unit → who made it
         self.uri = job.uri
         self.names = [
-            task.unit.name if task.kind is TaskKind.MAKE else f"{task.unit.name}-{task.kind}"
-            for task in self._tasks
+            f"{unit.name}-{kind}" if kind is TaskKind.READ else unit.name for kind, unit in self._tasks
         ]
 
     def finished(self) -> dict[int, str]:
@@ -317,25 +295,17 @@ class JobWork(Workload):
             if task.unit.number in done[task.kind]
         }
 
-    def first(self) -> Call:
-        """See Workload."""
-        return Call(prove, (self._job.uri, self.token))
-
-    def problem(self, answer: Mapping[str, Any]) -> str:
+    def difference(self, answer: Mapping[str, Any]) -> str:
         """See Workload.
 
         Raises:
             StorageError: the storage failed.
         """
-        if answer.get("problem"):
-            return str(answer["problem"])
-        if answer.get("version") != __version__:
-            return f"it has wherry {answer.get('version')}; this process has wherry {__version__}"
         if answer.get("plan") != self._job.job.plan.digest:
             return "it has another plan"
         name, read = str(answer.get("name")), self._job.records.read
         row = read(_challenge(self.token, name), ChallengeRecord) if _NAME.fullmatch(name) else None
-        if row is None or row.secret != self._secret:
+        if row is None or row.secret != self.secret:
             return "what it writes next to the target is not seen here"
         return ""
 
@@ -347,10 +317,10 @@ class JobWork(Workload):
         worker = str(answer.get("worker", ""))
         return not self._left and bool(worker) and worker != self._maker(task.unit.number)
 
-    def call(self, number: int) -> Call:
-        """See Workload."""
+    def unit(self, number: int) -> tuple[str, int]:
+        """See Workload: the kind of the task, and the number of the unit of the job."""
         task = self._tasks[number]
-        return Call(do, (self._job.uri, self.token, str(task.kind), task.unit.number))
+        return str(task.kind), task.unit.number
 
     def result(self, number: int, answer: Mapping[str, Any]) -> str | None:
         """See Workload; None if a unit was not read back: that is left to the commit."""
@@ -360,10 +330,6 @@ class JobWork(Workload):
             if "worker" in answer:
                 self._makers[task.unit.number] = answer["worker"]
         return answer["record"]
-
-    def last(self) -> Call:
-        """See Workload."""
-        return Call(close, (self.token,))
 
     def _maker(self, unit: int) -> str:
         """Who made a unit; the receipts that are not known are read together."""
@@ -449,7 +415,7 @@ def do(uri: str, token: str, kind: str, number: int) -> dict[str, Any]:
         return {"error": wherry_error(error, uri=uri).to_json()}
 
 
-def close(token: str) -> dict[str, Any]:
+def close(uri: str, token: str) -> dict[str, Any]:  # noqa: ARG001  as the others
     """Close the job that this process has open for a coordinator."""
     with _lock:
         if _open.token == token:
@@ -467,7 +433,7 @@ def _do(job: SplitJob, claims: Claims, kind: TaskKind, number: int) -> dict[str,
     claim = claims.take(task, names)
     if claim is None:
         return {"busy": True}
-    record = _run_claimed(job, claims, task, claim)
+    record = run_task(job, claims, task, claim)
     if record is None:
         return {"record": None, "seconds": None}
     return {"record": record.name, "seconds": record.seconds, "worker": record.worker}

@@ -16,10 +16,7 @@ from typing import Any
 
 from benchmarks import machine
 from benchmarks.scale import report
-from benchmarks.scale.carry import RowFailedError
-from benchmarks.scale.disk_row import run_on_disk
-from benchmarks.scale.place import Row
-from benchmarks.scale.rows import run
+from benchmarks.scale.fleet import Row, RowFailedError, run, run_on_disk
 
 NOMINAL = 4_000_000_000
 RATE = 16_000_000

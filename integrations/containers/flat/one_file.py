@@ -9,12 +9,11 @@ from wherry.core.detection import Detection
 from wherry.core.keypath import KeyPath
 from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import TensorSpec
+from wherry.core.threads import without_collection
 from wherry.errors import IncompleteError
 from wherry.formats.format import Opened
 from wherry.integrations.containers.flat.reader import FlatReader, Places
-from wherry.runtime.threads import without_collection
-from wherry.storage.location import Location
-from wherry.store.store import Entry
+from wherry.store.location import Location
 
 
 def open_one(
@@ -48,5 +47,4 @@ def open_one(
             f"truncated: expected {end} bytes, got {entry.size}", uri=location.uri, cure="copy it again"
         )
     manifest = Manifest(specs, step=detection.step, kind="params", custom=custom or {})
-    member = Entry(location.name, entry.size, is_dir=False, mark=entry.mark)
-    return Opened(detection, manifest, FlatReader(location, places, (member,)))
+    return Opened(detection, manifest, FlatReader(location, places, (entry,)))

@@ -18,21 +18,25 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import field
+from typing import TYPE_CHECKING, TypeAlias
 
+from wherry.core.account import IgnoredEntry
 from wherry.core.keypath import KeyPath
+from wherry.core.lazy_dataclass import dataclass
+from wherry.core.manifest import Companion
 from wherry.core.tensorspec import Region, Span, TensorSpec
+from wherry.cures import Command, Cure
 from wherry.errors import NotFoundError, UnrepresentableError
-from wherry.formats.contents import Access, Computed, Contents, Extent, Stored
-from wherry.mover.read import fill_region, read_span, region_bytes
-from wherry.storage.location import Location
+from wherry.formats.format import Access, Computed, Contents, Extent, Stored
+from wherry.store.location import Location
 from wherry.store.store import Entry
 
 if TYPE_CHECKING:
     import numpy as np
 
 
+Place: TypeAlias = tuple[Extent, ...] | bytes
 PACKED = "float4_e2m1fn"
 _NIBBLE = 0x0F
 
@@ -49,6 +53,7 @@ def packed_access(spec: TensorSpec, extents: tuple[Extent, ...]) -> Computed:
         spec: the tensor.
         extents: the extents of its stored bytes, in order.
     """
+    from wherry.mover.read import fill_region, read_span, region_bytes
 
     def read(first: int, buffer: memoryview) -> None:
         # An element is a byte in memory and half a byte on disk.
@@ -91,6 +96,29 @@ def pack_nibbles(elements: memoryview, path: str) -> memoryview:
     return (whole[0::2] | (whole[1::2] << 4)).data
 
 
+@dataclass(slots=True)
+class Surroundings:
+    """The files of a checkpoint's folder besides those with its tensors.
+
+    Attributes:
+        companions: those that a target gets, by their names in the folder.
+        ignored: what is not converted, each with the reason.
+    """
+
+    companions: list[Entry] = field(default_factory=list[Entry])
+    ignored: list[IgnoredEntry] = field(default_factory=list[IgnoredEntry])
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the companions."""
+        return frozenset(one.name for one in self.companions)
+
+    @property
+    def listed(self) -> tuple[Companion, ...]:
+        """The companions as a manifest lists them."""
+        return tuple(Companion(one.name, one.size) for one in self.companions)
+
+
 class FilesReader(Contents):
     """A reader of the files of one folder, which opening found complete; no descriptor is kept open between calls.
 
@@ -117,24 +145,32 @@ class FilesReader(Contents):
 
 @dataclass(frozen=True, slots=True)
 class FlatReader(FilesReader):
-    """Reads tensors that are stored raw.
+    """Reads tensors that are stored raw, or whose bytes are in memory.
 
     Attributes:
         location: the checkpoint: a folder, or one file.
-        places: the extents of each tensor's stored bytes, in order.
+        places: the extents of each tensor's stored bytes, in order, or its canonical bytes.
         files: every file of the checkpoint, names relative to the location.
         companions: the names among them that hold no tensors.
+        packs: whether four-bit floats are two in a byte; in msgpack each takes one.
     """
 
     location: Location
-    places: Mapping[KeyPath, tuple[Extent, ...]]
+    places: Mapping[KeyPath, Place]
     files: tuple[Entry, ...]
     companions: frozenset[str] = frozenset()
+    packs: bool = True
 
     def access(self, spec: TensorSpec) -> Access:
-        """Stored, but for four-bit floats, which are unpacked."""
-        places = self.places[spec.path]
-        return packed_access(spec, places) if spec.dtype == PACKED else Stored(places)
+        """Stored, but for bytes in memory, and for four-bit floats that are unpacked."""
+        place = self.places[spec.path]
+        if not isinstance(place, bytes):
+            return packed_access(spec, place) if self.packs and spec.dtype == PACKED else Stored(place)
+
+        def fill(_whole: Region, out: memoryview) -> None:
+            out[:] = place
+
+        return Computed(fill)
 
 
 def companion_location(location: Location, name: str, companions: frozenset[str]) -> Location:
@@ -147,7 +183,7 @@ def companion_location(location: Location, name: str, companions: frozenset[str]
         raise NotFoundError(
             f"companion file not found: {name!r}",
             uri=location.uri,
-            cure="run `wherry inspect` on the checkpoint to list its companion files",
+            cure=Cure("run {} on the checkpoint to list its companion files", Command("inspect")),
         )
     return location.member(name)
 
@@ -164,7 +200,7 @@ class Places(Mapping["KeyPath", "tuple[Extent, ...]"]):
         self._firsts: list[int] = []  # number of the first row of each file
 
     def begin(self, file: Location) -> None:
-        """The following tensors lie in this file."""
+        """Begin a file: the tensors that are added from now on lie in it."""
         self._files.append(file)
         self._firsts.append(len(self._starts))
 

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from wherry.core import dtypes
 from wherry.core.keypath import KeyPath, render
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.tensorspec import Region, TensorSpec
 from wherry.errors import CorruptError, HostileError
-from wherry.formats.contents import Access, ChunkDecoder, Chunked, Extent, RangeChecksum, Stored
+from wherry.formats.format import Access, ChunkDecoder, Chunked, Extent, RangeChecksum, Stored
 from wherry.integrations.containers.flat.reader import FilesReader
-from wherry.storage.location import Location
-from wherry.storage.stores import LocalStore
+from wherry.store.local_store import LocalStore
+from wherry.store.location import Location
 from wherry.store.store import Entry
 
 if TYPE_CHECKING:

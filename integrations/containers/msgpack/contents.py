@@ -1,4 +1,4 @@
-"""Converts a flax-style msgpack tree to the engine's terms, and reads its tensors.
+"""Converts a flax-style msgpack tree to the engine's terms.
 
 `gather` turns the tree of an index into TensorSpecs, values and empties. Python's own numbers and bools become
 tensors of rank 0, as when flax restores a state; text is a value, nil and empty nodes are empties.
@@ -12,23 +12,19 @@ values. See `layout.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import field
 
+from wherry.core.detection import Kind
 from wherry.core.keypath import KeyPath
-from wherry.core.tensorspec import Region, TensorSpec
-from wherry.formats.contents import Access, Computed, Extent, Stored
-from wherry.integrations.containers.flat.reader import FilesReader
+from wherry.core.lazy_dataclass import dataclass
+from wherry.core.manifest import Manifest, Value
+from wherry.core.tensorspec import TensorSpec
+from wherry.formats.format import Extent
+from wherry.integrations.containers.flat.reader import Place
 from wherry.integrations.containers.msgpack.heads import EMPTY_MARKS
 from wherry.integrations.containers.msgpack.index import SCALAR, Array, Blob, Node, Sequence, Table, canonical
-from wherry.storage.location import Location
-from wherry.store.store import Entry
+from wherry.store.location import Location
 
-if TYPE_CHECKING:
-    from wherry.core.manifest import Value
-
-Place: TypeAlias = "tuple[Extent, ...] | bytes"
 ROOT_MARKS = {5: "dict", 3: "list"}
 LIST_MARK = 2
 # A numpy scalar and an array of rank 0 differ only in their ext type, which the tag records.
@@ -51,9 +47,16 @@ class MsgpackContents:
     marked: bool = False
     specs: dict[KeyPath, TensorSpec] = field(default_factory=dict[KeyPath, TensorSpec])
     places: dict[KeyPath, Place] = field(default_factory=dict[KeyPath, Place])
-    values: dict[KeyPath, Value] = field(default_factory=dict[KeyPath, "Value"])
+    values: dict[KeyPath, Value] = field(default_factory=dict[KeyPath, Value])
     empties: dict[KeyPath, str] = field(default_factory=dict[KeyPath, str])
     lists: set[KeyPath] = field(default_factory=set[KeyPath])
+
+    def manifest(self, step: int | None, kind: Kind) -> Manifest:
+        """The leaves as those of a checkpoint of this step and kind."""
+        lists = frozenset(self.lists)
+        return Manifest(
+            self.specs, values=self.values, empties=self.empties, lists=lists, step=step, kind=kind
+        )
 
 
 def gather(root: Node, file: Location) -> MsgpackContents:
@@ -103,31 +106,3 @@ def _sort_children(node: Table | Sequence, path: KeyPath, file: Location, found:
         found.lists.add(path)
     for key, child in children:
         _sort(child, (*path, key), file, found)
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedReader(FilesReader):
-    """Reads tensors that are stored raw in msgpack files, or whose bytes are in memory.
-
-    Attributes:
-        location: the checkpoint: a folder, or one file.
-        places: the extents of each tensor, or its canonical bytes.
-        files: every file of the checkpoint, names relative to the location.
-        companions: the names among them that hold no tensors.
-    """
-
-    location: Location
-    places: Mapping[KeyPath, Place]
-    files: tuple[Entry, ...]
-    companions: frozenset[str] = frozenset()
-
-    def access(self, spec: TensorSpec) -> Access:
-        """Stored, but for numbers that msgpack encodes itself. Four-bit floats take a byte each here."""
-        place = self.places[spec.path]
-        if not isinstance(place, bytes):
-            return Stored(place)
-
-        def fill(_whole: Region, out: memoryview) -> None:
-            out[:] = place
-
-        return Computed(fill)

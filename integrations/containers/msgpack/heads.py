@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 from wherry.errors import CorruptError
 
 if TYPE_CHECKING:
-    from wherry.storage.location import Location
+    from wherry.store.location import Location
 
 
 Kind: TypeAlias = Literal["nil", "bool", "int", "float", "str", "bin", "array", "map", "ext"]

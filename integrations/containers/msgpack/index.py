@@ -22,17 +22,17 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from wherry.core import dtypes
 from wherry.core.keypath import KeyPath, render
+from wherry.core.lazy_dataclass import dataclass
+from wherry.core.limits import CURE, exceeds, scale_limit
 from wherry.errors import CorruptError, HostileError, UnsupportedError
 from wherry.integrations.containers.msgpack.heads import Head, MessageSource, bytes_source, file_source
-from wherry.text.limits import CURE, exceeds, scale_limit
 
 if TYPE_CHECKING:
-    from wherry.storage.location import Location
+    from wherry.store.location import Location
 
 
 NDARRAY, COMPLEX, SCALAR = 1, 2, 3
@@ -211,7 +211,7 @@ class Walk:
         return Table(entries, head.width, mark)
 
     def _key(self, path: KeyPath) -> tuple[str, int]:
-        """A key as text, and the bytes of its head if no packer would make it so long, else 0."""
+        """A key as text; and the bytes of its head, if the head is longer than a packer would write it, else 0."""
         head = self.source.head()
         if head.kind == "int":
             return str(head.value), 0
@@ -404,7 +404,7 @@ State: TypeAlias = Literal["whole", "more", "cut", "wrong"]
 
 
 class Glance(NamedTuple):
-    """The result of a look at the first bytes of a file.
+    """What the first bytes of a file show.
 
     Attributes:
         paths: key paths in stored order, as far as the bytes go.

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
 from wherry.core.keypath import KeyPath, render
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.tensorspec import TensorSpec
+from wherry.cures import Argument, Cure
 from wherry.errors import UnrepresentableError
 from wherry.integrations.containers.msgpack.contents import LIST_MARK, ROOT_MARKS, SCALAR_TAG
 from wherry.integrations.containers.msgpack.heads import (
@@ -147,7 +149,9 @@ def _refusal(why: str, path: KeyPath) -> UnrepresentableError:
     return UnrepresentableError(
         f"flax msgpack cannot hold this leaf: {why}",
         path=render(path),
-        cure="rename it with --rename, or leave out values with --ignore values",
+        cure=Cure(
+            "rename it with {}, or leave out values with {}", Argument("rename"), Argument("ignore", "values")
+        ),
     )
 
 

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 from zlib import crc32
 
+from wherry.core.tensorspec import c_strides
 from wherry.errors import CorruptError, UnsupportedError
 
 MAGIC = b"\x93NUMPY"
@@ -92,12 +93,7 @@ class NpyHeader(NamedTuple):
     @property
     def strides(self) -> tuple[int, ...]:
         """Strides in elements, as stored."""
-        axes = range(len(self.shape)) if self.fortran else range(len(self.shape) - 1, -1, -1)
-        steps, step = [0] * len(self.shape), 1
-        for axis in axes:
-            steps[axis] = step
-            step *= self.shape[axis]
-        return tuple(steps)
+        return c_strides(self.shape[::-1])[::-1] if self.fortran else c_strides(self.shape)
 
 
 def read_header(read: Callable[[int, int], bytes], uri: str, name: str) -> NpyHeader:

@@ -18,25 +18,34 @@ from __future__ import annotations
 
 import math
 import re
-import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
 from wherry.core import dtypes
 from wherry.core.keypath import KeyPath
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.tensorspec import Region, TensorSpec, region_shape, region_within, row_bands, shared_region
 from wherry.errors import CorruptError, HostileError, UnsupportedError
-from wherry.formats.contents import Access, Block, ChunkDecoder, Chunked
+from wherry.formats.format import Access, Block, ChunkDecoder, Chunked
 from wherry.integrations.containers.flat.reader import FilesReader
 from wherry.integrations.containers.flat.strides import PlacedTensor, StridedReader
 from wherry.integrations.containers.npz.npy import ALIGNMENT, NpyHeader, build_header, read_header, text_of
-from wherry.integrations.containers.zip.read import DEFLATED, STORED, Member, data_offset, read_directory
+from wherry.integrations.containers.zip.read import (
+    DEFLATED,
+    FULL,
+    LOCAL,
+    STORED,
+    Member,
+    data_offset,
+    read_directory,
+)
+from wherry.integrations.containers.zip.write import CRC_IN_ENTRY, MANY, UTF8, Hand
 from wherry.mover.output import as_array, as_bytes
-from wherry.storage.location import Location
 from wherry.store.content import combine
+from wherry.store.location import Location
 from wherry.store.store import Entry
 from wherry.target.file_map import Checksum, File, FileMap, Late, Literal, Segment, Segments, TensorSegments
 
@@ -205,17 +214,10 @@ def _canonical(array: np.ndarray, dtype: str) -> np.ndarray:
 
 
 SUFFIX = ".npy"
-_LOCAL = struct.Struct("<4s5H3I2H")
-_CENTRAL = struct.Struct("<4s6H3I5H2I")
-_END = struct.Struct("<4s4H2IH")
-_END64 = struct.Struct("<4sQ2H2I4Q")
-_LOCATOR = struct.Struct("<4sIQI")
-_FULL, _MANY = 0xFFFFFFFF, 0xFFFF
-_ZIP64, _PADDING = 0x0001, 0x4246
-_VERSION, _UTF8, _DATE = 45, 0x0800, 0x0021  # zip64; names are UTF-8; 1980-01-01, as numpy writes
+_VERSION, _DATE = 45, 0x0021  # zip64; 1980-01-01, as numpy writes
 _UNIX = 3 << 8  # made by Unix, so that the permissions count
-_PERMISSIONS = 0o600 << 16
-_CRC_IN_LOCAL, _CRC_IN_ENTRY = 14, 16
+_NUMPY = Hand(_UNIX | _VERSION, _VERSION, _DATE, 0o600 << 16, b"\0", (_VERSION, _VERSION))
+_CRC_IN_LOCAL = 14
 _ROWS = 3  # segments of a member: local header, header of the record, elements
 
 
@@ -225,6 +227,11 @@ class _Member(NamedTuple):
     name: bytes
     head: bytes
     size: int
+
+    @property
+    def flags(self) -> int:
+        """The flags of the member, which state whether its name is UTF-8."""
+        return 0 if self.name.isascii() else UTF8
 
 
 def lay_out(specs: Iterable[TensorSpec]) -> FileMap:
@@ -245,7 +252,7 @@ class _Archive:
         self.tensors = TensorSegments([self.segments])
         for member, spec in enumerate(specs):
             name, head, _size = _member(spec)
-            fixed = self.segments.nbytes + _LOCAL.size + len(name) + 20 + 4
+            fixed = self.segments.nbytes + LOCAL.size + len(name) + 20 + 4
             self.segments.add(-(-fixed // ALIGNMENT) * ALIGNMENT - self.segments.nbytes)
             self.segments.add(len(head))
             self.segments.add(spec.nbytes, tensor=True)
@@ -263,7 +270,8 @@ class _Archive:
         found = _member(self._specs[member])
         if kind == 0:
             length = self.segments.bounds(number).nbytes
-            return Late(_local(found, length), (Checksum(_CRC_IN_LOCAL, 1, _ROWS),))
+            header = _NUMPY.header(found.name, found.flags, found.size, length, wide=True)
+            return Late(header, (Checksum(_CRC_IN_LOCAL, 1, _ROWS),))
         return Literal(found.head if kind == 1 else b"")
 
     def _directory(self) -> Late:
@@ -272,17 +280,14 @@ class _Archive:
         count = len(self._specs)
         for member, spec in enumerate(self._specs):
             first = _ROWS * (member - count)
-            checksums.append(Checksum(len(entries) + _CRC_IN_ENTRY, first + 1, first + _ROWS))
-            entries += _entry(_member(spec), self.segments.bounds(_ROWS * member).start)
-        begin, size, wide = self._start, len(entries), b""
-        if (
-            count >= _MANY or begin + size >= _FULL
-        ):  # as in zipfile: an empty archive begins with its end record
-            end = (b"PK\x06\x06", _END64.size - 12, _VERSION, _VERSION, 0, 0, count, count, size, begin)
-            wide = _END64.pack(*end) + _LOCATOR.pack(b"PK\x06\x07", 0, begin + size, 1)
-        few = min(count, _MANY)
-        end = (b"PK\x05\x06", 0, 0, few, few, min(size, _FULL), min(begin, _FULL), 0)
-        return Late(bytes(entries) + wide + _END.pack(*end), tuple(checksums))
+            checksums.append(Checksum(len(entries) + CRC_IN_ENTRY, first + 1, first + _ROWS))
+            found, start = _member(spec), self.segments.bounds(_ROWS * member).start
+            entries += _NUMPY.entry(found.name, found.flags, found.size, 0, start)
+        size = len(entries)
+        # As in zipfile: an empty archive begins with its end record.
+        wide = count >= MANY or self._start + size >= FULL
+        entries += _NUMPY.ending(count, size, self._start, wide=wide)
+        return Late(bytes(entries), tuple(checksums))
 
 
 def leaves_folder(name: str) -> bool:
@@ -293,29 +298,6 @@ def leaves_folder(name: str) -> bool:
 def _member(spec: TensorSpec) -> _Member:
     name, head = (spec.path[0] + SUFFIX).encode(), build_header(spec.dtype, spec.shape)
     return _Member(name, head, len(head) + spec.nbytes)
-
-
-def _flags(name: bytes) -> int:
-    return 0 if name.isascii() else _UTF8
-
-
-def _local(member: _Member, length: int) -> bytes:
-    """A local header of so many bytes, padded so that the elements begin at a multiple of 64."""
-    wide = struct.pack("<2H2Q", _ZIP64, 16, member.size, member.size)
-    padding = length - _LOCAL.size - len(member.name) - len(wide) - 4
-    extra = wide + struct.pack("<2H", _PADDING, padding) + bytes(padding)
-    fixed = (_VERSION, _flags(member.name), 0, 0, _DATE, 0, _FULL, _FULL, len(member.name), len(extra))
-    return _LOCAL.pack(b"PK\x03\x04", *fixed) + member.name + extra
-
-
-def _entry(member: _Member, at: int) -> bytes:
-    far, wide = at >= _FULL, member.size >= _FULL
-    numbers = [member.size, member.size] * wide + [at] * far
-    extra = struct.pack(f"<2H{len(numbers)}Q", _ZIP64, 8 * len(numbers), *numbers) if numbers else b""
-    size, start = min(member.size, _FULL), min(at, _FULL)
-    system, name = (_UNIX | _VERSION, _VERSION, _flags(member.name)), member.name
-    fixed = (*system, 0, 0, _DATE, 0, size, size, len(name), len(extra))
-    return _CENTRAL.pack(b"PK\x01\x02", *fixed, 0, 0, 0, _PERMISSIONS, start) + name + extra
 
 
 _LONGEST_TEXT = 1 << 20

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 import zstandard
 from google_crc32c import value as crc32c
 
+from wherry.core.limits import MOST_CHUNKS, beyond, exceeds, scale_limit
 from wherry.errors import CorruptError, HostileError, IncompleteError, UnsupportedError
 from wherry.integrations.containers.ocdbt.write import MANIFEST_MAGIC, NODE_MAGIC, Reference, Value
-from wherry.text.limits import MOST_CHUNKS, beyond, exceeds, scale_limit
 
 if TYPE_CHECKING:
-    from wherry.storage.location import Location
+    from wherry.store.location import Location
 
 MANIFEST = "manifest.ocdbt"
 _NUMBERED = re.compile(r"manifest\.[0-9a-f]{16}")

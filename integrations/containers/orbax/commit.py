@@ -25,7 +25,7 @@ from wherry.integrations.containers.orbax import layout
 from wherry.integrations.containers.orbax.tree import own_notes, read_tree
 
 if TYPE_CHECKING:
-    from wherry.storage.location import Location
+    from wherry.store.location import Location
     from wherry.store.store import Store
 
 _MOST_SIBLINGS = 4  # steps before and after one that are looked at

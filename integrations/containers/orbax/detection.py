@@ -7,7 +7,7 @@ Facts: a step folder holds items; if there are several, one must have a usual na
 describes what shows that a save was committed. No file names its Orbax release: fields that no release up to 0.12.8
 writes are listed in the evidence, and refused by name if they decide the meaning of the tensors.
 
-What a step holds apart from the item that is read: other items, checkpointables of the v1 API, and files.
+The entries of a step besides the item that is read: other items, checkpointables of the v1 API, and files.
 
 An item with arrays is taken for weights, unless its name or its key paths say that it is the state of an optimizer or
 of a run. Items without arrays hold JSON, strings, metrics or the position of a data loader. A folder is a step if it
@@ -17,19 +17,20 @@ has the files of one or a step's name; else only folders with the usual names of
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from weakref import WeakKeyDictionary
 
 from wherry.core.account import FILES, ITEMS, TRAINING_STATE, IgnoredEntry, ignored_file
 from wherry.core.detection import Detection, Evidence, Verdict, verdict_of_damage
 from wherry.core.keypath import KeyPath
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.steps import step_number
+from wherry.core.threads import without_collection
+from wherry.cures import Argument, Cure
 from wherry.errors import AmbiguousError, WherryError
-from wherry.formats.format import Glimpse
-from wherry.formats.glimpse import Signs
+from wherry.formats.format import Glimpse, Signs
 from wherry.integrations.containers.ocdbt.read import PROCESS_PREFIX
 from wherry.integrations.containers.orbax import layout, tree
 from wherry.integrations.containers.orbax.item import require_whole, wrappers
@@ -43,12 +44,11 @@ from wherry.integrations.containers.orbax.layout import (
     V1_MARKER,
 )
 from wherry.integrations.containers.orbax.tree import item_tree, own_notes
-from wherry.runtime.threads import without_collection
-from wherry.storage.folders import is_staging
-from wherry.storage.location import Location
-from wherry.storage.sidecar import OWN_NAMES
+from wherry.layout.tree_reading import read_leaves
+from wherry.store.folders import is_staging
+from wherry.store.location import Location
+from wherry.store.sidecar import OWN_NAMES
 from wherry.store.store import Entry
-from wherry.tree.tree_reading import read_leaves
 
 _MARKERS = frozenset({layout.CHECKPOINT, layout.COMMITTED, layout.V1_MARKER, *OWN_NAMES})
 _NOT_READ = "one item of a step is converted"
@@ -94,7 +94,10 @@ def _ignored_entry(step: Location, name: str, entry: Entry, *, v1: bool) -> Igno
     if place.join(layout.CHECKPOINT).exists():
         return None
     item = layout.look_at_item(Glimpse(place))
-    paths = _paths(place, item) if item is not None and item.has_arrays else []
+    try:
+        paths = _paths(place, item) if item is not None and item.has_arrays else []
+    except OSError:  # that item is not converted; what is converted can still be read
+        paths = None
     if paths == []:
         return ignored_file(name, ITEMS, f"{word} without arrays", _NOT_READ)
     if paths is not None and is_state(entry.name, paths):
@@ -123,6 +126,8 @@ def _paths(place: Location, item: layout.OrbaxItem) -> list[KeyPath] | None:
     try:
         metadata = tree.read_tree(place) if item.tree else {}
         return list(item_tree(place, item, metadata).tensors)
+    except OSError:
+        raise
     except WherryError:
         return None
 
@@ -286,40 +291,24 @@ def _choose(glimpse: Glimpse, items: Mapping[str, layout.OrbaxItem]) -> str:
     preferred = next((name for name in layout.PREFERRED_ITEMS if name in names), None)
     if preferred is None:
         # Tunix saves `model_params` and `optimizer_state`.
-        rest = [name for name in names if not _is_state(glimpse.location.join(name), items[name])]
+        known = {name: _paths(glimpse.location.join(name), item) for name, item in items.items()}
+        rest = [name for name in names if not is_state(name, known[name] or ())]
         preferred = rest[0] if len(rest) == 1 else None
     if preferred is None:
         raise AmbiguousError(
             f"the step has several items: {', '.join(names)}",
             uri=glimpse.location.uri,
-            cure=f"pass --item {shlex.quote(names[0])}",
+            cure=Cure("pass {}", Argument("item", names[0])),
         )
     return preferred
 
 
-def _is_state(place: Location, item: layout.OrbaxItem) -> bool:
-    """Whether an item holds the state of an optimizer or of the run, by its name or its key paths."""
-    try:
-        leaves = tree.parse_tree(tree.read_tree(place), place.uri) if item.tree else None
-    except OSError:
-        raise
-    except WherryError:
-        leaves = None
-    return is_state(place.name, leaves.arrays if leaves else ())
-
-
 def _remains(glimpse: Glimpse, reason: str) -> FoundItem:
     """A folder with the name or files of Orbax, but without an item that has arrays."""
-    seen = ", ".join(sorted(glimpse.entries)) or "nothing"
-    detection = Detection(
-        uri=glimpse.location.uri,
-        format="orbax",
-        step=step_number(layout.final_name(glimpse.location.name)),
-        verdict="incomplete",
-        reason=reason,
-        evidence=(Evidence(".", f"folder {glimpse.location.name} contains {seen}"),),
-    )
-    return FoundItem(detection, glimpse.location)
+    name = glimpse.location.name
+    seen = Evidence(".", f"folder {name} contains {', '.join(sorted(glimpse.entries)) or 'nothing'}")
+    step = step_number(layout.final_name(name))
+    return FoundItem(glimpse.detected("orbax", None, None, seen, step=step, reason=reason), glimpse.location)
 
 
 def step_of(location: Location, *, inside_step: bool) -> int | None:

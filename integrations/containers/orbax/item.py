@@ -17,49 +17,34 @@ the one child `value`; its axis names are lost, and some parameters of a tree ma
 `data_array`. A parameter may be named `value`, so a node counts only if it has no other child. Hugging Face names a
 tensor by the modules that hold it, in one part: `model.norm.weight`. The key paths are not changed; the marks are
 evidence only.
-
-Reads an Orbax item that is part of a larger checkpoint, such as a step folder of MaxText or PaxML.
-
-It adds files outside the item, arrays whose padding for devices must be removed, and a description of what is missing.
-Everything else is left to the reader of the item.
 """
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wherry.core.detection import Detection, Evidence
 from wherry.core.keypath import KeyPath, render
 from wherry.core.manifest import Companion, Manifest
 from wherry.core.tensorspec import AxisName, Region, Sharding, TensorSpec, region_shape, region_within
+from wherry.core.threads import without_collection
+from wherry.cures import Argument, Blank, Command, either
 from wherry.errors import CorruptError, HostileError, IncompleteError, NotFoundError, UnsupportedError
-from wherry.formats.contents import Access, Block, ContentsOver
-from wherry.formats.format import Glimpse, Opened
+from wherry.formats.format import Block, Glimpse, Opened
+from wherry.integrations.containers.flat.reader import FlatReader
 from wherry.integrations.containers.orbax import layout, partitioning, tree
 from wherry.integrations.containers.orbax.commit import missing_commit
 from wherry.integrations.containers.orbax.tree import item_tree
 from wherry.integrations.containers.zarr.listing import Listing, list_ocdbt
-from wherry.integrations.containers.zarr.reader import (
-    ArrayReader,
-    Arrays,
-    StoredArray,
-    open_arrays,
-    shortfall,
-)
+from wherry.integrations.containers.zarr.reader import ArrayReader, Arrays, StoredArray, open_arrays
+from wherry.layout.forms import BOX, OLD_VARIABLE, wrapped_leaves
+from wherry.layout.tree_reading import read_tree
 from wherry.mover.move import cells
 from wherry.mover.output import as_array
 from wherry.mover.read import read_array, read_region
-from wherry.runtime.threads import without_collection
-from wherry.storage.location import Location
-from wherry.store.store import Entry
-from wherry.tree.forms import BOX, OLD_VARIABLE, wrapped_leaves
-from wherry.tree.tree_reading import read_tree
-
-if TYPE_CHECKING:
-    from wherry.integrations.containers.msgpack.contents import PlacedReader
+from wherry.store.location import Location
 
 
 def list_processes(folder: Location, databases: Iterable[str]) -> dict[str, Listing]:
@@ -88,7 +73,7 @@ class UnmergedReader(ArrayReader):
         location: Location,
         arrays: Mapping[KeyPath, StoredArray],
         listings: Mapping[str, Listing],
-        inline: PlacedReader | None,
+        inline: FlatReader | None,
     ) -> None:
         """See ArrayReader; `listings` as `list_processes` gives them."""
         together = merge_listings(location, listings)
@@ -215,7 +200,7 @@ def open_item(
         shardings, unknown = tree.read_shardings(location, set(leaves.arrays.values()))
     own = tree.own_notes(metadata)
     stored = uncommitted or bool(metadata.get("store_array_data_equal_to_fill_value"))
-    inline = placed_reader(location, leaves)
+    inline = FlatReader(location, leaves.places, (), packs=False) if leaves.inline else None
     if parts:
         reader = UnmergedReader(location, arrays.found, parts, inline)
     else:
@@ -262,23 +247,25 @@ def require_whole(location: Location, item: layout.OrbaxItem | None, parent: Gli
         raise IncompleteError(
             reason,
             uri=location.uri,
-            cure=" or ".join(filter(None, ["use another step", rewrite_command(location, item)])),
+            cure=either(filter(None, ["use another step", rewrite_command(location, item)])),
         )
     if item is not None and item.processes and not item.merged:
         raise IncompleteError(
             f"file not found: {layout.MANIFEST}; the databases {', '.join(item.processes)} were never merged",
             uri=location.uri,
-            cure=" or ".join(filter(None, [rewrite_command(location, item), "use another step"])),
+            cure=either(filter(None, [rewrite_command(location, item), "use another step"])),
         )
     _require_tree(location, item)
 
 
-def rewrite_command(location: Location, item: layout.OrbaxItem | None) -> str:
-    """The command that commits an uncommitted item, if that is complete; empty if no command can."""
+def rewrite_command(location: Location, item: layout.OrbaxItem | None) -> Command | None:
+    """The command that commits an uncommitted item, if that is complete; None if no command can."""
     if item is None or not (item.tree or item.msgpack) or not location.store.capabilities.local:
-        return ""
+        return None
     name = "merge" if item.processes and not item.merged else "commit"
-    return f"`wherry rewrite {shlex.quote(location.uri)} TARGET --as {shlex.quote(name)} --format orbax`"
+    return Command(
+        "rewrite", location.uri, Blank("TARGET"), Argument("as", name), Argument("format", "orbax")
+    )
 
 
 def _require_tree(location: Location, item: layout.OrbaxItem | None) -> None:
@@ -290,15 +277,6 @@ def _require_tree(location: Location, item: layout.OrbaxItem | None) -> None:
             uri=location.uri,
             cure=f"copy {layout.TREE} again, or use another step",
         )
-
-
-def placed_reader(location: Location, leaves: tree.ItemTree) -> PlacedReader | None:
-    """The reader of the tensors in the msgpack tree; None if there are none."""
-    if not leaves.inline:
-        return None
-    from wherry.integrations.containers.msgpack.contents import PlacedReader
-
-    return PlacedReader(location, leaves.places, ())
 
 
 def own_axes(own: dict[str, Any]) -> dict[str, tuple[AxisName, ...]]:
@@ -338,11 +316,8 @@ def _specs(
     axes: dict[str, tuple[AxisName, ...]],
 ) -> dict[KeyPath, TensorSpec]:
     stored = {
-        path: TensorSpec(
-            path=path,
-            shape=array.zarr.shape,
-            dtype=array.zarr.dtype,
-            chunks=array.zarr.chunks,
+        path: array.spec(
+            path,
             axes=_fitting(axes.get(array.name), array),
             sharding=shardings.get(array.name),
             tags={tree.PRNG: prng[array.name]} if array.name in prng else None,
@@ -410,51 +385,3 @@ def _own_scalars(
     tensors = {path: spec for path, spec in manifest.tensors.items() if path not in paths}
     arrays = {path: array for path, array in reader.arrays.items() if path not in paths}
     return replace(manifest, tensors=tensors, values=values), arrays
-
-
-class WithinReader(ContentsOver):
-    """Reads one item within a checkpoint."""
-
-    def __init__(
-        self,
-        inner: ArrayReader,
-        home: Location,
-        *,
-        shardings: Mapping[KeyPath, Sharding],
-        extra_files: Iterable[str] = (),
-        padded: Mapping[KeyPath, TensorSpec] | None = None,
-    ) -> None:
-        """Take over an opened item.
-
-        Args:
-            inner: its reader.
-            home: the checkpoint that contains it: the item itself, or a folder above it.
-            shardings: how the writer sharded the arrays over devices.
-            extra_files: files of the checkpoint outside the item, relative to `home`; missing ones are ignored.
-            padded: the stored specs of arrays that are larger on disk than the tensors.
-        """
-        self.base = self._inner = inner
-        self._home = home
-        self._shardings = shardings
-        self._extra_files = tuple(extra_files)
-        self._padded = padded or {}
-        self._prefix = inner.location.path[len(home.path.rstrip("/")) :].strip("/")
-
-    def access(self, spec: TensorSpec) -> Access:
-        """As in the item's reader, except that the bytes of a padded array are not those of the tensor."""
-        stored = self._padded.get(spec.path)
-        return self._inner.access(spec) if stored is None else self._inner.access_in_chunks(stored)
-
-    def shortfall(self) -> str | None:
-        """A description of what is missing from the item."""
-        return shortfall(self._inner, self._shardings)
-
-    def members(self) -> Iterator[Entry]:
-        """The item's files, and the extra files outside it."""
-        prefix = f"{self._prefix}/" if self._prefix else ""
-        for entry in self._inner.members():
-            yield replace(entry, name=f"{prefix}{entry.name}")
-        for name in self._extra_files:
-            entry = self._home.join(name).stat()
-            if entry is not None and not entry.is_dir:
-                yield replace(entry, name=name)

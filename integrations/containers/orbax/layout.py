@@ -11,22 +11,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from wherry.core.json_document import Rows, scan_json
+from wherry.core.lazy_dataclass import dataclass
+from wherry.core.limits import LARGE, scale_limit
 from wherry.errors import CorruptError, CrowdedFolderError, IncompleteError
 from wherry.formats.file_names import COMMIT_SUCCESS
 from wherry.formats.format import Glimpse
 from wherry.integrations.containers.ocdbt.read import PROCESS_PREFIX
 from wherry.integrations.containers.zarr.listing import ASSETS
-from wherry.storage.folders import is_staging
-from wherry.storage.sidecar import FOLDER_NAME, SIGNATURE_NAME
-from wherry.text.json_scan import Rows, scan_json
-from wherry.text.limits import LARGE, scale_limit
+from wherry.store.folders import is_staging
+from wherry.store.sidecar import FOLDER_NAME, SIGNATURE_NAME
 
 if TYPE_CHECKING:
-    from wherry.storage.location import Location
+    from wherry.store.location import Location
 
 JsonObject: TypeAlias = dict[str, Any]
 
@@ -71,7 +71,8 @@ _UNCOMMITTED = re.compile(
 # A msgpack map with one of these first keys is the envelope of another system: T5X legacy, PaxML with Flax.
 _FOREIGN_ENVELOPES = (b"\xa7version", b"\xa9optimizer", b"\xafflattened_state")
 _ENVELOPE_BYTES = 64
-_LEAVES = (b"PLACEHOLDER://", b"AGGREGATED://", b"\x01\x93")  # the last: ext type 1, [shape, dtype, bytes]
+PLACEHOLDERS = ("PLACEHOLDER://", "AGGREGATED://")  # of arrays in the store, in a msgpack tree
+_LEAVES = (*map(str.encode, PLACEHOLDERS), b"\x01\x93")  # the last: ext type 1, [shape, dtype, bytes]
 # The first byte of a msgpack map and of an array: few elements, 16 bits of them, 32 bits.
 _MAPS = frozenset({*range(0x80, 0x90), 0xDE, 0xDF})
 _ARRAYS = frozenset({*range(0x90, 0xA0), 0xDC, 0xDD})

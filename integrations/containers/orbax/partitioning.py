@@ -15,15 +15,16 @@ the first form with whole key paths, and also `rules` and `spec` (the partition 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.core.detection import Evidence
 from wherry.core.keypath import KeyPath, parse, render
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.tensorspec import AxisName, Sharding, TensorSpec
 from wherry.errors import UsageError, WherryError
-from wherry.tree.axes import BOX_TAG, BOXES, axis_name, rules_of
-from wherry.tree.forms import BOX, COLLECTION, wrapped_leaves
+from wherry.layout.axes import BOX_TAG, BOXES, axis_name, rules_of
+from wherry.layout.forms import BOX, COLLECTION, wrapped_leaves
 
 if TYPE_CHECKING:
     from wherry.core.manifest import Manifest

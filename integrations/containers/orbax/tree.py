@@ -22,17 +22,21 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from wherry.core.json_document import DROPPED, parse_json
 from wherry.core.keypath import KeyPath, render
+from wherry.core.lazy_dataclass import dataclass
+from wherry.core.limits import JsonLimits
 from wherry.core.manifest import Manifest, Value
 from wherry.core.tensorspec import AxisName, Sharding, TensorSpec
 from wherry.errors import CorruptError, UnsupportedError, describe_exception
 from wherry.integrations.containers.orbax.layout import (
     ARRAY_METADATAS,
     MSGPACK,
+    PLACEHOLDERS,
     SHARDING,
     STRINGS,
     TREE,
@@ -40,13 +44,11 @@ from wherry.integrations.containers.orbax.layout import (
     OrbaxItem,
     read_json,
 )
-from wherry.text.json_document import parse_json
-from wherry.text.json_scan import DROPPED
-from wherry.text.limits import JsonLimits
 
 if TYPE_CHECKING:
-    from wherry.integrations.containers.msgpack.contents import MsgpackContents, Place
-    from wherry.storage.location import Location
+    from wherry.integrations.containers.flat.reader import Place
+    from wherry.integrations.containers.msgpack.contents import MsgpackContents
+    from wherry.store.location import Location
 
 
 SEQUENCE, MAPPING = 1, 2
@@ -433,9 +435,6 @@ def axis_of_json(axis: object) -> AxisName:
     return None if axis is None else str(axis)
 
 
-PLACEHOLDERS = ("PLACEHOLDER://", "AGGREGATED://")
-
-
 def item_tree(location: Location, item: OrbaxItem, metadata: JsonObject) -> ItemTree:
     """The leaves of an item, from `_METADATA`, the msgpack tree, or both.
 
@@ -502,7 +501,7 @@ def msgpack_tree(file: Location) -> ItemTree:
 
 
 def from_contents(contents: MsgpackContents, uri: str) -> ItemTree:
-    """The same for contents that the caller has gathered, whole or in part.
+    """The tree in contents that the caller has gathered, whole or in part.
 
     Raises:
         CorruptError: two placeholders refer to the same array.

@@ -30,17 +30,20 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any, TypeAlias
 
 from wherry.core import dtypes
 from wherry.core.keypath import KeyPath, joined_names, render
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.manifest import Manifest
+from wherry.core.numbers import decimal_number
 from wherry.core.tensorspec import GRID, AxisName, TensorSpec
 from wherry.core.units import parse_size
+from wherry.cures import Argument, Cure
 from wherry.errors import UnrepresentableError, UsageError
 from wherry.formats.format import Option, Options
 from wherry.integrations.containers.orbax import layout, partitioning
@@ -66,10 +69,9 @@ from wherry.integrations.containers.zarr.layout import (
     chunks_in_store,
 )
 from wherry.integrations.containers.zarr.layout import lay_out as lay_out_arrays
-from wherry.mover.chunk_writer import put_in_order
-from wherry.storage.location import Location
+from wherry.store.location import Location
 from wherry.target.file_map import Chunks, File, FileMap, Scene, map_of_chunks
-from wherry.text.numbers import decimal_number
+from wherry.target.files import put_in_order
 from wherry.version import __version__
 
 Entry: TypeAlias = tuple[str, ...]  # the mesh axes that one axis is split over
@@ -81,9 +83,10 @@ HELP = (
 )
 _COUNTS = re.compile(r"[1-9]\d*(x[1-9]\d*)*x?")
 _MOST, _LEAST = 8 << 20, 1 << 20
-_CURE = (
-    "write for example `--set chunks=8x1`, or "
-    "`--set 'chunks=mesh:data=4,model=2;spec:*/kernel=data,model;rules:embed=data'`"
+_CURE = Cure(
+    "write for example `{}`, or `{}`",
+    Argument("set", "chunks=8x1"),
+    Argument("set", "chunks=mesh:data=4,model=2;spec:*/kernel=data,model;rules:embed=data"),
 )
 
 
@@ -300,7 +303,7 @@ def refuse_unrepresentable(
     uri: str = "",
     *,
     top: bool = True,
-    cure: str = "omit --set ocdbt=false",
+    cure: str = Cure("omit {}", Argument("set", "ocdbt=false")),
 ) -> None:
     """Refuse a manifest with leaves that Orbax cannot hold or would lose.
 
@@ -323,7 +326,7 @@ def refuse_unrepresentable(
                 f"Orbax does not support dtype {spec.dtype}",
                 uri=uri,
                 path=spec.name,
-                cure="pass --dtype to cast it",
+                cure=Cure("pass {} to cast it", Argument("dtype")),
             )
         if spec.size == 0:
             raise UnrepresentableError(
@@ -345,7 +348,7 @@ def _refuse_file_names(names: dict[str, KeyPath], uri: str, *, top: bool, cure: 
     for name, path in names.items():
         parts = name.split("/")
         inside_another = any("/".join(parts[:depth]) in names for depth in range(1, len(parts)))
-        odd = any(map(_unfit, parts)) or (top and parts[0].endswith(_WEIGHTS))
+        odd = any(map(unfit, parts)) or (top and parts[0].endswith(_WEIGHTS))
         alone = not name and len(names) == 1
         if not alone and (odd or inside_another or is_reserved(parts[0])):
             raise UnrepresentableError(
@@ -353,7 +356,7 @@ def _refuse_file_names(names: dict[str, KeyPath], uri: str, *, top: bool, cure: 
             )
 
 
-def _unfit(part: str) -> bool:
+def unfit(part: str) -> bool:
     """Whether a part of a name cannot be the name of a folder."""
     long = len(part.encode(errors="surrogatepass")) > _LONGEST_NAME
     return part in ("", ".", "..") or part.endswith(LOCK_SUFFIX) or "\0" in part or long
@@ -390,22 +393,20 @@ WRITTEN = b"Written by wherry.\n"
 MARKER = File(layout.COMMITTED, lambda: WRITTEN)  # of a save that is complete
 
 
-def noted_facts(manifest: Manifest, scalars: Iterable[KeyPath]) -> dict[str, Any]:
+def noted_facts(manifest: Manifest, name: Callable[[KeyPath], str] = stored_name) -> dict[str, Any]:
     """Facts that Orbax cannot store: provenance, numbers among the arrays, PRNG keys, axis names, foreign metadata.
 
     Args:
         manifest: the manifest of the target.
-        scalars: key paths of the numbers that are stored as arrays.
+        name: the name of a leaf, from its key path.
     """
     tensors = manifest.tensors.items()
     noted: dict[str, Any] = {
         "version": __version__,
         "kind": manifest.kind,
-        "scalars": [stored_name(path) for path in scalars],
-        "prng": {
-            stored_name(path): spec.tags[PRNG] for path, spec in tensors if spec.tags and PRNG in spec.tags
-        },
-        "axes": {stored_name(path): spec.axes for path, spec in tensors if spec.axes is not None},
+        "scalars": [name(path) for path in scalars_of(manifest)],
+        "prng": {name(path): spec.tags[PRNG] for path, spec in tensors if spec.tags and PRNG in spec.tags},
+        "axes": {name(path): spec.axes for path, spec in tensors if spec.axes is not None},
         "custom": {key: value for key, value in manifest.custom.items() if key not in ("item", "checkpoint")},
     }
     return {key: value for key, value in noted.items() if value}
@@ -443,7 +444,7 @@ _ZARR3 = 3
 
 
 def lay_out(manifest: Manifest, options: Options, scene: Scene) -> FileMap:
-    """An item of its own."""
+    """The file map of a checkpoint that is one Orbax item."""
     files = [*item_files(manifest, options), checkpoint_file(HANDLER, scene.created_ns, manifest), MARKER]
     return map_of_chunks(arrays_of(manifest, options, scene), files)
 
@@ -515,7 +516,7 @@ def item_files(
         )
 
     def tree() -> bytes:
-        known = {**noted_facts(manifest, scalars_of(manifest)), **(noted or {})}
+        known = {**noted_facts(manifest), **(noted or {})}
         custom = {**partitioning.item_metadata(described(manifest)), "wherry": known}
         is_zarr3 = int(options["zarr"]) == _ZARR3
         return json.dumps(

@@ -26,6 +26,8 @@ from collections.abc import Callable, Mapping
 from sys import intern
 from typing import Any
 
+from wherry.core.limits import beyond, scale_limit
+from wherry.cures import Argument, Blank, Command, Cure
 from wherry.errors import CorruptError, HostileError, UnsupportedError, WherryError
 from wherry.integrations.containers.pickle.values import (
     Attributes,
@@ -39,7 +41,6 @@ from wherry.integrations.containers.pickle.values import (
     checked_key,
     plain_number,
 )
-from wherry.text.limits import beyond, scale_limit
 
 MAX_OPCODES = 20_000_000
 U1, U8 = struct.Struct("<B"), struct.Struct("<Q")
@@ -276,8 +277,12 @@ class Machine:
     def _not_allowed(self, wanted: Global) -> HostileError:
         return HostileError(
             f"the pickle imports {str(wanted)[:_MAX_NAME]!r} at byte {self.position}, which is not allowed",
-            cure="do not load this file with pickle or torch, because it could run code; run `wherry inspect"
-            " --pickles` to list its imports, or pass --allow-opaque NAME to read around a harmless class",
+            cure=Cure(
+                "do not load this file with pickle or torch, because it could run code; run {} to list "
+                "its imports, or pass {} to read around a harmless class",
+                Command("inspect", Argument("pickles")),
+                Argument("allow-opaque", Blank("NAME")),
+            ),
         )
 
     def _member(self, wanted: Global, args: tuple[Any, ...]) -> CallRecord:

@@ -23,11 +23,12 @@ from threading import Lock
 from typing import Any, cast
 
 from wherry.core import dtypes
+from wherry.core.tensorspec import c_strides
 from wherry.errors import CorruptError, UnsupportedError, WherryError
 from wherry.integrations.containers.flat.strides import PlacedTensor
 from wherry.integrations.containers.pickle.tree import HARMLESS
 from wherry.integrations.containers.pickle.values import PAGE, Allowed, CallRecord, Far, Global, Rules
-from wherry.storage.location import Location
+from wherry.store.location import Location
 from wherry.store.store import READ_ONLY, Entry, Store
 
 _FAR = 1024  # bytes; shorter strings are kept
@@ -115,11 +116,7 @@ class PickledArray:
     @property
     def strides(self) -> tuple[int, ...]:
         """Strides in elements, as stored."""
-        step, steps = 1, list[int]()
-        for extent in self.shape if self.fortran else reversed(self.shape):
-            steps.append(step)
-            step *= max(extent, 1)
-        return tuple(steps if self.fortran else reversed(steps))
+        return c_strides(self.shape[::-1])[::-1] if self.fortran else c_strides(self.shape)
 
 
 def _element_type(dtype: Any) -> tuple[str, bool]:
@@ -181,18 +178,6 @@ def _jax_array(args: tuple[Any, ...]) -> PickledArray:
     return array
 
 
-def _encode(args: tuple[Any, ...]) -> bytes | Far:
-    text, *encoding = args
-    if encoding not in (["latin1"], ["latin-1"]):
-        raise CorruptError(
-            "invalid encoding of bytes in the pickle: expected latin1",
-            cure="restore the file from a backup or download it again",
-        )
-    if isinstance(text, Far):
-        return Far(text.start, text.length, text=True, latin=True)
-    return text.encode("latin1")
-
-
 def _refusal(wanted: Global) -> WherryError | None:
     if wanted.module == "numpy" or wanted in _KNOWN:
         return UnsupportedError(f"unsupported numpy object in the pickle: {wanted}", cure="save plain arrays")
@@ -203,7 +188,6 @@ _KNOWN = frozenset({("numpy.ma.core", "_mareconstruct"), ("numpy.matrixlib.defma
 _RECONSTRUCTS = tuple((f"{package}.multiarray", "_reconstruct") for package in (_OLD, _NEW))
 _ALLOWED: Allowed = {
     **HARMLESS,
-    ("_codecs", "encode"): _encode,
     ("numpy", "ndarray"): None,
     ("numpy", "dtype"): None,
     **dict.fromkeys(_RECONSTRUCTS, _reconstruct),

@@ -12,10 +12,11 @@ import os
 import re
 import zlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from functools import cache
 from typing import Any
 
+from wherry.core.lazy_dataclass import dataclass
 from wherry.errors import NotFoundError, WherryError
 from wherry.formats.registry import formats
 from wherry.integrations.containers.pickle.machine import is_opcode, load
@@ -33,8 +34,8 @@ from wherry.integrations.containers.zip.read import (
     local_member,
     read_directory,
 )
-from wherry.storage.location import Location
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
+from wherry.store.location import Location
 
 _NPY = b"\x93NUMPY"
 _PICKLE_ENDINGS = (".pkl", ".pickle", ".metadata", ".p", ".joblib")
@@ -76,7 +77,7 @@ class Stream:
     error: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As `inspect --pickles --json` prints it."""
+        """The JSON form, which `inspect --pickles --json` prints."""
         return asdict(self)
 
 

@@ -20,11 +20,13 @@ from __future__ import annotations
 import datetime as dt
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeAlias, cast
 
 from wherry.core.keypath import KeyPath, render
-from wherry.core.manifest import Value
+from wherry.core.lazy_dataclass import dataclass
+from wherry.core.manifest import Manifest, Value
+from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, HostileError, UnsupportedError, WherryError
 from wherry.integrations.containers.pickle.values import (
     Allowed,
@@ -158,10 +160,15 @@ def path_text(parts: tuple[Any, ...]) -> str:
     return "/".join(words)
 
 
-def _encode(args: tuple[Any, ...]) -> bytes:
+def _encode(args: tuple[Any, ...]) -> bytes | Far:
     text, *encoding = args
     if encoding not in (["latin1"], ["latin-1"]):
-        raise CorruptError("invalid encoding of bytes in the pickle: expected latin1")
+        raise CorruptError(
+            "invalid encoding of bytes in the pickle: expected latin1",
+            cure="restore the file from a backup or download it again",
+        )
+    if isinstance(text, Far):
+        return Far(text.start, text.length, text=True, latin=True)
     return text.encode("latin1")
 
 
@@ -280,6 +287,13 @@ class PickleTree:
             name: {render(path): said for path, said in part.items()} for name, part in parts.items() if part
         }
         return {"pickle": found} if found else {}
+
+    def manifest(self, specs: Mapping[KeyPath, TensorSpec], step: int | None) -> Manifest:
+        """What the object holds; `specs` are its tensors."""
+        lists = frozenset(self.lists)
+        return Manifest(
+            specs, values=self.values, empties=self.empties, lists=lists, step=step, custom=self.custom
+        )
 
 
 def plant(root: Any, pickle_bytes: int, tensor: type, uri: str | None = None) -> PickleTree:

@@ -16,9 +16,10 @@ import mmap
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast, overload, runtime_checkable
 
+from wherry.core.lazy_dataclass import dataclass
 from wherry.errors import (
     CorruptError,
     HostileError,
@@ -27,8 +28,8 @@ from wherry.errors import (
     WherryError,
     storage_error,
 )
-from wherry.storage.location import Location
-from wherry.storage.stores import LocalStore
+from wherry.store.local_store import LocalStore
+from wherry.store.location import Location
 
 _SCALARS = frozenset({str, bool, bytes, type(None)})
 _LONGEST_KEY = 16
@@ -130,7 +131,7 @@ class PickleSource(Protocol):
     @overload
     def __getitem__(self, index: slice, /) -> bytes: ...
     def find(self, sub: bytes, start: int, stop: int, /) -> int:
-        """As `bytes.find`."""
+        """Like `bytes.find`."""
         ...
 
 
@@ -258,7 +259,7 @@ class PagedFile:
         return self._page[index % PAGE]
 
     def find(self, sub: bytes, start: int, stop: int, /) -> int:
-        """As `bytes.find`."""
+        """Like `bytes.find`."""
         found = self._bytes(start, stop).find(sub)
         return found if found < 0 else start + found
 

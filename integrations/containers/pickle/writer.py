@@ -64,9 +64,10 @@ class PickleWriter:
             self._out += known
 
     def like(self, form: object, fills: tuple[bytes, ...], emit: Callable[[], None]) -> None:
-        """Append what `emit` appends; for a form that was given before, the same with other fills.
+        """Append the opcodes that `emit` appends; for a form that was given before, append those with other fills.
 
-        What was appended is kept only if it stores nothing in the memo, since a memo entry must be stored once.
+        Opcodes are kept for the next call only if they store nothing in the memo, since a memo entry must be stored
+        once.
 
         Args:
             form: identifies the opcodes between the fills.

@@ -21,23 +21,26 @@ import json
 import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from operator import attrgetter
 from sys import intern
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from wherry.core.json_document import file_pieces, scan_json
 from wherry.core.keypath import render
+from wherry.core.lazy_dataclass import dataclass
+from wherry.core.limits import JsonLimits
 from wherry.core.tensorspec import TensorSpec
+from wherry.core.threads import without_collection
+from wherry.cures import Argument, Cure
 from wherry.errors import CorruptError, IncompleteError, NotFoundError, UnrepresentableError, UnsupportedError
-from wherry.runtime.threads import without_collection
-from wherry.text.json_scan import file_pieces, scan_json
-from wherry.text.limits import JsonLimits
+from wherry.formats.format import Option
 
 if TYPE_CHECKING:
-    from wherry.storage.location import Location
+    from wherry.store.location import Location
 
 
+METADATA_FORMAT = Option("pt", "value of `format` in `__metadata__`", ("pt", "np", "flax", "tf", "mlx"))
 # (name on disk, bits on disk, our name) in the order of the reference implementation, which is the writing order
 # reversed.
 _DTYPES: tuple[tuple[str, int, str], ...] = (
@@ -291,7 +294,7 @@ def build(specs: Iterable[TensorSpec], metadata: Mapping[str, str]) -> bytes:
     except UnicodeEncodeError as error:
         raise UnrepresentableError(
             f"safetensors cannot hold text that is not valid Unicode: {error.object[error.start : error.end]!a}",
-            cure="rename it with --rename, or choose another format",
+            cure=Cure("rename it with {}, or choose another format", Argument("rename")),
         ) from error
     text += b" " * (-len(text) % _ALIGNMENT)
     if len(text) > MAX_HEADER:
@@ -306,7 +309,7 @@ def _stored_dtype(spec: TensorSpec) -> str:
         raise UnrepresentableError(
             f"safetensors requires key paths of one part, other than {METADATA}",
             path=spec.name,
-            cure="pass `--set join=.` to join the parts with a dot",
+            cure=Cure("pass `{}` to join the parts with a dot", Argument("set", "join=.")),
         )
     if spec.dtype not in TO_STORED:
         raise UnrepresentableError(f"safetensors does not support dtype {spec.dtype}", path=spec.name)

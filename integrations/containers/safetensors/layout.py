@@ -5,12 +5,12 @@ Four-bit floats come one byte per element and are packed, so their spans begin a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from wherry.core.keypath import KeyPath
 from wherry.core.tensorspec import Span, TensorSpec
-from wherry.formats.format import Option
 from wherry.integrations.containers.flat.reader import PACKED, pack_nibbles
 from wherry.integrations.containers.safetensors import header
 from wherry.target.file_map import (
@@ -25,13 +25,12 @@ from wherry.target.file_map import (
     TensorSegments,
 )
 
-METADATA_FORMAT = Option("pt", "value of `format` in `__metadata__`", ("pt", "np", "flax", "tf", "mlx"))
-
 
 def lay_out(
     files: Mapping[str, Sequence[TensorSpec]],
     metadata: Mapping[str, str],
     index: tuple[str, Callable[[], bytes]] | None = None,
+    skipped: int = 0,
 ) -> FileMap:
     """The files of a checkpoint.
 
@@ -39,11 +38,12 @@ def lay_out(
         files: name → the tensors of a file.
         metadata: `__metadata__` of every file.
         index: name and contents of the index, which names the other files.
+        skipped: how many first parts of key paths are no part of the names in a file.
 
     Raises:
         UnrepresentableError: safetensors cannot hold one of the tensors.
     """
-    shards = _Shards(files, metadata)
+    shards = _Shards(files, metadata, skipped)
     found = [File(name, body) for name, body in zip(files, shards.bodies, strict=True)]
     if index is not None:
         found.append(File(*index))
@@ -53,9 +53,12 @@ def lay_out(
 class _Shards:
     """Each file is its header, then its tensors."""
 
-    def __init__(self, files: Mapping[str, Sequence[TensorSpec]], metadata: Mapping[str, str]) -> None:
+    def __init__(
+        self, files: Mapping[str, Sequence[TensorSpec]], metadata: Mapping[str, str], skipped: int
+    ) -> None:
         self._metadata = metadata
-        self._specs = [header.in_order(specs) for specs in files.values()]
+        held = [{spec.path[skipped:]: spec for spec in specs} for specs in files.values()]
+        self._specs = [header.in_order(_named_specs(specs, skipped)) for specs in files.values()]
         self.bodies: list[Segments] = []
         self.codecs: dict[KeyPath, Codec] = {}
         self._tensors = TensorSegments(self.bodies)
@@ -63,10 +66,11 @@ class _Shards:
             body = Segments(partial(self._segment, number))
             self.bodies.append(body)
             body.add(len(header.build(specs, metadata)))
-            for spec in specs:
+            for named in specs:
+                spec = held[number][named.path]
                 if spec.nbytes:
                     self._tensors.add(spec, number, len(body))
-                body.add(header.stored_bytes(spec), tensor=True)
+                body.add(header.stored_bytes(named), tensor=True)
                 if spec.dtype == PACKED:
                     self.codecs[spec.path] = Codec(2, 1, partial(pack_nibbles, path=spec.name))
 
@@ -83,6 +87,11 @@ class _Shards:
         raw = self._tensors.raw(file, number)
         codec = self.codecs.get(raw.tensor)
         return raw if codec is None else Coded(raw.tensor, codec)
+
+
+def _named_specs(specs: Iterable[TensorSpec], skipped: int) -> Iterable[TensorSpec]:
+    """Tensors with the key paths that are their names in a file."""
+    return [replace(spec, path=spec.path[skipped:]) for spec in specs] if skipped else specs
 
 
 def kept_metadata(custom: Mapping[str, object], metadata_format: str) -> dict[str, str]:

@@ -22,12 +22,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 from zlib import crc32
 
 from wherry.core import dtypes
 from wherry.core.keypath import KeyPath, render
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, HostileError, NotACheckpointError, UnsupportedError
 from wherry.integrations.containers.flat.strides import PlacedTensor, require_honest_size, specs_of
@@ -35,7 +36,7 @@ from wherry.integrations.containers.pickle.machine import load
 from wherry.integrations.containers.pickle.values import PickleSource, Rules, open_for_walk
 from wherry.integrations.containers.torch.values import RULES, PickleTree, TorchTensor, flatten, storage_of
 from wherry.integrations.containers.zip.read import Directory, data_offset, read_directory, read_member
-from wherry.storage.location import Location
+from wherry.store.location import Location
 
 PICKLE = "/data.pkl"
 CONSTANTS = "/constants.pkl"
@@ -111,8 +112,16 @@ def roots(directory: Directory, ending: str = PICKLE) -> list[str]:
     return [name.removesuffix(ending) for name in directory.members if name.endswith(ending)]
 
 
-def read_archive(location: Location) -> Archive:
+def read_archive(
+    location: Location, rules: Rules = RULES, *, opaque: frozenset[str] = frozenset(), bare: bool = False
+) -> Archive:
     """Interpret the pickle of an archive and locate the bytes of every tensor.
+
+    Args:
+        location: the file.
+        rules: what the pickle may contain.
+        opaque: names of classes whose objects become opaque values, besides those of the location.
+        bare: whether it may hold no tensor.
 
     Raises:
         NotACheckpointError: it is not a torch archive, or holds no tensor.
@@ -120,15 +129,21 @@ def read_archive(location: Location) -> Archive:
         HostileError: it has a forbidden global, hidden members, or impossible sizes.
         CorruptError: it is truncated or invalid.
     """
-    archive = read_object(location, read_directory(location), {})
-    if not archive.placed:
+    place = replace(location, opaque=location.opaque | opaque)
+    archive = read_object(place, read_directory(place), {}, rules)
+    if not bare:
+        _require_tensors(archive.placed, location)
+    require_honest_size(archive.placed, location)
+    return archive
+
+
+def _require_tensors(placed: Mapping[KeyPath, PlacedTensor], location: Location) -> None:
+    if not placed:
         raise NotACheckpointError(
             "the torch file contains no tensors",
             uri=location.uri,
             cure="pass the file that contains the weights",
         )
-    require_honest_size(archive.placed, location)
-    return archive
 
 
 def read_object(
@@ -282,12 +297,7 @@ def read_legacy(location: Location) -> Archive:
         path: place_view(location, path, tensor, stored[tensor.storage.key])
         for path, tensor in tree.tensors.items()
     }
-    if not placed:
-        raise NotACheckpointError(
-            "the torch file contains no tensors",
-            uri=location.uri,
-            cure="pass the file that contains the weights",
-        )
+    _require_tensors(placed, location)
     require_honest_size(placed, location)
     return Archive(tree, placed, specs_of(placed), None)
 

@@ -21,13 +21,14 @@ import datetime as dt
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, cast
 
 from wherry.core.keypath import KeyPath, render
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import TensorSpec
+from wherry.cures import Argument, Cure
 from wherry.errors import UnrepresentableError
 from wherry.integrations.containers.pickle.writer import PickleWriter
 from wherry.integrations.containers.torch.values import DTYPES
@@ -210,7 +211,7 @@ class _ArchivesFile:
         return found
 
     def _frame(self, archive: int, number: int) -> Late:
-        """From a frame of an archive to the next tensor, which may be in a later archive."""
+        """The bytes from a frame of an archive to the next tensor, which may be in a later archive."""
         data, checksums = bytearray(), list[Checksum]()
         before = number  # tensors of this archive before the segment
         while archive < len(self._forms):
@@ -256,7 +257,7 @@ def require_written(path: KeyPath, kind: str, value: Any) -> None:
         return
     raise UnrepresentableError(
         f"cannot write {render(path)!r}: unsupported class {value if kind == 'global' else kind}",
-        cure="pass --ignore values to leave out such objects",
+        cure=Cure("pass {} to leave out such objects", Argument("ignore", "values")),
     )
 
 
@@ -463,7 +464,7 @@ def pickle_object(root: Any) -> tuple[bytes, list[TensorSpec]]:
 
 
 def alike(node: Any) -> tuple[bytes, list[TensorSpec]]:
-    """As `pickle_object`; the pickles of tensors of one dtype and shape are equal, and made once."""
+    """Like `pickle_object`; the pickles of tensors of one dtype and shape are equal, and made once."""
     if isinstance(node, TensorSpec):
         return _tensor_pickle(node.dtype, node.shape), [node]
     return pickle_object(node)

@@ -21,12 +21,13 @@ Source: torch/_tensor.py, torch/distributed/tensor (_dtensor_spec.py, placement_
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
+from wherry.core.lazy_dataclass import dataclass
+from wherry.cures import Argument, Cure
 from wherry.errors import CorruptError, UnsupportedError, WherryError
 from wherry.integrations.containers.pickle.tree import HARMLESS, NUMPY_SCALARS, PickleTree, plant
 from wherry.integrations.containers.pickle.values import CallRecord, Global, Opaque, Rules
@@ -217,7 +218,10 @@ def _refusal(wanted: Global) -> WherryError | None:
     if wanted.module in _NUMPY:
         return UnsupportedError(
             f"unsupported numpy object {wanted} in a torch file",
-            cure=f"pass --allow-opaque {shlex.quote(str(wanted))} to read only the tensors, or save tensors instead",
+            cure=Cure(
+                "pass {} to read only the tensors, or save tensors instead",
+                Argument("allow-opaque", str(wanted)),
+            ),
         )
     if wanted.module.startswith(_SHARDED):
         return UnsupportedError(
@@ -242,12 +246,15 @@ def _class_refusal(wanted: Global, function: Any) -> WherryError | None:
         or not wanted.name.isidentifier()
     ):
         return None
-    if function not in _DENSE:
+    if function not in DENSE:
         return UnsupportedError(f"unsupported kind of tensor: {wanted}", cure="save it as a dense tensor")
     return UnsupportedError(
         f"unsupported class of a tensor: {wanted}",
-        cure=f"pass --allow-opaque {shlex.quote(str(wanted))} to read the dense tensor without what the class adds, or "
-        "save tensor.as_subclass(torch.Tensor)",
+        cure=Cure(
+            "pass {} to read the dense tensor without what the class adds, or save "
+            "tensor.as_subclass(torch.Tensor)",
+            Argument("allow-opaque", str(wanted)),
+        ),
     )
 
 
@@ -258,7 +265,7 @@ def _from_type(args: tuple[Any, ...]) -> Any:
         UnsupportedError: it is not stored as a dense tensor, or an attribute holds a tensor.
     """
     function, kind, rest, state = args if len(args) == 4 else (None, None, None, None)  # noqa: PLR2004  as torch pickles it
-    rebuild = _DENSE.get(function) if isinstance(function, Global) else None
+    rebuild = DENSE.get(function) if isinstance(function, Global) else None
     if rebuild is None or type(rest) is not tuple:
         name = kind if isinstance(kind, Global) else "unknown"
         raise UnsupportedError(f"unsupported kind of tensor: {name}", cure="save it as a dense tensor")
@@ -288,7 +295,8 @@ def _holds_tensor(value: Any) -> bool:
     return bool(pending)
 
 
-_DENSE = {
+# What rebuilds a dense tensor.
+DENSE = {
     ("torch._utils", "_rebuild_tensor"): _rebuild_v2,
     ("torch._utils", "_rebuild_tensor_v2"): _rebuild_v2,
     ("torch._utils", "_rebuild_tensor_v3"): _rebuild_v3,
@@ -305,7 +313,7 @@ RULES = Rules(
     allowed={
         **HARMLESS,
         **NUMPY_SCALARS,
-        **_DENSE,
+        **DENSE,
         _FROM_TYPE: _from_type,
         _WRAPPED: None,
         ("torch", "Tensor"): None,

@@ -13,9 +13,9 @@ import os
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError, WherryError, storage_error
-from wherry.storage.location import Location
-from wherry.storage.open_file import stable_path
-from wherry.storage.stores import LocalStore
+from wherry.store.local_store import LocalStore
+from wherry.store.location import Location
+from wherry.store.open_file import stable_path
 
 if TYPE_CHECKING:
     import tensorstore as ts
@@ -222,8 +222,8 @@ def await_result(begun: ts.Future[Any], uri: str, nbytes: int = 0) -> Any:
     """
     if "://" not in uri or uri.startswith("file:"):
         return begun.result()
-    from wherry.remote.failures import timed_out
-    from wherry.remote.waits import RetryPolicy, storage_timeout, waiting
+    from wherry.store.failures import timed_out
+    from wherry.store.waits import RetryPolicy, storage_timeout, waiting
 
     policy = RetryPolicy(storage_timeout())
     with waiting(uri):

@@ -24,15 +24,15 @@ import threading
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from wherry.core import dtypes
 from wherry.core.digest import LEAF, sha256_of
 from wherry.core.keypath import KeyPath
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.tensorspec import Region, TensorSpec, region_shape
-from wherry.formats.contents import Block
+from wherry.formats.format import Block
 from wherry.integrations.containers.ocdbt.read import MANIFEST
 from wherry.integrations.containers.ocdbt.write import Reference, Value, encode_database
 from wherry.integrations.containers.zarr import metadata as zarr
@@ -91,7 +91,7 @@ def build_metadata(
 def metadata_text(
     dtype: str, shape: tuple[int, ...], chunks: tuple[int, ...], version: int, compression: Compression
 ) -> bytes:
-    """The same as it is stored."""
+    """The metadata of `build_metadata` as the bytes that are stored."""
     return json.dumps(build_metadata(dtype, shape, chunks, version=version, compression=compression)).encode()
 
 

@@ -10,16 +10,17 @@ File names in references are untrusted; they are checked before any file is open
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, NamedTuple
 
+from wherry.core.lazy_dataclass import dataclass
 from wherry.errors import HostileError, IncompleteError
 from wherry.integrations.containers.ocdbt.read import read_database
 from wherry.integrations.containers.ocdbt.write import Reference
 from wherry.integrations.containers.zarr.metadata import METADATA_NAMES
 
 if TYPE_CHECKING:
-    from wherry.storage.location import Location
+    from wherry.store.location import Location
     from wherry.store.store import Entry
 
 _MOST_VALUE = 256 << 20  # bytes

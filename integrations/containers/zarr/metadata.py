@@ -24,11 +24,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from wherry.core import dtypes
+from wherry.core.json_document import parse_json
+from wherry.core.lazy_dataclass import dataclass
+from wherry.core.limits import JsonLimits
+from wherry.core.numbers import decimal_number
 from wherry.errors import (
     CorruptError,
     HostileError,
@@ -37,9 +40,6 @@ from wherry.errors import (
     WherryError,
     describe_exception,
 )
-from wherry.text.json_document import parse_json
-from wherry.text.limits import JsonLimits
-from wherry.text.numbers import decimal_number
 
 if TYPE_CHECKING:
     from wherry.core.tensorspec import Region
@@ -273,7 +273,7 @@ def parse(data: bytes, version: int, uri: str) -> ZarrArray:
 
 
 def _parse(data: bytes, version: int) -> ZarrArray:
-    """The same; errors do not name the array yet."""
+    """Parse the metadata; the caller adds the array to errors."""
     if not data.strip():
         raise IncompleteError(
             "zarr metadata file is empty", cure="copy the checkpoint again, or use another step"

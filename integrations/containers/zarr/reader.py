@@ -27,16 +27,28 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field, replace
 from functools import partial
 from itertools import islice, product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
 from wherry.core.keypath import KeyPath, render
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.tensorspec import Region, Sharding, TensorSpec, region_shape
 from wherry.errors import CorruptError, HostileError, IncompleteError
-from wherry.formats.contents import Absent, Access, Block, ChunkDecoder, Chunked, Contents, Extent, Stored
+from wherry.formats.format import (
+    Absent,
+    Access,
+    Block,
+    ChunkDecoder,
+    Chunked,
+    Contents,
+    ContentsOver,
+    Extent,
+    Stored,
+)
+from wherry.integrations.containers.flat.reader import companion_location
 from wherry.integrations.containers.ocdbt.read import PROCESS_PREFIX
 from wherry.integrations.containers.zarr import kvstore
 from wherry.integrations.containers.zarr import metadata as zarr
@@ -45,15 +57,15 @@ from wherry.integrations.containers.zarr.listing import ASSETS, Listing
 from wherry.integrations.containers.zarr.metadata import MAX_EXPANSION, JsonObject, ZarrArray
 from wherry.mover.move import cells
 from wherry.mover.output import as_array
-from wherry.storage.location import Location
-from wherry.storage.sidecar import FOLDER_NAME, SIGNATURE_NAME
+from wherry.store.location import Location
+from wherry.store.sidecar import FOLDER_NAME, SIGNATURE_NAME
 from wherry.store.store import Entry
 
 if TYPE_CHECKING:
     import numpy as np
     import tensorstore as ts
 
-    from wherry.integrations.containers.msgpack.contents import PlacedReader
+    from wherry.integrations.containers.flat.reader import FlatReader
 
 
 _OPEN_ARRAYS = 64
@@ -81,6 +93,15 @@ class StoredArray:
         prefix = f"{self.name}/" if self.name else ""
         return (prefix + key for key in self.zarr.keys(region))
 
+    def spec(self, path: KeyPath, **facts: Any) -> TensorSpec:
+        """The tensor at a key path.
+
+        Args:
+            path: the key path.
+            facts: further fields of the spec.
+        """
+        return TensorSpec(path, self.zarr.shape, self.zarr.dtype, chunks=self.zarr.chunks, **facts)
+
 
 class ArrayReader(Contents):
     """Reads one item.
@@ -104,7 +125,7 @@ class ArrayReader(Contents):
         *,
         ocdbt: bool,
         zeros_stored: bool,
-        inline: PlacedReader | None = None,
+        inline: FlatReader | None = None,
     ) -> None:
         self.location = location
         self.arrays = arrays
@@ -239,7 +260,7 @@ class ArrayReader(Contents):
 
     def members(self) -> Iterator[Entry]:
         """The files of the folder; sidecar and signature are not part of the checkpoint."""
-        return (entry for entry in self.location.walk() if entry.name not in (FOLDER_NAME, SIGNATURE_NAME))
+        return _walk_of("", self.location)
 
     def close(self) -> None:
         """Close the open arrays."""
@@ -336,6 +357,74 @@ class ArrayReader(Contents):
             while len(self._handles) > _OPEN_ARRAYS:
                 self._handles.popitem(last=False)
         return handle
+
+
+class WithinReader(ContentsOver):
+    """Reads arrays that are a part of a larger checkpoint, such as a step folder around an item of Orbax."""
+
+    def __init__(
+        self,
+        arrays: ArrayReader,
+        parts: Mapping[str, Location],
+        tensors: Mapping[KeyPath, TensorSpec] | None = None,
+        *,
+        companions: tuple[Location, Iterable[str]] | None = None,
+        padded: Mapping[KeyPath, TensorSpec] | None = None,
+    ) -> None:
+        """Take over an opened reader of arrays.
+
+        Args:
+            arrays: reads all tensors.
+            parts: the files and folders of the checkpoint, by their names in it (`` is its own folder); those that do
+                not exist are ignored.
+            tensors: with the writer's sharding over devices, which tells what is missing; None to say nothing of it.
+            companions: a folder, and the names of the files without tensors in it; by default those of the arrays.
+            padded: the stored specs of arrays that are larger on disk than the tensors.
+        """
+        self.base = self._arrays = arrays
+        self._parts, self._tensors = parts, tensors
+        self._companions = None if companions is None else (companions[0], frozenset(companions[1]))
+        self._padded = padded or {}
+
+    def access(self, spec: TensorSpec) -> Access:
+        """How a tensor is read: as its array, but the stored bytes of a padded array are not those of the tensor."""
+        stored = self._padded.get(spec.path)
+        return self._arrays.access(spec) if stored is None else self._arrays.access_in_chunks(stored)
+
+    def companion(self, name: str) -> Location:
+        """The location of a companion."""
+        if self._companions is None:
+            return super().companion(name)
+        return companion_location(self._companions[0], name, self._companions[1])
+
+    def shortfall(self) -> str | None:
+        """A text about missing parts, with the hosts that held them."""
+        if self._tensors is None:
+            return None
+        found = {path: spec.sharding for path, spec in self._tensors.items() if spec.sharding is not None}
+        return shortfall(self._arrays, found)
+
+    def members(self) -> Iterator[Entry]:
+        """The files of all parts; sidecar and signature are not among them."""
+        for name, place in self._parts.items():
+            is_arrays = place == self._arrays.location  # they are there, or that is an error
+            yield from _walk_of(name, place) if is_arrays else _files_of(name, place)
+
+
+def _files_of(name: str, place: Location) -> Iterator[Entry]:
+    """A file, or the files of a folder without sidecar and signature, under a name."""
+    entry = place.stat()
+    if entry is not None and not entry.is_dir:
+        yield replace(entry, name=name)
+    elif entry is not None:
+        yield from _walk_of(name, place)
+
+
+def _walk_of(name: str, place: Location) -> Iterator[Entry]:
+    """The files of a folder, which must exist, without sidecar and signature, under a name."""
+    for one in place.walk():
+        if one.name not in (FOLDER_NAME, SIGNATURE_NAME):
+            yield replace(one, name=f"{name}/{one.name}") if name else one
 
 
 def _raw_chunks(array: ZarrArray, most: int) -> Iterable[tuple[str, int]] | None:
@@ -485,7 +574,7 @@ def _number(value: float) -> str:
 
 
 def _processes(reader: ArrayReader, files: set[str]) -> str | None:
-    """Of a merged OCDBT database: how many stores of processes still exist."""
+    """How many of the hosts' stores still exist next to a merged OCDBT database; None if all do, or if it has none."""
     if reader.listing is None or not files:
         return None
     parts = {value.file.split("/")[0] for value in reader.listing.values.values() if value.file}

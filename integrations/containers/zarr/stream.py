@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import IO, TYPE_CHECKING, NoReturn, cast
 
 import deflate
@@ -25,14 +25,15 @@ from google_crc32c import value as crc32c
 from isal import isal_zlib as zlib
 
 from wherry.core import dtypes
+from wherry.core.lazy_dataclass import dataclass
 from wherry.errors import CorruptError, IncompleteError
-from wherry.formats.contents import Block
-from wherry.storage.ranges import STEP, ReadAhead
+from wherry.formats.format import Block
+from wherry.store.ranges import STEP, ReadAhead
 
 if TYPE_CHECKING:
     from wherry.core.tensorspec import Region
     from wherry.integrations.containers.zarr.metadata import ZarrArray
-    from wherry.storage.location import Location
+    from wherry.store.location import Location
 
 PIECE = 1 << 19
 # Bytes of a decoded deflate chunk that is inflated at once: as much as the mover decodes whole in any budget. The

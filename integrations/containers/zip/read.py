@@ -16,24 +16,23 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from wherry.core.limits import MOST_TENSORS, beyond, exceeds, scale_limit
 from wherry.errors import CorruptError, HostileError, UnsupportedError
-from wherry.text.limits import MOST_TENSORS, beyond, exceeds, scale_limit
 
 if TYPE_CHECKING:
-    from wherry.storage.location import Location
+    from wherry.store.location import Location
 
 LOCAL_MAGIC = b"PK\x03\x04"
-_LOCAL = struct.Struct("<4s5H3I2H")
-_CENTRAL = struct.Struct("<4s6H3I5H2I")
-_END = struct.Struct("<4s4H2IH")
-_END64 = struct.Struct("<4sQ2H2I4Q")
-_LOCATOR = struct.Struct("<4sIQI")
+LOCAL = struct.Struct("<4s5H3I2H")
+CENTRAL = struct.Struct("<4s6H3I5H2I")
+END = struct.Struct("<4s4H2IH")
+END64 = struct.Struct("<4sQ2H2I4Q")
+LOCATOR = struct.Struct("<4sIQI")
+ZIP64, FULL = 0x0001, 0xFFFFFFFF  # the extra field of what does not fit 32 bits, and what these say then
 _TAIL = 1 << 16
 _LARGEST_DIRECTORY = 1 << 29
 _MOST_MEMBERS = MOST_TENSORS + 10_000
 _MOST_DIRECTORY = 64 << 20
-_ZIP64 = 0x0001
-_FULL = 0xFFFFFFFF
 _ENCRYPTED = 0x0001
 STORED, DEFLATED = 0, 8
 
@@ -59,19 +58,17 @@ class Directory(NamedTuple):
 
 def local_member(head: bytes) -> tuple[str, int, bool]:
     """Name of the member whose local header begins here, where its bytes begin, and whether they are compressed."""
-    if len(head) < _LOCAL.size or not head.startswith(LOCAL_MAGIC):
-        return "", 0, False
-    fields = _LOCAL.unpack_from(head)
-    name = head[_LOCAL.size : _LOCAL.size + fields[9]].decode("utf-8", "backslashreplace")
-    return name, _LOCAL.size + fields[9] + fields[10], bool(fields[3])
+    name, start, fields = _parse_local(head)
+    return name, start, bool(fields and fields[3])
 
 
-def first_name(head: bytes) -> str:
-    """Name of the member whose local header begins a file; empty if there is none."""
-    if len(head) < _LOCAL.size or not head.startswith(LOCAL_MAGIC):
-        return ""
-    length = _LOCAL.unpack_from(head)[9]
-    return head[_LOCAL.size : _LOCAL.size + length].decode("utf-8", "replace")
+def _parse_local(head: bytes) -> tuple[str, int, tuple[int, ...]]:
+    """Name, offset of the bytes and fields; without fields where no local header begins."""
+    if len(head) < LOCAL.size or not head.startswith(LOCAL_MAGIC):
+        return "", 0, ()
+    fields = LOCAL.unpack_from(head)
+    name = head[LOCAL.size : LOCAL.size + fields[9]].decode("utf-8", "backslashreplace")
+    return name, LOCAL.size + fields[9] + fields[10], fields
 
 
 def read_directory(
@@ -123,18 +120,18 @@ def _end_record(location: Location, base: int, start: int, end: int) -> tuple[in
     """Offset of the directory in the file, its size in bytes, and its number of members."""
     tail = location.read(base, end)
     found = tail.rfind(b"PK\x05\x06")
-    if found < 0 or len(tail) - found < _END.size:
+    if found < 0 or len(tail) - found < END.size:
         raise _corrupt(
             "zip central directory not found: the file is truncated or is not a zip archive", location
         )
-    _, disk, first_disk, _, count, size, offset, _ = _END.unpack_from(tail, found)
+    _, disk, first_disk, _, count, size, offset, _ = END.unpack_from(tail, found)
     wide = tail.rfind(b"PK\x06\x07", 0, found)
-    if wide >= 0 and wide == found - _LOCATOR.size:
-        at = start + _LOCATOR.unpack_from(tail, wide)[2]
-        data = location.read(at, at + _END64.size)
-        if len(data) != _END64.size or not data.startswith(b"PK\x06\x06"):
+    if wide >= 0 and wide == found - LOCATOR.size:
+        at = start + LOCATOR.unpack_from(tail, wide)[2]
+        data = location.read(at, at + END64.size)
+        if len(data) != END64.size or not data.startswith(b"PK\x06\x06"):
             raise _corrupt(f"zip64 end record not found at {at}", location)
-        fields = _END64.unpack(data)
+        fields = END64.unpack(data)
         return start + fields[9], fields[8], fields[7]
     if disk or first_disk:
         raise UnsupportedError("unsupported zip archive: it spans several disks", uri=location.uri)
@@ -144,11 +141,11 @@ def _end_record(location: Location, base: int, start: int, end: int) -> tuple[in
 def _entries(data: bytes, start: int, location: Location) -> Iterator[Member]:
     position = 0
     while position < len(data):
-        if len(data) - position < _CENTRAL.size or data[position : position + 4] != b"PK\x01\x02":
+        if len(data) - position < CENTRAL.size or data[position : position + 4] != b"PK\x01\x02":
             raise _corrupt(f"invalid zip central directory: no entry at offset {position} of it", location)
-        fields = _CENTRAL.unpack_from(data, position)
+        fields = CENTRAL.unpack_from(data, position)
         _, _, _, flags, method, _, _, crc, size, full, names, extras, comments, _, _, _, header = fields
-        name_end = position + _CENTRAL.size + names
+        name_end = position + CENTRAL.size + names
         extra = data[name_end : name_end + extras]
         wide = _wide(extra, [full, size, header], location)
         name = data[name_end - names : name_end].decode("utf-8", "backslashreplace")
@@ -158,17 +155,17 @@ def _entries(data: bytes, start: int, location: Location) -> Iterator[Member]:
 
 def _wide(extra: bytes, numbers: list[int], location: Location) -> list[int]:
     """Sizes and offset with those that do not fit 32 bits taken from the zip64 extra field."""
-    if _FULL not in numbers:
+    if FULL not in numbers:
         return numbers
     position = 0
     while position + 4 <= len(extra):
         kind, length = struct.unpack_from("<2H", extra, position)
-        if kind == _ZIP64:
+        if kind == ZIP64:
             stored = [
                 item
                 for (item,) in struct.iter_unpack("<Q", extra[position + 4 : position + 4 + length // 8 * 8])
             ]
-            missing = [index for index, number in enumerate(numbers) if number == _FULL]
+            missing = [index for index, number in enumerate(numbers) if number == FULL]
             if len(stored) < len(missing):
                 break
             for index, number in zip(missing, stored, strict=False):
@@ -218,12 +215,11 @@ def data_place(location: Location, member: Member) -> int:
 
 
 def _local_header(location: Location, member: Member) -> tuple[int, tuple[int, ...], str]:
-    head = location.read(member.header, member.header + _LOCAL.size + 4 * len(member.name) + 64)
-    if len(head) < _LOCAL.size or not head.startswith(LOCAL_MAGIC):
+    head = location.read(member.header, member.header + LOCAL.size + 4 * len(member.name) + 64)
+    name, start, fields = _parse_local(head)
+    if not fields:
         raise _corrupt(f"local header of zip member {member.name!r} not found at {member.header}", location)
-    fields = _LOCAL.unpack_from(head)
-    name = head[_LOCAL.size : _LOCAL.size + fields[9]].decode("utf-8", "backslashreplace")
-    return member.header + _LOCAL.size + fields[9] + fields[10], fields, name
+    return member.header + start, fields, name
 
 
 def read_member(location: Location, member: Member, most: int) -> bytes:

@@ -13,20 +13,83 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 from zlib import crc32
 
+from wherry.core.lazy_dataclass import dataclass
+from wherry.integrations.containers.zip.read import (
+    CENTRAL,
+    END,
+    END64,
+    FULL,
+    LOCAL,
+    LOCAL_MAGIC,
+    LOCATOR,
+    ZIP64,
+)
+
 ALIGNMENT = 64
-_LOCAL = struct.Struct("<4s5H3I2H")
-_CENTRAL = struct.Struct("<4s6H3I5H2I")
-_END = struct.Struct("<4s4H2IH")
-_END64 = struct.Struct("<4sQ2H2I4Q")
-_LOCATOR = struct.Struct("<4sIQI")
-_FLAGS = 0x0808
-_FULL, _MANY = 0xFFFFFFFF, 0xFFFF
-_ZIP64, _PADDING = 0x0001, 0x4246
-_CRC_IN_DESCRIPTOR, _CRC_IN_ENTRY = 4, 16
+MANY, UTF8, CRC_IN_ENTRY = 0xFFFF, 0x0800, 16
+_PADDING = 0x4246
+_CRC_IN_DESCRIPTOR = 4
+
+
+class Hand(NamedTuple):
+    """The values that a library writes into the header fields that do not describe the bytes.
+
+    Attributes:
+        made_by, needs: versions, of a member.
+        date: of a member.
+        permissions: of a member.
+        padding: the byte that pads a local header.
+        ends: versions of the zip64 end record.
+    """
+
+    made_by: int
+    needs: int
+    date: int
+    permissions: int
+    padding: bytes
+    ends: tuple[int, int]
+
+    def header(self, name: bytes, flags: int, size: int, length: int, *, wide: bool) -> bytes:
+        """The local header of a stored member, padded to `length` bytes; its CRC is zero.
+
+        Args:
+            name: of the member.
+            flags: of the member.
+            size: of its data; only a zip64 header states it.
+            length: of the header.
+            wide: whether it is a zip64 header.
+        """
+        sizes = struct.pack("<2H2Q", ZIP64, 16, size, size) if wide else b""
+        padding = length - LOCAL.size - len(name) - len(sizes) - 4
+        extra = sizes + struct.pack("<2H", _PADDING, padding) + self.padding * padding
+        said = FULL if wide else 0
+        fixed = (self.needs, flags, 0, 0, self.date, 0, said, said, len(name), len(extra))
+        return LOCAL.pack(LOCAL_MAGIC, *fixed) + name + extra
+
+    def entry(self, name: bytes, flags: int, size: int, crc: int, header: int) -> bytes:
+        """The entry of a stored member in the central directory; `header` is the offset of its local header."""
+        numbers = [size, size] * (size >= FULL) + [header] * (header >= FULL)
+        extra = struct.pack(f"<2H{len(numbers)}Q", ZIP64, 8 * len(numbers), *numbers) if numbers else b""
+        size, header = min(size, FULL), min(header, FULL)
+        fixed = (self.made_by, self.needs, flags, 0, 0, self.date, crc, size, size, len(name), len(extra))
+        return CENTRAL.pack(b"PK\x01\x02", *fixed, 0, 0, 0, self.permissions, header) + name + extra
+
+    def ending(self, count: int, size: int, begin: int, *, wide: bool) -> bytes:
+        """The records after a central directory of `count` entries in `size` bytes from `begin`."""
+        records = b""
+        if wide:  # the length of a zip64 end record leaves out its first 12 bytes
+            fixed = (END64.size - 12, *self.ends, 0, 0, count, count, size, begin)
+            records = END64.pack(b"PK\x06\x06", *fixed) + LOCATOR.pack(b"PK\x06\x07", 0, begin + size, 1)
+        few = min(count, MANY)
+        return records + END.pack(b"PK\x05\x06", 0, 0, few, few, min(size, FULL), min(begin, FULL), 0)
+
+
+# The zip64 end record is of version 4.5 and made by version 3.0.
+_TORCH = Hand(0, 0, 0, 0, b"Z", (0x031E, 0x2D))
+_FLAGS = UTF8 | 0x0008  # the sizes follow in a descriptor
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +109,7 @@ class MemberRecord:
     @property
     def wide(self) -> bool:
         """Whether it needs zip64."""
-        return self.size >= _FULL
+        return self.size >= FULL
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,17 +177,20 @@ class ArchiveForm:
             first += 1
         is_last = number == len(self.tensors)
         for slot in map(self.slot, range(first, len(self.headers) if is_last else self.tensors[number] + 1)):
-            run += _header(slot)
-            if slot.record.data is not None:
-                run += slot.record.data + _descriptor(slot.record, crc32(slot.record.data))
+            record, name = slot.record, slot.record.name.encode()
+            run += _TORCH.header(name, _FLAGS, record.size, slot.data - slot.header, wide=record.wide)
+            if record.data is not None:
+                run += record.data + _descriptor(record, crc32(record.data))
         if is_last:
             directory, numbers = bytearray(), iter(range(number))
             for slot in map(self.slot, range(len(self.headers))):
-                data = slot.record.data
-                if data is None:
-                    crcs.append((len(run) + len(directory) + _CRC_IN_ENTRY, next(numbers)))
-                directory += _entry(slot, 0 if data is None else crc32(data))
-            run += directory + _ending(self, len(directory))
+                record, crc = slot.record, 0
+                if record.data is None:
+                    crcs.append((len(run) + len(directory) + CRC_IN_ENTRY, next(numbers)))
+                else:
+                    crc = crc32(record.data)
+                directory += _TORCH.entry(record.name.encode(), _FLAGS, record.size, crc, slot.header)
+            run += directory + _TORCH.ending(len(self.headers), len(directory), self.directory, wide=True)
         return Frame(bytes(run), tuple(crcs))
 
 
@@ -145,47 +211,18 @@ def lay_out(count: int, record: Callable[[int], MemberRecord]) -> ArchiveForm:
     for number in range(count):
         member = record(number)
         name_size = len(member.name.encode())
-        fixed = position + _LOCAL.size + name_size + (20 if member.wide else 0) + 4
+        fixed = position + LOCAL.size + name_size + (20 if member.wide else 0) + 4
         slot = MemberSlot(member, position, -(-fixed // ALIGNMENT) * ALIGNMENT)
         headers.append(slot.header)
         datas.append(slot.data)
         if member.data is None:
             tensors.append(number)
         position = slot.stop + len(_descriptor(member, 0))
-        numbers = 2 * member.wide + (slot.header >= _FULL)
-        entries += _CENTRAL.size + name_size + (4 + 8 * numbers if numbers else 0)
-    end = _END64.size + _LOCATOR.size + _END.size
+        numbers = 2 * member.wide + (slot.header >= FULL)
+        entries += CENTRAL.size + name_size + (4 + 8 * numbers if numbers else 0)
+    end = END64.size + LOCATOR.size + END.size
     return ArchiveForm(record, headers, datas, tensors, position, position + entries + end)
-
-
-def _header(slot: MemberSlot) -> bytes:
-    record, name = slot.record, slot.record.name.encode()
-    wide = struct.pack("<2H2Q", _ZIP64, 16, record.size, record.size) if record.wide else b""
-    said = _FULL if record.wide else 0
-    padding = slot.data - slot.header - _LOCAL.size - len(name) - len(wide) - 4
-    extra = wide + struct.pack("<2H", _PADDING, padding) + b"Z" * padding
-    return _LOCAL.pack(b"PK\x03\x04", 0, _FLAGS, 0, 0, 0, 0, said, said, len(name), len(extra)) + name + extra
 
 
 def _descriptor(record: MemberRecord, crc: int) -> bytes:
     return struct.pack("<4sI2Q" if record.wide else "<4s3I", b"PK\x07\x08", crc, record.size, record.size)
-
-
-def _entry(slot: MemberSlot, crc: int) -> bytes:
-    record, name = slot.record, slot.record.name.encode()
-    far = slot.header >= _FULL
-    numbers = [record.size, record.size] * record.wide + [slot.header] * far
-    extra = struct.pack(f"<2H{len(numbers)}Q", _ZIP64, 8 * len(numbers), *numbers) if numbers else b""
-    size, header = (_FULL if record.wide else record.size), (_FULL if far else slot.header)
-    fixed = (b"PK\x01\x02", 0, 0, _FLAGS, 0, 0, 0, crc, size, size, len(name), len(extra), 0, 0, 0, 0, header)
-    return _CENTRAL.pack(*fixed) + name + extra
-
-
-def _ending(form: ArchiveForm, size: int) -> bytes:
-    count, begin = len(form.headers), form.directory
-    # A record of version 4.5 from version 3.0 (torch writes 0x031e); its length leaves out the first 12 bytes.
-    wide = _END64.pack(b"PK\x06\x06", _END64.size - 12, 0x031E, 0x2D, 0, 0, count, count, size, begin)
-    locator = _LOCATOR.pack(b"PK\x06\x07", 0, begin + size, 1)
-    few = min(count, _MANY)
-    end = _END.pack(b"PK\x05\x06", 0, 0, few, few, min(size, _FULL), min(begin, _FULL), 0)
-    return wide + locator + end

@@ -13,11 +13,10 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from wherry.core.detection import Detection, Evidence
-from wherry.core.manifest import Companion, Manifest
+from wherry.core.manifest import Manifest
 from wherry.core.steps import step_number
 from wherry.core.units import parse_size
-from wherry.formats.format import Format, Glimpse, Holds, Opened, Option, Options
-from wherry.formats.glimpse import Signs
+from wherry.formats.format import Format, Glimpse, Holds, Opened, Option, Options, Signs
 from wherry.integrations.containers.torch.layout import WRITABLE
 from wherry.integrations.formats.dcp.folder import (
     METADATA,
@@ -35,9 +34,8 @@ from wherry.integrations.formats.dcp.folder import (
 from wherry.integrations.formats.dcp.layout import NESTED, VERSION, WIDEST, lay_out
 from wherry.integrations.formats.dcp.reader import DcpReader
 from wherry.integrations.formats.dcp.rewrite import REWRITES
-from wherry.storage.location import Location
+from wherry.store.location import Location
 from wherry.target.file_map import FileMap, Scene
-from wherry.tree.tree_reading import read_tree
 
 _WORDS = b"torch.distributed.checkpoint"
 _HEAD = 1 << 10
@@ -93,30 +91,29 @@ def open_folder(location: Location, detection: Detection, own: OwnRules = OWN) -
     index = contents.index
     step = detection.step
     if step is None:
-        stored = (contents.values.get((name,)) for name in _STEPS)
+        stored = (contents.tree.values.get((name,)) for name in _STEPS)
         step = next((one for one in stored if type(one) is int), None)
     # Nested paths that differ from the flat names, and facts about objects that key paths do not state.
     nested = {name: list(path) for name, path in index.nested.items() if path != (name,)}
-    manifest = Manifest(
-        tensors=contents.tensors,
-        values=contents.values,
-        empties=contents.empties,
-        lists=frozenset(contents.lists),
-        step=step,
-        companions=tuple(Companion(entry.name, entry.size) for entry in contents.companions),
-        custom={**({NESTED: nested} if nested else {}), **contents.notes.custom},
-    )
-    kind = detection.kind or read_tree(manifest).whole
+    manifest = contents.tree.manifest(contents.tensors, step)
+    custom = {**({NESTED: nested} if nested else {}), **manifest.custom}
+    manifest = replace(manifest, companions=contents.around.listed, custom=custom)
+    kind = detection.kind
+    if not kind:
+        from wherry.layout.tree_reading import read_tree
+
+        kind = read_tree(manifest).whole
     manifest = replace(manifest, kind=kind)
-    files = (*contents.files, *contents.companions)
-    names = frozenset(entry.name for entry in contents.companions)
-    reader = DcpReader(location, index, contents.items, files, contents.inner, names)
+    files = (*contents.files, *contents.around.companions)
+    reader = DcpReader(location, index, contents.items, files, contents.inner, contents.around.names)
     chunks = sum(len(one.chunks) for one in index.tensors.values())
     counted = Evidence(
         METADATA, f"{len(index.tensors)} tensors in {chunks} chunks, {len(index.objects)} objects"
     )
     precise = replace(detection, writer=index.writer, kind=kind, step=step)
-    return Opened(precise.seen(counted), manifest, reader, (*contents.ignored, *ignored_of_step(location)))
+    return Opened(
+        precise.seen(counted), manifest, reader, (*contents.around.ignored, *ignored_of_step(location))
+    )
 
 
 def layout_of(manifest: Manifest, options: Options, _scene: Scene) -> FileMap:

@@ -18,35 +18,31 @@ from __future__ import annotations
 
 import math
 import re
-import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import field, replace
 
 from wherry.core import dtypes
 from wherry.core.account import FILES, ITEMS, TRAINING_STATE, IgnoredEntry, ignored_file
 from wherry.core.detection import Evidence
 from wherry.core.keypath import KeyPath
-from wherry.core.manifest import Value
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.steps import step_number
 from wherry.core.tensorspec import TensorSpec
+from wherry.core.threads import without_collection
+from wherry.cures import Argument, Cure
 from wherry.errors import AmbiguousError, CorruptError, HostileError, IncompleteError
 from wherry.formats.file_names import fsdp_item, is_weights
 from wherry.formats.format import Glimpse
+from wherry.integrations.containers.flat.reader import Surroundings
 from wherry.integrations.containers.flat.strides import PlacedTensor
 from wherry.integrations.containers.torch.values import PickleTree
 from wherry.integrations.formats.dcp.items import Items
 from wherry.integrations.formats.dcp.metadata import DcpIndex, grid_of, read_index, with_elements
-from wherry.integrations.formats.huggingface.folder import (
-    Surroundings,
-    folder_of_weights,
-    ignored_companion,
-    too_deep,
-)
+from wherry.integrations.formats.huggingface.folder import FolderWalk, ignored_companion
 from wherry.integrations.formats.huggingface.weights import find_weights
-from wherry.runtime.threads import without_collection
-from wherry.storage.location import Location
-from wherry.storage.sidecar import OWN_NAMES
+from wherry.store.location import Location
+from wherry.store.sidecar import OWN_NAMES
 from wherry.store.store import Entry
 
 METADATA = ".metadata"
@@ -56,7 +52,6 @@ _OF_RANK = re.compile(r"__\d+\.metadata")
 _EXPANSION = 64  # torch writes expanded tensors in full; metadata that claims more than this factor is forged
 _RATIO = 1 << 10  # additional factor for zstd-compressed zeros
 _FREE_BYTES = 1 << 20
-_DEEPEST = 3  # nesting depth of folders with companion files
 _READ = f"the tensors are read from {METADATA} and its data files"
 _ARRAY_MARKS = (".zarray", "zarr.json", "manifest.ocdbt")  # of arrays of another system in the same folder
 
@@ -69,23 +64,18 @@ class DcpContents:
         index: its metadata.
         items: access to its items.
         inner: tensors inside objects.
-        notes: classes and keys that key paths do not state; its other fields are empty.
+        tree: the leaves of objects that are no tensors.
         files: metadata and data files.
-        companions: the other files of the folder.
-        ignored: those of them that are not converted.
+        around: the other files of the folder.
     """
 
     index: DcpIndex
     items: Items
     files: tuple[Entry, ...]
-    companions: tuple[Entry, ...]
-    ignored: tuple[IgnoredEntry, ...]
+    around: Surroundings
     tensors: dict[KeyPath, TensorSpec] = field(default_factory=dict["KeyPath", TensorSpec])
-    values: dict[KeyPath, Value] = field(default_factory=dict["KeyPath", "Value"])
-    empties: dict[KeyPath, str] = field(default_factory=dict["KeyPath", str])
-    lists: set[KeyPath] = field(default_factory=set["KeyPath"])
     inner: dict[KeyPath, PlacedTensor] = field(default_factory=dict["KeyPath", "PlacedTensor"])
-    notes: PickleTree = field(default_factory=PickleTree)
+    tree: PickleTree = field(default_factory=PickleTree)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,18 +127,19 @@ def read_contents(location: Location, own: OwnRules = OWN) -> DcpContents:
         files = _files(index, location, names)
         _require_inside(index, files, location)
         format_files = [name for name in (*marks, *sorted(own.files)) if name in names]
-        neighbours = Surroundings()
-        _sort_files(location, names, {*files, *format_files}, neighbours)
+        # Files in folders count too (a tokenizer, a module's configuration), unless the folder holds another state.
+        around = FolderWalk({*files, *format_files}, _READ, _left_file, _is_apart).sort(
+            location, names.values()
+        )
         left = [entry for name in index.objects if (entry := own.leave(name)) is not None]
-        neighbours.ignored += left
+        around.ignored += left
         out = {entry.path for entry in left}
         index.objects = [name for name in index.objects if (name,) not in out]
         contents = DcpContents(
             index,
             Items(location, files),
             (*(names[name] for name in format_files), *files.values()),
-            tuple(neighbours.companions),
-            tuple(neighbours.ignored),
+            around,
         )
         coded = index.stored.coded()
         for name, described in index.tensors.items():
@@ -175,7 +166,7 @@ def _files(index: DcpIndex, location: Location, names: Mapping[str, Entry]) -> d
         place = location.member(name)
         entry = names.get(name) or (place.stat() if "/" in name else None)
         if entry is not None and entry.size >= 0 and not entry.is_dir:
-            found[name] = type(entry)(name, entry.size, is_dir=False, mark=entry.mark)
+            found[name] = replace(entry, name=name)
     return found
 
 
@@ -206,39 +197,15 @@ def _require_inside(index: DcpIndex, files: Mapping[str, Entry], location: Locat
         )
 
 
-def _sort_files(
-    folder: Location, names: Mapping[str, Entry], own: set[str], found: Surroundings, prefix: str = ""
-) -> None:
-    """Sort the files besides the data: companions, such as the configuration of a model, and what is not converted.
-
-    Files in folders count too (a tokenizer, a module's configuration), unless the folder holds another state.
-    """
-    for name, entry in names.items():
-        full = f"{prefix}{name}"
-        if full in own or full in OWN_NAMES or name.startswith("."):
-            continue
-        left = _sort_folder(folder.join(name), full, own, found) if entry.is_dir else _left_file(full, entry)
-        if left:
-            found.ignored.append(left)
-        elif not entry.is_dir:
-            found.companions.append(type(entry)(full, entry.size, is_dir=False, mark=entry.mark))
-
-
-def _sort_folder(below: Location, full: str, own: set[str], found: Surroundings) -> IgnoredEntry | None:
-    """Sort the files of a folder like those next to it; the entry of a folder that is not entered, else None."""
-    if full.count("/") + 1 >= _DEEPEST:
-        return too_deep(below, full)
-    inside = {one.name: one for one in below.entries()}
-    if any(
+def _is_apart(_folder: Location, names: Iterable[str]) -> bool:
+    """Whether a folder holds another state."""
+    return any(
         name in (METADATA, *_ARRAY_MARKS)
         or _OF_RANK.fullmatch(name)
         or name.endswith(SUFFIX)
         or is_weights(name)
-        for name in inside
-    ):
-        return folder_of_weights(full, inside, _READ)
-    _sort_files(below, inside, own, found, f"{full}/")
-    return None
+        for name in names
+    )
 
 
 def _left_file(full: str, entry: Entry) -> IgnoredEntry | None:
@@ -255,16 +222,16 @@ def _read_object(contents: DcpContents, name: str) -> None:
     if stored is None or not contents.items.there(stored):
         return  # the reader's `absent` reports it
     archive = contents.items.read(stored, name)
-    tree = archive.tree
+    tree, whole = archive.tree, contents.tree
     for path, placed in archive.placed.items():
         full = (name, *path)
         contents.inner[full] = contents.items.at_home(placed, stored)
         contents.tensors[full] = TensorSpec(full, placed.shape, placed.dtype)
-    contents.values |= {(name, *path): value for path, value in tree.values.items()}
-    contents.empties |= {(name, *path): kind for path, kind in tree.empties.items()}
-    contents.lists |= {(name, *path) for path in tree.lists}
-    contents.notes.types.update({(name, *path): kind for path, kind in tree.types.items()})
-    contents.notes.keys.update({(name, *path): key for path, key in tree.keys.items()})
+    whole.values |= {(name, *path): value for path, value in tree.values.items()}
+    whole.empties |= {(name, *path): kind for path, kind in tree.empties.items()}
+    whole.lists |= {(name, *path) for path in tree.lists}
+    whole.types |= {(name, *path): kind for path, kind in tree.types.items()}
+    whole.keys |= {(name, *path): key for path, key in tree.keys.items()}
 
 
 _NOT_READ = "one item of a step is converted"
@@ -287,13 +254,13 @@ def model_of_step(glimpse: Glimpse) -> str | None:
         raise AmbiguousError(
             f"the step has several models: {', '.join(models)}",
             uri=glimpse.location.uri,
-            cure=f"pass --item {shlex.quote(models[0])}",
+            cure=Cure("pass {}", Argument("item", models[0])),
         )
     if items and not models:
         raise IncompleteError(
             f"folder not found: pytorch_model_fsdp_0; the step has only {', '.join(items)}",
             uri=glimpse.location.uri,
-            cure=f"use another step, or pass --item {shlex.quote(items[0])} for the optimizer",
+            cure=Cure("use another step, or pass {} for the optimizer", Argument("item", items[0])),
         )
     return models[0] if models else None
 
@@ -314,7 +281,7 @@ def step_around(location: Location) -> int | None:
 
 
 def ignored_of_step(location: Location) -> list[IgnoredEntry]:
-    """What the step around an item holds besides it; nothing for a folder that is no item."""
+    """The other entries of the step around an item; none for a folder that is no item."""
     if not fsdp_item(location.name):
         return []
     others = [entry for entry in location.parent.entries() if entry.name not in (location.name, *OWN_NAMES)]

@@ -25,18 +25,19 @@ torch/distributed/checkpoint/_extension.py of torch 2.13.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from wherry.core.lazy_dataclass import dataclass
 from wherry.errors import CorruptError, HostileError, IncompleteError, NotACheckpointError, NotFoundError
-from wherry.formats.contents import Extent
+from wherry.formats.format import Extent
 from wherry.integrations.containers.flat.strides import PlacedTensor
 from wherry.integrations.containers.torch.archive import Archive, read_object
 from wherry.integrations.containers.torch.values import PickleTree
 from wherry.integrations.containers.zip.read import Directory, read_directory
 from wherry.integrations.containers.zip.write import ALIGNMENT
-from wherry.storage.location import Location
+from wherry.store.location import Location
 from wherry.store.store import READ_ONLY, Entry, Store, StoreOver
 
 if TYPE_CHECKING:
@@ -318,6 +319,26 @@ class _Window(StoreOver):
             if at <= start and stop <= at + len(held):
                 return held[start - at : stop - at]
         return self.inner.read(path, start, stop)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedItems:
+    """Parts of tensors that were located when their checkpoint was opened, in place of `Items`.
+
+    Attributes:
+        placed: the part that each item stands for.
+    """
+
+    placed: Mapping[StoredItem, PlacedTensor]
+
+    def tensor(self, stored: StoredItem, name: str, nbytes: int) -> PlacedTensor:
+        """See Items."""
+        del name, nbytes
+        return self.placed[stored]
+
+    def there(self, stored: StoredItem) -> bool:
+        """See Items."""
+        return stored in self.placed
 
 
 class Items:

@@ -12,7 +12,7 @@ load with the installed torch).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import chain, groupby
 from operator import itemgetter
@@ -22,6 +22,7 @@ from isal import isal_zlib
 
 from wherry.core import dtypes
 from wherry.core.keypath import KeyPath
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import UnrepresentableError

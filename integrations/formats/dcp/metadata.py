@@ -28,9 +28,10 @@ import math
 from array import array
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, NamedTuple, TypeAlias
 
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.tensorspec import Region
 from wherry.errors import CorruptError, UnsupportedError
 from wherry.integrations.containers.pickle.machine import load
@@ -44,7 +45,7 @@ from wherry.integrations.containers.pickle.values import (
     open_for_walk,
 )
 from wherry.integrations.containers.torch.values import DTYPES, RULES
-from wherry.storage.location import Location
+from wherry.store.location import Location
 
 METADATA_MODULE = "torch.distributed.checkpoint.metadata"
 FILESYSTEM_MODULE = "torch.distributed.checkpoint.filesystem"

@@ -17,10 +17,10 @@ from wherry.core import dtypes
 from wherry.core.keypath import KeyPath
 from wherry.core.tensorspec import Region, TensorSpec, region_shape, region_within, shared_region
 from wherry.errors import CorruptError, IncompleteError
-from wherry.formats.contents import Absent, Access, Block, ChunkDecoder, Chunked, Extent, Stored
+from wherry.formats.format import Absent, Access, Block, ChunkDecoder, Chunked, Extent, Stored
 from wherry.integrations.containers.flat.reader import FilesReader
 from wherry.integrations.containers.flat.strides import PlacedTensor, StridedReader
-from wherry.integrations.formats.dcp.items import HELD, InflatedItem, Items
+from wherry.integrations.formats.dcp.items import HELD, InflatedItem, Items, PlacedItems
 from wherry.integrations.formats.dcp.metadata import (
     Chunk,
     DcpIndex,
@@ -31,13 +31,11 @@ from wherry.integrations.formats.dcp.metadata import (
 )
 from wherry.mover.output import as_bytes
 from wherry.mover.read import read_region
-from wherry.storage.location import Location
+from wherry.store.location import Location
 from wherry.store.store import Entry
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from wherry.integrations.formats.dcp.shards import SavedShards
 
 
 class ChunkPiece(NamedTuple):
@@ -54,7 +52,7 @@ class DcpReader(FilesReader):
         self,
         location: Location,
         index: DcpIndex,
-        items: Items | SavedShards,
+        items: Items | PlacedItems,
         files: tuple[Entry, ...],
         inner: Mapping[KeyPath, PlacedTensor],
         companions: frozenset[str] = frozenset(),
@@ -175,7 +173,7 @@ class DcpReader(FilesReader):
     def _only_piece(self, spec: TensorSpec) -> ChunkPiece | None:
         """The chunk of a tensor that is one plain chunk, as tensors that were not sharded are; else None.
 
-        It is not kept: of such tensors there are the most, and each is located once.
+        The result is not cached: most tensors are of this kind, and each is located once.
         """
         described = self._index.tensors.get(spec.path[0]) if spec.path not in self._pieces else None
         if described is None or len(described.chunks) != 1 or described.chunks[0].sizes != described.shape:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from wherry.core.detection import Detection
+from wherry.cures import Argument, Blank, Command, Cure
 from wherry.errors import CorruptError, UnsupportedError, UsageError, describe_exception
 from wherry.formats.format import Change, Rewrite
 from wherry.formats.registry import find_format
@@ -30,13 +31,18 @@ from wherry.integrations.formats.dcp.metadata import (
     load_state,
     state_of,
 )
-from wherry.storage.copy import list_files
-from wherry.storage.location import Location
-from wherry.storage.sidecar import OWN_NAMES
+from wherry.store.copy import list_files
+from wherry.store.location import Location
+from wherry.store.sidecar import OWN_NAMES
 
 PROFILES = (WIDEST, "default")
 _INFO = "_StorageInfo"
-_MADE_ANEW = "convert the checkpoint: `wherry convert SOURCE TARGET --to dcp --set for_torch=2.3`"
+_MADE_ANEW = Cure(
+    "convert the checkpoint: {}",
+    Command(
+        "convert", Blank("SOURCE"), Blank("TARGET"), Argument("to", "dcp"), Argument("set", "for_torch=2.3")
+    ),
+)
 
 
 def _for_torch(location: Location, detection: Detection, value: str | None) -> Change:

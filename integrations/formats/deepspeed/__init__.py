@@ -6,8 +6,7 @@ name.
 
 from __future__ import annotations
 
-from wherry.formats.format import Format, Holds
-from wherry.formats.glimpse import Signs
+from wherry.formats.format import Format, Holds, Signs
 from wherry.integrations.formats.deepspeed import universal, zero
 
 FORMATS = (

@@ -30,37 +30,36 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from wherry.core.account import FILES, TRAINING_STATE, IgnoredEntry, ignored_file
 from wherry.core.detection import Detection, Evidence
 from wherry.core.keypath import KeyPath
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
-from wherry.formats.contents import Extent
-from wherry.formats.format import Glimpse, Opened
+from wherry.formats.format import Extent, Glimpse, Opened
 from wherry.integrations.containers.flat.reader import FlatReader
 from wherry.integrations.containers.flat.strides import StridedReader
 from wherry.integrations.formats.deepspeed.zero import (
     CURE,
     STEP,
-    WEIGHTS,
     RankFile,
     buffers_of,
     first_gap,
     frozen_parameters,
+    newest_step,
     open_ranks,
     others_of,
-    read_latest,
     read_pickle,
     shapes_of,
     with_shared,
 )
-from wherry.storage.location import Location
-from wherry.storage.sidecar import OWN_NAMES
+from wherry.store.location import Location
+from wherry.store.sidecar import OWN_NAMES
 from wherry.store.store import Entry
 
 WEIGHT, COUNT = "fp32.pt", "step.pt"
@@ -88,7 +87,7 @@ class StateFile:
 
     @property
     def joined(self) -> bool:
-        """Whether it was joined of parts of an optimizer's state."""
+        """Whether the state was joined from parts of an optimizer's state."""
         return (_JOINED,) in self.values
 
 
@@ -197,7 +196,7 @@ class UniversalTree:
             self.specs[key], self.places[key] = TensorSpec(key, shape, one.spec.dtype), one.extents
 
     def add_rest(self, models: Sequence[Sequence[RankFile]]) -> None:
-        """Add what was not trained, buffers and second names, from the files of the ranks.
+        """Add parameters that were not trained, buffers and second names, from the files of the ranks.
 
         Raises:
             UnsupportedError: several tensor-parallel or pipeline ranks have them, each its own part.
@@ -248,24 +247,21 @@ _STEPS = "global_steps"
 
 def detect(glimpse: Glimpse) -> Detection | None:
     """Detect the folder of a step, or the folder above it whose file `latest_universal` names one."""
-    folder, prefix = glimpse.location, ""
-    if LATEST in glimpse.entries and not any(map(WEIGHTS.fullmatch, glimpse.entries)):
-        prefix = read_latest(glimpse.location, LATEST)
-        folder = glimpse.location.join(prefix) if prefix in glimpse.entries else folder
-    inside = {entry.name: entry for entry in folder.entries()} if prefix else glimpse.entries
-    if ZERO not in inside or not inside[ZERO].is_dir:
+    folder, prefix = newest_step(glimpse, LATEST)
+    zero = folder.location.join(ZERO)
+    if ZERO not in folder.entries or not folder.entries[ZERO].is_dir:
         return None
-    names = {entry.name: entry.is_dir for entry in folder.join(ZERO).entries()}
+    names = {entry.name: entry.is_dir for entry in zero.entries()}
     first = next((name for name, is_dir in names.items() if is_dir), None)
-    if first is None or not (_REST in names or folder.join(ZERO).join(first).join(WEIGHT).exists()):
+    if first is None or not (_REST in names or zero.join(first).join(WEIGHT).exists()):
         return None
-    evidence = [Evidence(LATEST, prefix)] if prefix else []
-    evidence.append(Evidence(f"{prefix}/{ZERO}".lstrip("/"), f"folders of {sum(names.values())} parameters"))
-    step = STEP.match(folder.name)
-    return Detection(
-        glimpse.location.uri, "deepspeed-universal", format_version="universal", writer="deepspeed",
-        step=int(step[1]) if step else None, kind="params", evidence=tuple(evidence),
-    )  # fmt: skip
+    evidence = [Evidence(LATEST, folder.location.name)] if prefix else []
+    evidence.append(Evidence(f"{prefix}{ZERO}", f"folders of {sum(names.values())} parameters"))
+    step = STEP.match(folder.location.name)
+    number = int(step[1]) if step else None
+    return glimpse.detected(
+        "deepspeed-universal", "universal", "deepspeed", *evidence, step=number, kind="params"
+    )
 
 
 def open_universal(location: Location, detection: Detection) -> Opened:
@@ -275,15 +271,13 @@ def open_universal(location: Location, detection: Detection) -> Opened:
         IncompleteError: the folder of a parameter, one of its files, or the file of a rank is missing.
         UnsupportedError: an unknown file, or a parameter whose parts were joined in a way that no shape tells.
         CorruptError: a tensor does not have the shape that the model states give, or nothing knows it.
-        HostileError, WherryError: as of files of torch.
+        HostileError, WherryError: the errors of torch's files.
     """
-    names = {entry.name for entry in location.entries()}
-    prefix = read_latest(location, LATEST) if LATEST in names else ""
-    folder = location.join(prefix) if prefix in names else location
-    prefix = f"{prefix}/" if folder is not location else ""
-    entries = folder.entries()
-    models = _models(folder, [one.name for one in entries])
-    files = dict(_state_files(folder.join(ZERO)))
+    step_folder, prefix = newest_step(Glimpse(location), LATEST)
+    folder, entries = step_folder.location, step_folder.entries.values()
+    zero = folder.join(ZERO)
+    models = _models(folder, step_folder.entries)
+    files = dict(_state_files(zero))
     # Parameter → its shape in each tensor-parallel or pipeline rank that has it.
     shapes: dict[str, list[tuple[int, ...]]] = {}
     for ranks in models:
@@ -304,7 +298,6 @@ def open_universal(location: Location, detection: Detection) -> Opened:
         step = saved if isinstance(saved, int) and not isinstance(saved, bool) else None
     manifest = Manifest(tree.specs, values=tree.values, step=step, kind=kind)
     members = [replace(one, name=f"{prefix}{one.name}") for one in entries if _MODEL.fullmatch(one.name)]
-    zero = folder.join(ZERO)
     members += [replace(one, name=f"{prefix}{ZERO}/{one.name}") for one in zero.entries() if not one.is_dir]
     for name in files:
         members += [
@@ -320,7 +313,7 @@ def open_universal(location: Location, detection: Detection) -> Opened:
     return Opened(found, manifest, reader, tuple(_ignored_entries(prefix, entries, copies)))
 
 
-def _models(folder: Location, names: Sequence[str]) -> list[list[RankFile]]:
+def _models(folder: Location, names: Iterable[str]) -> list[list[RankFile]]:
     """The model states of each tensor-parallel or pipeline rank; of ZeRO 3, those of all ranks of each."""
     found: defaultdict[int, list[tuple[int, str]]] = defaultdict(list)
     for name in names:
@@ -374,7 +367,7 @@ def _require_all(
         )
 
 
-def _ignored_entries(prefix: str, entries: Sequence[Entry], copies: Sequence[str]) -> Iterator[IgnoredEntry]:
+def _ignored_entries(prefix: str, entries: Iterable[Entry], copies: Sequence[str]) -> Iterator[IgnoredEntry]:
     """What is not read."""
     for name in copies:
         reason = "its tensor is read from the model states"

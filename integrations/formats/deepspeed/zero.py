@@ -35,27 +35,25 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from wherry.core.account import TRAINING_STATE, ignored_file
 from wherry.core.detection import Detection, Evidence
 from wherry.core.keypath import KeyPath, render
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import CorruptError, IncompleteError, NotFoundError, UnsupportedError
-from wherry.formats.contents import Extent
 from wherry.formats.file_names import is_deepspeed_shard
-from wherry.formats.format import Glimpse, Opened
+from wherry.formats.format import Extent, Glimpse, Opened
 from wherry.integrations.containers.flat.reader import FlatReader
-from wherry.integrations.containers.flat.strides import StridedReader, require_honest_size
+from wherry.integrations.containers.flat.strides import StridedReader
 from wherry.integrations.containers.pickle.values import Global
-from wherry.integrations.containers.torch.archive import Archive, read_object
-from wherry.integrations.containers.torch.values import RULES
-from wherry.integrations.containers.zip.read import read_directory
+from wherry.integrations.containers.torch.archive import Archive, read_archive
+from wherry.integrations.containers.torch.values import DENSE, RULES
 from wherry.layout.runs import cut
-from wherry.storage.location import Location
-from wherry.store.store import Entry
+from wherry.store.location import Location
 
 _OPAQUE = frozenset(
     {
@@ -68,16 +66,12 @@ _OPAQUE = frozenset(
     }
 )
 _PLAIN = ("torch", "Tensor")
-_FUNCTIONS = {
-    (module, name): RULES.allowed[module, name]
-    for module, name in (("torch._utils", "_rebuild_tensor_v2"), ("torch._utils", "_rebuild_tensor_v3"))
-}
 
 
 def _without_attributes(args: tuple[Any, ...]) -> Any:
     """The plain tensor of one that has attributes."""
     function, kind, rest = args[:3] if len(args) > 3 else (None, None, None)  # noqa: PLR2004  as torch pickles it
-    rebuild = _FUNCTIONS.get(function) if isinstance(function, Global) else None
+    rebuild = DENSE.get(function) if isinstance(function, Global) else None
     if rebuild is None or kind != _PLAIN or type(rest) is not tuple:
         raise UnsupportedError(f"unsupported kind of tensor: {kind}", cure="save it as a dense tensor")
     return rebuild(rest)
@@ -96,11 +90,8 @@ def read_pickle(location: Location) -> Archive:
         HostileError: it has a forbidden global, or claims more than its size.
         WherryError: as of files of torch.
     """
-    place = replace(location, opaque=location.opaque | _OPAQUE)
-    archive = read_object(place, read_directory(place), {}, _RULES)
-    if archive.placed:  # the model states of stage 3 have no tensors
-        require_honest_size(archive.placed, place)
-    return archive
+    # The model states of stage 3 have no tensors.
+    return read_archive(location, _RULES, opaque=_OPAQUE, bare=True)
 
 
 CURE = "copy the whole folder of the step again, with the files of all ranks"
@@ -131,29 +122,30 @@ class RankFile:
         return {path[size:]: spec for path, spec in rows if path[:size] == root}
 
     def values(self, *root: str) -> dict[KeyPath, Any]:
-        """The same of other values."""
+        """The other values below a key path, by the rest of their paths."""
         size = len(root)
         rows = self.manifest.values.items()
         return {path[size:]: value for path, value in rows if path[:size] == root}
 
 
-def read_latest(location: Location, name: str) -> str:
-    """The folder that a file of the run names; empty if it names none, or is a link to one, as others make it."""
+def newest_step(glimpse: Glimpse, pointer: str) -> tuple[Glimpse, str]:
+    """The folder of a step, and how names in it begin relative to the checkpoint.
+
+    Args:
+        glimpse: the folder of a step, or of a run, whose file names a step.
+        pointer: name of that file. Next to weights, as Hugging Face's trainer saves them, it says nothing; it may be a
+            link to the folder, as others make it.
+    """
+    if pointer not in glimpse.entries or any(map(WEIGHTS.fullmatch, glimpse.entries)):
+        return glimpse, ""
     try:
-        text = location.join(name).read(0, _LONGEST_NAME).decode(errors="replace").strip()
+        name = glimpse.location.join(pointer).read(0, _LONGEST_NAME).decode(errors="replace").strip()
     except NotFoundError:
-        return ""
-    return text if text and "/" not in text and text not in (".", "..") else ""
+        return glimpse, ""
+    return (Glimpse(glimpse.location.join(name)), f"{name}/") if name in glimpse.entries else (glimpse, "")
 
 
-def shard_entries(folder: Location, prefix: str) -> Iterator[Entry]:
-    """The files of ranks in a folder, by their names relative to the checkpoint."""
-    for one in folder.entries():
-        if is_deepspeed_shard(one.name):
-            yield replace(one, name=f"{prefix}{one.name}")
-
-
-def files_by_rank(folder: Location, names: Sequence[str], pattern: re.Pattern[str]) -> list[RankFile]:
+def files_by_rank(folder: Location, names: Iterable[str], pattern: re.Pattern[str]) -> list[RankFile]:
     """The files of a kind in the order of their ranks, which are contiguous from 0.
 
     Raises:
@@ -231,7 +223,7 @@ def groups_of(model: RankFile) -> set[str]:
 
 
 def _extents(model: RankFile, root: str, depth: int) -> Iterator[tuple[KeyPath, int]]:
-    """The extents of a table of shapes, each with the key path of its parameter, which has so many parts."""
+    """The extents of a table of shapes, each with the key path of its parameter, which has `parts` parts."""
     for path, extent in model.values(root).items():
         if not path and extent is None:
             continue  # no table
@@ -325,24 +317,15 @@ _PARTS = {1: "single_partition_of_fp32_groups", 2: "single_partition_of_fp32_gro
 
 def detect(glimpse: Glimpse) -> Detection | None:
     """Detect the folder of a step, or the folder above it whose file `latest` names one."""
-    folder, prefix = glimpse.location, ""
-    if LATEST in glimpse.entries and not any(map(WEIGHTS.fullmatch, glimpse.entries)):
-        prefix = read_latest(glimpse.location, LATEST)
-        folder = glimpse.location.join(prefix) if prefix in glimpse.entries else folder
-    names = [entry.name for entry in folder.entries()] if prefix else list(glimpse.entries)
-    ranks = sorted(filter(_OPTIMIZER.fullmatch, names))
-    if not ranks or not any(map(_MODEL.fullmatch, names)):
+    folder, prefix = newest_step(glimpse, LATEST)
+    ranks = sorted(filter(_OPTIMIZER.fullmatch, folder.entries))
+    if not ranks or not any(map(_MODEL.fullmatch, folder.entries)):
         return None
-    step = STEP.fullmatch(folder.name)
-    evidence = [
-        Evidence(f"{prefix}/{ranks[0]}".lstrip("/"), f"the optimizer's partitions of {len(ranks)} ranks")
-    ]
-    if prefix:
-        evidence.insert(0, Evidence(LATEST, prefix))
-    return Detection(
-        glimpse.location.uri, "deepspeed", format_version="ZeRO", writer="deepspeed",
-        step=int(step[1]) if step else None, kind="params", evidence=tuple(evidence),
-    )  # fmt: skip
+    step = STEP.fullmatch(folder.location.name)
+    evidence = [Evidence(LATEST, folder.location.name)] if prefix else []
+    evidence.append(Evidence(f"{prefix}{ranks[0]}", f"the optimizer's partitions of {len(ranks)} ranks"))
+    number = int(step[1]) if step else None
+    return glimpse.detected("deepspeed", "ZeRO", "deepspeed", *evidence, step=number, kind="params")
 
 
 def open_deepspeed(location: Location, detection: Detection) -> Opened:
@@ -354,16 +337,11 @@ def open_deepspeed(location: Location, detection: Detection) -> Opened:
         CorruptError: the partitions do not have the sizes that the shapes need.
         HostileError, WherryError: as of files of torch.
     """
-    names = {entry.name for entry in location.entries()}
-    prefix = read_latest(location, LATEST) if LATEST in names else ""
-    folder = location.join(prefix) if prefix in names else location
-    members = tuple(shard_entries(folder, f"{prefix}/" if folder is not location else ""))
-    shards = [one for one in folder.entries() if is_deepspeed_shard(one.name)]
-    ranks = files_by_rank(folder, [one.name for one in shards], _OPTIMIZER)
-    models = files_by_rank(folder, [one.name for one in shards], _MODEL)
-    others = [
-        one.name for one in shards if not (_OPTIMIZER.fullmatch(one.name) or _MODEL.fullmatch(one.name))
-    ]
+    folder, prefix = newest_step(Glimpse(location), LATEST)
+    shards = {name: one for name, one in folder.entries.items() if is_deepspeed_shard(name)}
+    ranks = files_by_rank(folder.location, shards, _OPTIMIZER)
+    models = files_by_rank(folder.location, shards, _MODEL)
+    others = [name for name in shards if not (_OPTIMIZER.fullmatch(name) or _MODEL.fullmatch(name))]
     if others:
         raise UnsupportedError(
             f"{others[0]} is of tensor parallelism, experts or a pipeline", uri=location.uri,
@@ -394,6 +372,7 @@ def open_deepspeed(location: Location, detection: Detection) -> Opened:
     )
     version = f"ZeRO {stage}, {len(ranks)} ranks"
     manifest = Manifest(specs, step=detection.step, kind="params")
+    members = tuple(replace(one, name=f"{prefix}{name}") for name, one in shards.items())
     found = replace(detection, format_version=version).seen(seen)
     return Opened(found, manifest, FlatReader(location, places, members), ignored)
 

@@ -28,10 +28,18 @@ from wherry.core.manifest import Companion, Manifest, without_chunks
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
 from wherry.formats.companions import CompanionsReader
-from wherry.formats.contents import Contents, Extent
-from wherry.formats.format import Format, Glimpse, Holds, Opened, Option, Options
-from wherry.formats.glimpse import Signs
-from wherry.formats.model_files import ModelFiles
+from wherry.formats.format import (
+    Contents,
+    Extent,
+    Format,
+    Glimpse,
+    Holds,
+    ModelFiles,
+    Opened,
+    Option,
+    Options,
+    Signs,
+)
 from wherry.formats.systems import TreeForm
 from wherry.integrations.containers.flat.reader import FlatReader
 from wherry.integrations.formats.gguf.header import MAGIC, TYPES, VERSIONS, GgufHeader, read_header, type_name
@@ -49,8 +57,7 @@ from wherry.integrations.formats.gguf.write import (
     require_files,
 )
 from wherry.integrations.formats.gguf.write import FILE as CONFIG
-from wherry.storage.location import Location
-from wherry.store.store import Entry
+from wherry.store.location import Location
 from wherry.target.file_map import FileMap, Scene, map_of_one
 
 _TOO_LONG = "manifests hold numbers and short texts"
@@ -63,15 +70,9 @@ def _detect(glimpse: Glimpse) -> Detection | None:
     if not glimpse.head.startswith(MAGIC) or len(glimpse.head) < _HEAD.size:
         return None
     version = _HEAD.unpack_from(glimpse.head)[1]
-    said = f"version {version}" if version in VERSIONS else f"unsupported version {version}"
-    return Detection(
-        uri=glimpse.location.uri,
-        format="gguf",
-        format_version=f"GGUF v{version}" if version in VERSIONS else None,
-        writer="gguf",
-        kind="params",
-        evidence=(Evidence(glimpse.location.name, f"starts with GGUF, {said}"),),
-    )
+    known = version in VERSIONS
+    seen = f"starts with GGUF, {'' if known else 'unsupported '}version {version}"
+    return glimpse.detected("gguf", f"GGUF v{version}" if known else None, "gguf", seen, kind="params")
 
 
 def _open(location: Location, detection: Detection) -> Opened:
@@ -93,8 +94,7 @@ def _open(location: Location, detection: Detection) -> Opened:
     )
     embedding = specs.get((EMBEDDING,))
     rows = embedding.shape[0] if embedding is not None and embedding.shape else None
-    files = [(header.location.name, header.location.present()) for header in headers]
-    members = tuple(Entry(name, entry.size, is_dir=False, mark=entry.mark) for name, entry in files)
+    members = tuple(header.location.present() for header in headers)
     reader = _GgufReader(FlatReader(location, places, members), {CONFIG: config}, first, rows)
     seen = Evidence(location.name, f"{len(specs)} tensors, {len(first.metadata)} metadata values")
     ignored = tuple(IgnoredEntry((key,), "values", _TOO_LONG, "list or long text") for key in first.left)
@@ -237,7 +237,7 @@ FORMATS = (
         prepare=_prepare,
         values=as_stored,
         holds=Holds(
-            dtypes=frozenset({"float32", "float16", "bfloat16", "ggml:Q8_0", "ggml:Q4_0"}),
+            dtypes=frozenset(ELEMENT_TYPES.values()),
             depth=1,
             rank=4,
             zero_size=False,
@@ -251,7 +251,7 @@ FORMATS = (
         options={
             "type": Option(
                 SOURCE,
-                "element type of matrices; `source` keeps that of the source",
+                "element type of matrices, `mxfp4` of experts if there are any; `source` keeps that of the source",
                 (SOURCE, *ELEMENT_TYPES),
             ),
             "tokenizer": Option(SOURCE, "`none` leaves the tokenizer out", (SOURCE, "none")),

@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 from wherry.core import dtypes
 from wherry.core.keypath import KeyPath
+from wherry.core.lazy_dataclass import dataclass
+from wherry.core.limits import MOST_TENSORS, beyond, exceeds, scale_limit
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, HostileError, UnsupportedError
-from wherry.formats.contents import Extent
-from wherry.storage.location import Location
-from wherry.text.limits import MOST_TENSORS, beyond, exceeds, scale_limit
+from wherry.formats.format import Extent
+from wherry.store.location import Location
 
 MAGIC = b"GGUF"
 VERSIONS = (1, 2, 3)

@@ -20,14 +20,17 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from wherry.core.json_document import parse_json
+from wherry.core.lazy_dataclass import dataclass
+from wherry.core.limits import LARGE, beyond, exceeds, scale_limit
 from wherry.core.units import plural
+from wherry.cures import Argument, Cure
 from wherry.errors import CorruptError, UnrepresentableError, UsageError, describe_exception
-from wherry.formats.model_files import ModelFiles
+from wherry.formats.format import ModelFiles
 from wherry.integrations.formats.gguf.header import (
     GgufHeader,
     StoredList,
@@ -36,13 +39,11 @@ from wherry.integrations.formats.gguf.header import (
     read_text,
     read_texts,
 )
-from wherry.storage.location import MOST_CONFIG, Location
-from wherry.text.json_document import parse_json
-from wherry.text.limits import LARGE, beyond, exceeds, scale_limit
+from wherry.store.location import MOST_CONFIG, Location
 
 START, TEMPLATE = "tokenizer.ggml.", "tokenizer.chat_template"
 _RULES = Path(__file__).with_name("tokenizers.toml")
-BYTES, PIECES = "gpt2", "llama"  # values of `model`: byte-level BPE, SentencePiece
+BYTES, PIECES, NONE = "gpt2", "llama", "none"  # values of `model`: byte-level BPE, SentencePiece, nothing
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 IDS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _FLAGS = ("add_bos_token", "add_eos_token", "add_space_prefix")
@@ -60,7 +61,7 @@ class _NotMadeError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Vocabulary:
-    """What the metadata state, after it was checked.
+    """The vocabulary that the metadata state, after it was checked.
 
     Attributes:
         model: `gpt2` or `llama`.
@@ -99,15 +100,21 @@ def tokenizer_files(header: GgufHeader, rows: int | None) -> ModelFiles:
     """
     if f"{START}model" not in header.metadata and f"{START}model" not in header.stored:
         return ModelFiles()
+    if header.metadata.get(f"{START}model") == NONE:
+        return ModelFiles()
     try:
         return _files(header, rows)
     except _NotMadeError as reason:
         return ModelFiles(missing=f"no tokenizer is made from the metadata, because {reason}")
     except CorruptError as error:
         raise CorruptError(
-            error.what, uri=header.location.uri,
-            cure="pass the folder of the model's own tokenizer with --assets, or download the file again",
-        ) from error  # fmt: skip
+            error.what,
+            uri=header.location.uri,
+            cure=Cure(
+                "pass the folder of the model's own tokenizer with {}, or download the file again",
+                Argument("assets"),
+            ),
+        ) from error
 
 
 def _files(header: GgufHeader, rows: int | None) -> ModelFiles:
@@ -389,7 +396,9 @@ def _template(header: GgufHeader) -> str | None:
 
 def _notes(header: GgufHeader, words: _Vocabulary, merges: Sequence[tuple[str, str]]) -> Iterator[str]:
     """What transformers reads differently from llama.cpp, and what is not carried."""
-    cure = "if the model was trained otherwise, pass the folder of its own tokenizer with --assets"
+    cure = Cure(
+        "if the model was trained otherwise, pass the folder of its own tokenizer with {}", Argument("assets")
+    )
     if words.pre in rules()["begin"]["token"] and words.model == BYTES:
         if "add_bos_token" not in words.flags:
             yield (
@@ -451,7 +460,11 @@ def _corrupt(name: str, what: str) -> CorruptError:
 TOKENIZER, CONFIG, TEMPLATE_FILE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 FILES = (TOKENIZER, CONFIG, TEMPLATE_FILE)
 _MOST = 128 << 20
-_CURE = "pass another tokenizer with --assets, or leave it out with --set tokenizer=none"
+_CURE = Cure(
+    "pass another tokenizer with {}, or leave it out with {}",
+    Argument("assets"),
+    Argument("set", "tokenizer=none"),
+)
 _WRITTEN_FLAGS = ("single_word", "lstrip", "rstrip")
 _Pair = tuple[str, str]
 
@@ -473,7 +486,7 @@ def read_json(place: Location) -> dict[str, Any]:
 def tokenizer_metadata(
     companion: Callable[[str], Location | None], config: Mapping[str, Any], rows: int
 ) -> dict[str, Any]:
-    """What a GGUF file states of the tokenizer.
+    """The metadata of a GGUF file that describe the tokenizer.
 
     Args:
         companion: where the files are, by name.
@@ -527,6 +540,11 @@ def _metadata(
         f"{START}add_eos_token": ends,
         **({TEMPLATE: template} if template is not None else {}),
     }
+
+
+def without_tokens(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata of a file without a tokenizer, which llama.cpp loads too."""
+    return {f"{START}model": NONE, **token_ids({}, {}, config)}
 
 
 def token_ids(

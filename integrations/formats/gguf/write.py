@@ -4,7 +4,8 @@ Only what comes back is written: the config that the metadata state must mean th
 config, so a model of which the metadata have no words is refused. `architectures.toml` has the rules, in `written`; a
 family without them is not written.
 
-The types in which a GGUF file stores a model: matrices as requested, all else as float32, as llama.cpp expects.
+The types in which a GGUF file stores a model: matrices as requested, all else as float32, as llama.cpp expects:
+vectors, biases, and what routes tokens to experts.
 
 Positions that are scaled by Llama 3.1's rule are stated by a tensor, which is added.
 
@@ -28,16 +29,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wherry.core import dtypes
+from wherry.core.json_document import parse_json
 from wherry.core.keypath import KeyPath
 from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import TensorSpec
+from wherry.cures import Argument, Cure
 from wherry.errors import CorruptError, UnrepresentableError, UsageError
 from wherry.formats.format import Options
 from wherry.integrations.formats.gguf.header import MAGIC, TYPES, VERSIONS, type_name
-from wherry.integrations.formats.gguf.tokenizer import TOKENIZER, read_json, token_ids, tokenizer_metadata
+from wherry.integrations.formats.gguf.tokenizer import (
+    TOKENIZER,
+    read_json,
+    tokenizer_metadata,
+    without_tokens,
+)
 from wherry.layout.expr import evaluate
-from wherry.storage.location import Location
-from wherry.text.json_document import parse_json
+from wherry.store.location import Location
 
 if TYPE_CHECKING:
     from wherry.families.facts import ConfigFacts
@@ -97,7 +104,7 @@ def _config(
     }
     lists = [key.removeprefix(start) for key in left if key.startswith(start)]
     tokens = {key: value for key, value in metadata.items() if key.startswith(_TOKENS)}
-    rotary = _rotary(own, factors)
+    rotary = _rotary(own, factors, mscale=rules.get("mscale", False))
     embedding = specs.get((EMBEDDING,))
     rows = embedding.shape[0] if embedding is not None and embedding.shape else None
     names = {**_tables({**own, **tokens}), "tokens": rows, "head": _head(own), "rotary": rotary}
@@ -128,8 +135,8 @@ def _config(
 @cache
 def _rules() -> Mapping[str, Mapping[str, Any]]:
     """Architecture → its rules, with those of all."""
-    tables = tomllib.loads(_RULES.read_text(encoding="utf-8"))
-    common = tables.pop("common")
+    tables = _read_rules()
+    common = tables["common"]
     return {
         name: {
             **row,
@@ -138,15 +145,39 @@ def _rules() -> Mapping[str, Mapping[str, Any]]:
                 for one, text in {**common["attributes"], **row.get("attributes", {})}.items()
                 if text is not False
             },
-            "neutral": {**common["neutral"], **row.get("neutral", {})},
+            "neutral": {
+                one: text
+                for one, text in {**common["neutral"], **row.get("neutral", {})}.items()
+                if text is not False
+            },
             "ignored": {key for keys in common["ignored"].values() for key in keys},
+            **({"written": _join(common["written"], row["written"])} if "written" in row else {}),
         }
         for name, row in tables.items()
+        if name != "common"
+    }
+
+
+@cache
+def _read_rules() -> Mapping[str, Any]:
+    return tomllib.loads(_RULES.read_text(encoding="utf-8"))
+
+
+def _join(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """What is written of an architecture: what is of all, and its own; a key that must be stated is not optional."""
+    metadata = {**common["metadata"], **own.get("metadata", {})}
+    optional = {**common["optional"], **own.get("optional", {})}
+    return {
+        **own,
+        "metadata": {key: text for key, text in metadata.items() if text is not False},
+        "optional": {
+            key: text for key, text in optional.items() if text is not False and key not in metadata
+        },
     }
 
 
 def written_rules() -> Mapping[str, Mapping[str, Any]]:
-    """Architecture → the family whose models are written, and what is written, of those that are."""
+    """Architecture → the model types of which it is written, and the metadata that are, of those that are written."""
     return {name: rules["written"] for name, rules in _rules().items() if "written" in rules}
 
 
@@ -171,7 +202,9 @@ def _head(own: Mapping[str, Any]) -> int | None:
     return width // heads if isinstance(width, int) and isinstance(heads, int) and heads else None
 
 
-def _rotary(own: Mapping[str, Any], factors: Sequence[float] | None) -> dict[str, Any] | None:
+def _rotary(
+    own: Mapping[str, Any], factors: Sequence[float] | None, *, mscale: bool
+) -> dict[str, Any] | None:
     """The scaling of rotary positions as a config states it; None if there is none, or not one that is known."""
     scaling = {key.removeprefix(_SCALING): value for key, value in own.items() if key.startswith(_SCALING)}
     scaling.pop("finetuned", None)
@@ -179,12 +212,32 @@ def _rotary(own: Mapping[str, Any], factors: Sequence[float] | None) -> dict[str
     if factors is not None:
         base = own.get("rope.freq_base", 10000.0)
         return _of_llama3(factors, base) if kind == "none" and not scaling else None
-    if kind == "linear" and factor and not scaling:
+    if kind == "linear" and factor and not scaling and not mscale:
         return {"rope_type": "linear", "factor": factor}
     original = scaling.pop("original_context_length", None)
-    if kind == "yarn" and factor and original and not scaling:
-        return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+    if kind == "yarn" and factor and original:
+        scaled, shape = (
+            _yarn(factor, scaling, mscale=mscale),
+            {"factor": factor, "original_max_position_embeddings": original},
+        )
+        return {"rope_type": "yarn", **shape, **scaled} if scaled is not None else None
     return None
+
+
+def _yarn(factor: float, scaling: dict[str, Any], *, mscale: bool) -> dict[str, Any] | None:
+    """The rest of yarn's attributes, of those that a config need not state; None if some are not known."""
+    scores = {}
+    if mscale:
+        both = _shortest(_as_float32(scaling.pop("yarn_log_multiplier", 0.0) / 0.1))
+        if not both > 0 or "attn_factor" in scaling:
+            return None
+        scores = {"mscale": both, "mscale_all_dim": both}
+    names = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
+    shape = {name: scaling.pop(key) for key, name in names.items() if key in scaling}
+    if "attn_factor" in scaling:
+        scaled = scaling.pop("attn_factor") * evaluate("yarn_mscale(factor)", {"factor": factor})
+        shape["attention_factor"] = _shortest(_as_float32(scaled))
+    return {**shape, **scores} if not scaling else None
 
 
 def _of_llama3(factors: Sequence[float], base: Any) -> dict[str, Any] | None:
@@ -224,7 +277,11 @@ def _shortest(value: Any) -> Any:
 
 ALIGNMENT = 32
 # Type of most elements of matrices → `general.file_type`, llama.cpp's number of it.
-_FILE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 32, "ggml:Q8_0": 7, "ggml:Q4_0": 2}
+# llama.cpp has a number for files of MXFP4 only for those of experts.
+_FILE_TYPES = {
+    "float32": 0, "float16": 1, "bfloat16": 32, "ggml:Q4_0": 2, "ggml:Q4_1": 3, "ggml:Q8_0": 7, "ggml:Q5_0": 8,
+    "ggml:Q5_1": 9, "ggml:Q4_K": 14, "ggml:Q6_K": 18, "ggml:MXFP4": 38,
+}  # fmt: skip
 _QUANTIZATION_VERSION = 2
 _NUMBERS = {name: number for number, name in TYPES.items()}
 
@@ -291,7 +348,7 @@ def _value(value: Any) -> bytes:
 def _metadata(
     specs: Mapping[KeyPath, TensorSpec], options: Options, companion: Callable[[str], Location | None]
 ) -> dict[str, Any]:
-    """What the file states of the model, by key."""
+    """The metadata of the file that describe the model, by key."""
     place = companion(FILE)
     assert place is not None, "a target without a config is refused before"
     config = read_json(place)
@@ -308,7 +365,7 @@ def _metadata(
         "general.architecture": architecture, "general.type": "model", "general.file_type": _FILE_TYPES.get(kind, 0),
         **blocks,
         **{f"{architecture}.{key}": value for key, value in own.items()},
-        **(tokenizer_metadata(companion, config, rows) if with_tokens else token_ids({}, {}, config)),
+        **(tokenizer_metadata(companion, config, rows) if with_tokens else without_tokens(config)),
     }  # fmt: skip
 
 
@@ -320,44 +377,44 @@ def _of_model(config: Mapping[str, Any], specs: Mapping[KeyPath, TensorSpec]) ->
     )  # the families take longer than all of this file
     from wherry.families.facts import tell
 
-    name = family_of_config(config)
-    found = [(one, rows) for one, rows in written_rules().items() if rows["family"] == name]
+    kind, name = config.get("model_type"), family_of_config(config)
+    found = [(one, rows) for one, rows in written_rules().items() if kind in rows["model_types"]]
     if name is None or not found:
-        known = ", ".join(rows["family"] for rows in written_rules().values())
+        known = ", ".join(sorted(one for rows in written_rules().values() for one in rows["model_types"]))
         raise UnrepresentableError(
-            f"no rule writes the metadata of the model type {config.get('model_type')!r}",
-            cure=f"choose another target; wherry writes GGUF of the families {known}",
+            f"no rule writes the metadata of the model type {kind!r}",
+            cure=f"choose another target; wherry writes GGUF of the model types {known}",
         )
     ((architecture, rules),) = found
     family = load_family(name)
     config_facts = tell(family.system("gguf"), config, FILE)
-    names = {**family.constants, **config_facts.sizes, **config_facts.facts}
-    own = {key: evaluate(text, names) for key, text in rules["metadata"].items()}
-    own = {
-        key: value for key, value in own.items() if value is not None or not key.startswith("rope.scaling.")
-    }
-    missing = [key for key, value in own.items() if type(value) not in (int, float, str)]
+    names = {**family.constants, **config_facts.sizes, **config_facts.facts, "config": config_facts.config}
+    own = {key: evaluate(text, names) for key, text in {**rules["metadata"], **rules["optional"]}.items()}
+    own = {key: value for key, value in own.items() if value is not None or key in rules["metadata"]}
+    missing = [key for key, value in own.items() if type(value) not in (bool, int, float, str)]
     if missing:
         raise UnrepresentableError(
             f"{FILE} does not state what {architecture}.{missing[0]} is made from",
-            cure="pass the whole config of the model with --config",
+            cure=Cure("pass the whole config of the model with {}", Argument("config")),
         )
     stated = {
         "general.architecture": architecture,
         **{f"{architecture}.{key}": _as_float32(own[key]) for key in own},
     }
     factors = rotary_factors(names) if (FACTORS,) in specs else None
-    metadata_facts = tell(
-        family.system("gguf"), parse_json(model_config(stated, (), specs, factors), FILE), "the metadata"
-    )
-    _require_same(config_facts, metadata_facts)
+    meant = parse_json(model_config(stated, (), specs, factors), FILE)
+    system = family.system("gguf")
+    assumed = {
+        key: evaluate(text, {}) if isinstance(text, str) else text for key, text in system.assumes.items()
+    }
+    _require_same(config_facts, tell(system, meant, "the metadata"), assumed)
     return architecture, own
 
 
-def _require_same(config_facts: ConfigFacts, metadata_facts: ConfigFacts) -> None:
+def _require_same(config_facts: ConfigFacts, metadata_facts: ConfigFacts, assumed: Mapping[str, Any]) -> None:
     """The metadata must mean what the config says; whether embeddings are tied, the tensors show."""
     expected = {**config_facts.sizes, **config_facts.facts}
-    found = {**metadata_facts.sizes, **metadata_facts.facts}
+    found = {**assumed, **metadata_facts.sizes, **metadata_facts.facts}
     for name, value in expected.items():
         if name != "tied" and found.get(name) != value:
             raise UnrepresentableError(
@@ -397,20 +454,27 @@ def require_files(manifest: Manifest, options: Options) -> None:
     if FILE not in names:
         raise UnrepresentableError(
             f"missing {FILE}: the metadata of a GGUF file state the model",
-            cure="pass the model's config with --config",
+            cure=Cure("pass the model's config with {}", Argument("config")),
         )
     if options["tokenizer"] != "none" and TOKENIZER not in names:
         raise UnrepresentableError(
             f"missing {TOKENIZER}: a GGUF file has the tokenizer of its model",
-            cure="pass the folder that has it with --assets, or leave it out with --set tokenizer=none",
+            cure=Cure(
+                "pass the folder that has it with {}, or leave it out with {}",
+                Argument("assets"),
+                Argument("set", "tokenizer=none"),
+            ),
         )
 
 
 SOURCE = "source"
 # `--set type=…` → the element type of matrices.
 ELEMENT_TYPES = {
-    "f32": "float32", "f16": "float16", "bf16": "bfloat16", "q8_0": "ggml:Q8_0", "q4_0": "ggml:Q4_0",
+    "f32": "float32", "f16": "float16", "bf16": "bfloat16", "q8_0": "ggml:Q8_0", "q5_1": "ggml:Q5_1",
+    "q5_0": "ggml:Q5_0", "q4_1": "ggml:Q4_1", "q4_0": "ggml:Q4_0", "q6_k": "ggml:Q6_K", "q4_k": "ggml:Q4_K",
+    "mxfp4": "ggml:MXFP4",
 }  # fmt: skip
+_SPARSE, _EXPERTS = "ggml:MXFP4", "_exps.weight"
 _PLAIN = ("float32", "float16", "bfloat16", "float64")
 
 
@@ -421,16 +485,19 @@ def as_stored(checkpoint: Checkpoint, options: Options) -> Checkpoint:
         UnrepresentableError: rows of a matrix are not whole blocks, or the metadata cannot state the model.
         UsageError: its tensors are in blocks already.
     """
-    from wherry.quantized.ggml_types import TypedView  # with numpy
+    from wherry.transform.ggml_view import typed_view  # with numpy
 
     names = {one.name for one in checkpoint.manifest.companions}
     requested = ELEMENT_TYPES.get(str(options["type"]))
+    # llama.cpp's number of files of MXFP4 is for experts of that type: other matrices keep the source's.
+    sparse = requested == _SPARSE and any(_EXPERTS in path[0] for path in checkpoint.manifest.tensors)
     types: dict[KeyPath, str] = {}  # of the tensors that get another one
     if requested is not None or checkpoint.laid_out:  # else the names and the types are those of a GGUF file
         types = {
             path: kind
             for path, spec in checkpoint.manifest.tensors.items()
-            if (kind := _type_of(spec, requested)) != spec.dtype
+            if (kind := _type_of(spec, requested if _EXPERTS in path[0] or not sparse else None))
+            != spec.dtype
         }
     # The tensor that states how rotary positions are scaled, if the model's are.
     constants: list[tuple[TensorSpec, bytes]] = []
@@ -443,7 +510,7 @@ def as_stored(checkpoint: Checkpoint, options: Options) -> Checkpoint:
         files.update(checkpoint.original.reader.model_files().files)
     if types or constants or files:
         record = {name: str(options[name]) for name in ("type", "tokenizer")}
-        checkpoint = TypedView(checkpoint, types, constants, files, record)
+        checkpoint = typed_view(checkpoint, types, constants, files, record)
     if FILE in names and (TOKENIZER in {*names, *files} or options["tokenizer"] == "none"):
         found = {one.name for one in checkpoint.manifest.companions}
 
@@ -458,18 +525,20 @@ def _type_of(spec: TensorSpec, requested: str | None) -> str:
     if requested and dtypes.block_elements(spec.dtype) > 1:
         raise UsageError(
             f"{spec.name} is quantised already, as {spec.dtype.removeprefix('ggml:')}",
-            path=spec.name, cure="add --set dequantize=float32",
+            path=spec.name, cure=Cure("add {}", Argument("set", "dequantize=float32")),
         )  # fmt: skip
     if spec.dtype not in _PLAIN:
         return spec.dtype
-    if len(spec.shape) < 2:  # noqa: PLR2004  a matrix has more
+    name, _, end = spec.path[0].rpartition(".")
+    precise = _read_rules()["common"]["written"]["float32"]
+    if len(spec.shape) < 2 or end != "weight" or name.rpartition(".")[2] in precise:  # noqa: PLR2004
         return "float32"
     kind = requested or spec.dtype
     if spec.shape[-1] % dtypes.block_elements(kind):
         raise UnrepresentableError(
             f"the rows of {spec.name} have {spec.shape[-1]} elements, which are no whole blocks of "
             f"{dtypes.block_elements(kind)}",
-            path=spec.name, cure="choose a type without blocks, such as --set type=f16",
+            path=spec.name, cure=Cure("choose a type without blocks, such as {}", Argument("set", "type=f16")),
         )  # fmt: skip
     return kind
 
@@ -479,6 +548,6 @@ def _facts(checkpoint: Checkpoint) -> Mapping[str, object]:
     if not checkpoint.laid_out:
         return {}
     from wherry.families.fact_checks import known_names
-    from wherry.view.view import LayoutView
+    from wherry.transform.view import LayoutView
 
     return known_names(checkpoint.projected) if isinstance(checkpoint, LayoutView) else {}

@@ -8,17 +8,15 @@ key path is one part, its name. Folders with weights of the Flax classes are a f
 
 from __future__ import annotations
 
-import shlex
 import sys
 
 from wherry.core.detection import Detection
 from wherry.core.manifest import Manifest
 from wherry.core.units import parse_size
+from wherry.cures import Argument, Cure
 from wherry.errors import AmbiguousError, CorruptError, UnrepresentableError
-from wherry.formats.format import Format, Glimpse, Holds, Opened, Option, Options
-from wherry.formats.glimpse import Signs
-from wherry.integrations.containers.safetensors.header import DTYPES
-from wherry.integrations.containers.safetensors.layout import METADATA_FORMAT, kept_metadata, lay_out
+from wherry.formats.format import Format, Glimpse, Holds, Opened, Option, Options, Signs
+from wherry.integrations.containers.safetensors.header import DTYPES, METADATA_FORMAT
 from wherry.integrations.formats.huggingface.flax import FLAX
 from wherry.integrations.formats.huggingface.folder import pipeline_parts
 from wherry.integrations.formats.huggingface.shards import detect_weights, open_weights
@@ -31,7 +29,7 @@ from wherry.integrations.formats.huggingface.weights import (
     find_weights,
     spread_tensors,
 )
-from wherry.storage.location import Location
+from wherry.store.location import Location
 from wherry.target.file_map import FileMap, Scene
 
 _OF_PEFT = "base_model.model."  # the start of the names of an adapter's tensors
@@ -53,7 +51,7 @@ def _detect(glimpse: Glimpse) -> Detection | None:
             raise AmbiguousError(
                 f"ambiguous source: a diffusers pipeline of {len(parts)} models: {', '.join(parts)}",
                 uri=glimpse.location.uri,
-                cure=f"select one of them, for example --item {shlex.quote(parts[0])}",
+                cure=Cure("select one of them, for example {}", Argument("item", parts[0])),
             )
     if weights is None or weights.container == "msgpack":
         return None
@@ -80,6 +78,8 @@ def _shards(manifest: Manifest, options: Options) -> ShardPlan:
 
 
 def _layout(manifest: Manifest, options: Options, _scene: Scene) -> FileMap:
+    from wherry.integrations.containers.safetensors.layout import kept_metadata, lay_out
+
     shards = _shards(manifest, options)
     return lay_out(shards.files, kept_metadata(manifest.custom, options["metadata_format"]), shards.index)
 

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from wherry.core import dtypes
 from wherry.core.detection import Detection
 from wherry.core.manifest import Manifest, without_chunks
 from wherry.core.units import parse_size
-from wherry.formats.format import Format, Glimpse, Holds, Opened, Option, Options
-from wherry.formats.glimpse import Signs
+from wherry.formats.format import Format, Glimpse, Holds, Opened, Option, Options, Signs
 from wherry.formats.systems import TreeForm
-from wherry.integrations.containers.msgpack.layout import WRITABLE, lay_out
 from wherry.integrations.formats.huggingface.shards import detect_weights, open_weights
 from wherry.integrations.formats.huggingface.weights import ShardPlan, flax_weights, spread_tensors
-from wherry.storage.location import Location
+from wherry.store.location import Location
 from wherry.target.file_map import FileMap, Scene
 
 NAME, STEM = "huggingface-flax", "flax_model"
@@ -50,6 +49,8 @@ def _open(location: Location, detection: Detection) -> Opened:
 
 def _prepare(manifest: Manifest, _options: Options) -> Manifest:
     """The manifest without chunks; refuses key paths that flax cannot hold before any bytes move."""
+    from wherry.integrations.containers.msgpack.layout import lay_out
+
     flat = without_chunks(manifest)
     lay_out({".": flat})
     return flat
@@ -60,6 +61,8 @@ def _shards(manifest: Manifest, options: Options) -> ShardPlan:
 
 
 def _layout(manifest: Manifest, options: Options, _scene: Scene) -> FileMap:
+    from wherry.integrations.containers.msgpack.layout import lay_out
+
     shards = _shards(manifest, options)
     files = {
         name: replace(manifest, tensors={spec.path: spec for spec in specs})
@@ -75,7 +78,7 @@ FLAX = Format(
     signs=Signs(ends=(".msgpack", ".json")),
     open=_open,
     layout=_layout,
-    holds=Holds(dtypes=WRITABLE, companions=True),
+    holds=Holds(dtypes=dtypes.NUMPY, companions=True),
     system=NAME,
     form=TreeForm(
         _is_own,

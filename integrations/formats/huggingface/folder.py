@@ -14,16 +14,20 @@ Source: sentence_transformers/SentenceTransformer.py of 5.1 (`_load_sbert_model`
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import field, replace
 from itertools import islice
 from typing import Any
 
 from wherry.core.account import FILES, OTHERS, TRAINING_STATE, IgnoredEntry, ignored_file
 from wherry.core.detection import Evidence
+from wherry.core.json_document import DROPPED, Rows, parse_json, scan_json
+from wherry.core.lazy_dataclass import dataclass
+from wherry.core.limits import SMALL, JsonLimits, scale_limit
 from wherry.core.steps import step_number
 from wherry.errors import CorruptError, IncompleteError, WherryError
 from wherry.formats.file_names import fsdp_item, is_deepspeed_shard, is_weights, trainer_file, weights_words
+from wherry.integrations.containers.flat.reader import Surroundings
 from wherry.integrations.formats.huggingface.weights import (
     ADAPTER_CONFIG,
     CONFIG,
@@ -31,12 +35,9 @@ from wherry.integrations.formats.huggingface.weights import (
     find_weights,
     variant_of,
 )
-from wherry.storage.location import Location
-from wherry.storage.sidecar import OWN_NAMES
+from wherry.store.location import Location
+from wherry.store.sidecar import OWN_NAMES
 from wherry.store.store import Entry
-from wherry.text.json_document import parse_json
-from wherry.text.json_scan import DROPPED, Rows, scan_json
-from wherry.text.limits import SMALL, JsonLimits, scale_limit
 
 _TRAINER = "trainer_state.json"
 _HISTORY = JsonLimits(nbytes=256 << 20, rows=1 << 22)  # of a trainer, which grows with every step
@@ -178,21 +179,65 @@ _ORIGINAL = (
 _STATE = "the state of a trainer is not part of the weights that are read"
 
 
-@dataclass(slots=True)
-class Surroundings:
-    """The files of a folder besides its weights: the companions, and what is not converted."""
-
-    companions: list[Entry] = field(default_factory=list[Entry])
-    ignored: list[IgnoredEntry] = field(default_factory=list[IgnoredEntry])
-
-
 @dataclass(frozen=True, slots=True)
-class _FolderWalk:
-    """What a walk knows: the files of the weights, the folders of modules, and the reason of what is not read."""
+class FolderWalk:
+    """Sorts the other files in the folder of a checkpoint into companions and ignored files.
+
+    Attributes:
+        own: names of the checkpoint's own files.
+        reason: why other weights are not read.
+        leave: the entry of a file that is no companion, by its name in the folder; None for a companion.
+        is_apart: whether a folder with files of these names is a checkpoint or model itself, so that its files are no
+            companions.
+        modules: folders of which every file is a companion.
+    """
 
     own: Collection[str]
-    modules: frozenset[str]
     reason: str
+    leave: Callable[[str, Entry], IgnoredEntry | None]
+    is_apart: Callable[[Location, Mapping[str, Entry]], bool]
+    modules: frozenset[str] = frozenset()
+
+    def sort(self, folder: Location, entries: Iterable[Entry] | None = None) -> Surroundings:
+        """Sort the files of a folder, and of folders in it that hold no other checkpoint.
+
+        Args:
+            folder: the folder.
+            entries: what it holds; listed by default.
+
+        Raises:
+            IncompleteError: a companion is a broken link.
+        """
+        found = Surroundings()
+        self._sort(folder, "", folder.entries() if entries is None else entries, found)
+        return found
+
+    def _sort(self, folder: Location, prefix: str, entries: Iterable[Entry], found: Surroundings) -> None:
+        for entry in entries:
+            name = f"{prefix}{entry.name}"
+            if entry.name.startswith(".") or name in self.own or name in OWN_NAMES:
+                continue  # hidden files belong to tools (.git, .cache), sidecar and signature to wherry
+            if entry.is_dir:
+                self._enter(folder.join(entry.name), name, found)
+            elif left := self.leave(name, entry):
+                found.ignored.append(left)
+            else:
+                found.companions.append(_companion(folder, entry, name))
+
+    def _enter(self, folder: Location, name: str, found: Surroundings) -> None:
+        if name in self.modules:
+            for entry in folder.walk():
+                if not any(part.startswith(".") for part in entry.name.split("/")):
+                    found.companions.append(_companion(folder, entry, f"{name}/{entry.name}"))
+            return
+        if name.count("/") + 1 >= _DEEPEST:
+            found.ignored.append(too_deep(folder, name))
+            return
+        names = {entry.name: entry for entry in folder.entries()}
+        if self.is_apart(folder, names):
+            found.ignored.append(folder_of_weights(name, names, self.reason))
+        else:
+            self._sort(folder, f"{name}/", names.values(), found)
 
 
 def surroundings(location: Location, own: Collection[str], read: str) -> Surroundings:
@@ -206,10 +251,10 @@ def surroundings(location: Location, own: Collection[str], read: str) -> Surroun
     Raises:
         IncompleteError: a companion is a broken link.
     """
-    found = Surroundings()
-    walk = _FolderWalk(own, _module_folders(location), f"the tensors are read from {read}")
-    _collect(location, "", walk, found)
-    return found
+    reason = f"the tensors are read from {read}"
+    modules = _module_folders(location)
+    walk = FolderWalk(own, reason, lambda name, _entry: ignored_companion(name, reason), _is_apart, modules)
+    return walk.sort(location)
 
 
 def ignored_companion(name: str, reason: str) -> IgnoredEntry | None:
@@ -262,45 +307,20 @@ def too_deep(folder: Location, name: str) -> IgnoredEntry:
     return ignored_file(name, OTHERS if holds else FILES, what, reason, weights=holds)
 
 
-def _collect(folder: Location, prefix: str, walk: _FolderWalk, found: Surroundings) -> None:
-    for entry in folder.entries():
-        name = f"{prefix}{entry.name}"
-        if entry.name.startswith(".") or name in walk.own or name in OWN_NAMES:
-            continue  # hidden files belong to tools (.git, .cache), sidecar and signature to wherry
-        if entry.is_dir:
-            _enter(folder.join(entry.name), name, walk, found)
-        elif left := ignored_companion(name, walk.reason):
-            found.ignored.append(left)
-        else:
-            found.companions.append(_companion(folder, entry, name))
-
-
 def _companion(folder: Location, entry: Entry, name: str) -> Entry:
     if entry.size < 0:
         folder.require_open(entry)
         raise IncompleteError(f"broken link: {name}", uri=folder.uri, cure="download the file again")
-    return Entry(name, entry.size, is_dir=False, mark=entry.mark)
+    return replace(entry, name=name)
 
 
-def _enter(folder: Location, name: str, walk: _FolderWalk, found: Surroundings) -> None:
-    if name in walk.modules:
-        for entry in folder.walk():
-            if not any(part.startswith(".") for part in entry.name.split("/")):
-                found.companions.append(_companion(folder, entry, f"{name}/{entry.name}"))
-        return
-    if name.count("/") + 1 >= _DEEPEST:
-        found.ignored.append(too_deep(folder, name))
-        return
-    names = {entry.name: entry for entry in folder.entries()}
-    # A checkpoint of torch or DeepSpeed is named as a whole.
-    if (
+def _is_apart(folder: Location, names: Mapping[str, Entry]) -> bool:
+    """Whether a folder holds other weights, or a checkpoint of torch or DeepSpeed, which is named as a whole."""
+    return bool(
         find_weights(names)
         or any(one.endswith(_DCP) or is_deepspeed_shard(one) for one in names)
         or (folder.name == _ORIGINAL and any(map(is_weights, names)))
-    ):
-        found.ignored.append(folder_of_weights(name, names, walk.reason))
-    else:
-        _collect(folder, f"{name}/", walk, found)
+    )
 
 
 def _module_folders(location: Location) -> frozenset[str]:

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.tensorspec import TensorSpec
 
 Config: TypeAlias = Mapping[str, Any]

@@ -14,20 +14,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import islice
 from typing import Any
 
 from wherry.core.detection import Detection, Evidence
+from wherry.core.json_document import parse_json
 from wherry.core.keypath import KeyPath, render
-from wherry.core.manifest import Companion, Manifest, Value
+from wherry.core.lazy_dataclass import dataclass
+from wherry.core.limits import LARGE
+from wherry.core.manifest import Manifest, Value
 from wherry.core.tensorspec import TensorSpec
+from wherry.core.threads import without_collection
 from wherry.core.units import plural
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
 from wherry.formats.format import Glimpse, Opened
-from wherry.integrations.containers.flat.reader import FlatReader, Places
+from wherry.integrations.containers.flat.reader import FlatReader, Place, Places, Surroundings
 from wherry.integrations.containers.flat.strides import PlacedTensor, StridedReader
-from wherry.integrations.containers.msgpack.contents import Place, PlacedReader, gather
+from wherry.integrations.containers.msgpack.contents import gather
 from wherry.integrations.containers.msgpack.index import index_file
 from wherry.integrations.containers.safetensors import header as safetensors
 from wherry.integrations.containers.safetensors.header import placed_tensors
@@ -35,11 +39,8 @@ from wherry.integrations.containers.torch.archive import read_archive
 from wherry.integrations.formats.huggingface.folder import FolderFacts, read_facts, read_json, surroundings
 from wherry.integrations.formats.huggingface.parameters import expected_elements, least_elements
 from wherry.integrations.formats.huggingface.weights import ADAPTER, Container, Weights
-from wherry.runtime.threads import without_collection
-from wherry.storage.location import Location
+from wherry.store.location import Location
 from wherry.store.store import Entry
-from wherry.text.json_document import parse_json
-from wherry.text.limits import LARGE
 
 _SHARDING = "DCP_SHARDING_INFO"
 _SHARD = re.compile(r"(?P<stem>.+)-\d{5}(?P<rest>-of-\d{5}\..+)")
@@ -216,7 +217,9 @@ def _container_of(place: Location, named: Container) -> Container:
 
 def _read_safetensors(place: Location, name: str, contents: WeightContents) -> None:
     header = safetensors.parse(place)
-    _require_whole(header.metadata or {}, place)
+    cut = any(map(any, saved_offsets(header.metadata or {}, place).values()))
+    if cut or (_SHARDING in (header.metadata or {}) and place.name.startswith("shard-")):
+        raise _pieces(place)
     contents.bare = contents.bare and header.metadata is None
     for key, value in (header.metadata or {}).items():
         if contents.custom.setdefault(key, value) != value:
@@ -255,8 +258,7 @@ def _read_msgpack(place: Location, contents: WeightContents) -> None:
 
 
 def _add_file(place: Location, name: str, contents: WeightContents) -> None:
-    entry = place.present()
-    contents.files.append(Entry(name, entry.size, is_dir=False, mark=entry.mark))
+    contents.files.append(replace(place.present(), name=name))
 
 
 def _require_new(path: KeyPath, name: str, contents: WeightContents, place: Location) -> None:
@@ -295,18 +297,28 @@ def _compare_total(index: str, contents: WeightContents) -> None:
         )
 
 
-def _require_whole(metadata: Mapping[str, str], place: Location) -> None:
-    """Refuse files that hold pieces of tensors."""
+def saved_offsets(metadata: Mapping[str, str], place: Location) -> dict[str, tuple[int, ...]]:
+    """Offsets of the pieces of a safetensors file in their tensors, by name; empty if the file does not state them.
+
+    Args:
+        metadata: of the file.
+        place: the file, for errors.
+
+    Raises:
+        CorruptError: they are not offsets.
+    """
     if _SHARDING not in metadata:
-        return
+        return {}
     try:
-        stated = parse_json(metadata[_SHARDING].encode(), _SHARDING, uri=place.uri)
-        offsets = [info["saved_offsets"] for info in stated.values()]
-        cut = any(any(offset) for offset in offsets)
+        stated: dict[str, Any] = parse_json(metadata[_SHARDING].encode(), _SHARDING, uri=place.uri)
+        offsets = {name: tuple(info["saved_offsets"]) for name, info in stated.items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CorruptError(f"invalid {_SHARDING} in {place.name}: unexpected form", uri=place.uri) from error
-    if cut or place.name.startswith("shard-"):
-        raise _pieces(place)
+    if any(type(one) is not int or one < 0 for offset in offsets.values() for one in offset):
+        raise CorruptError(
+            f"invalid {_SHARDING} in {place.name}: offsets must be non-negative integers", uri=place.uri
+        )
+    return offsets
 
 
 def _pieces(place: Location) -> UnsupportedError:
@@ -328,7 +340,7 @@ def detect_weights(glimpse: Glimpse, weights: Weights, format_name: str, what: s
         glimpse: the folder.
         weights: its weights.
         format_name: the format.
-        what: the format's name in the evidence; the model's class follows, if the config states it.
+        what: the name of the format in the evidence; the class of the model is added to it, if the config states it.
     """
     try:
         facts = read_facts(glimpse.location, glimpse.entries)
@@ -385,11 +397,11 @@ def open_weights(location: Location, detection: Detection, weights: Weights | No
         lists=frozenset(contents.lists),
         step=facts.step,
         kind="params",
-        companions=tuple(Companion(entry.name, entry.size) for entry in neighbours.companions),
+        companions=neighbours.listed,
         custom=contents.custom,
         origin=origin,
     )
-    reader = _reader(location, weights, contents, neighbours.companions)
+    reader = _reader(location, weights, contents, neighbours)
     found = detection.seen(*contents.evidence)
     # Consolidation by torch drops all metadata, and writes an index even for one file.
     if weights.container == "safetensors" and weights.form == "sharded" and contents.bare:
@@ -401,12 +413,11 @@ def open_weights(location: Location, detection: Detection, weights: Weights | No
 
 
 def _reader(
-    location: Location, weights: Weights, contents: WeightContents, companions: list[Entry]
-) -> FlatReader | StridedReader | PlacedReader:
-    files = (*contents.files, *companions)
-    names = frozenset(entry.name for entry in companions)
+    location: Location, weights: Weights, contents: WeightContents, neighbours: Surroundings
+) -> FlatReader | StridedReader:
+    files, names = (*contents.files, *neighbours.companions), neighbours.names
     if contents.placed:
         return StridedReader(location, contents.placed, files, names)
     if weights.container == "msgpack":
-        return PlacedReader(location, contents.flax, files, names)
+        return FlatReader(location, contents.flax, files, names, packs=False)
     return FlatReader(location, contents.places, files, names)

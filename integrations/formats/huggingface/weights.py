@@ -23,10 +23,10 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Literal, TypeAlias, cast
 
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.tensorspec import TensorSpec
 from wherry.integrations.containers.flat.reader import stored_size
 
@@ -126,7 +126,7 @@ def weight_sets(names: Mapping[str, object]) -> list[Weights]:
 
 @lru_cache(1 << 10)
 def _parse_name(name: str) -> Weights | None:
-    """What a file name states, for one with a known stem; several formats ask for the same names."""
+    """The facts in a file name with a known stem; cached, since several formats parse the same names."""
     for form, pattern in _NAMES.items():
         found = pattern.fullmatch(name)
         if found and (found["stem"], found["container"]) in _STEMS:

@@ -19,7 +19,10 @@ from typing import Any
 
 from wherry.core.account import TRAINING_STATE, ignored_file
 from wherry.core.detection import Detection, Evidence, verdict_of_damage
-from wherry.core.manifest import Companion, Manifest
+from wherry.core.json_document import parse_json
+from wherry.core.limits import SMALL
+from wherry.core.manifest import Manifest
+from wherry.core.numbers import decimal_number
 from wherry.core.units import parse_size
 from wherry.errors import (
     CorruptError,
@@ -29,9 +32,7 @@ from wherry.errors import (
     UnsupportedError,
     WherryError,
 )
-from wherry.formats.companions import MemoryFiles
-from wherry.formats.format import Format, Glimpse, Holds, Opened, Options
-from wherry.formats.glimpse import Signs
+from wherry.formats.format import Format, Glimpse, Holds, Opened, Options, Signs
 from wherry.formats.systems import TreeForm
 from wherry.integrations.containers.torch.layout import WRITABLE, Archives, archives_map, whole_archive
 from wherry.integrations.formats import dcp
@@ -53,11 +54,8 @@ from wherry.integrations.formats.megatron.ranks import (
     read_record,
     step_name,
 )
-from wherry.storage.location import Location
+from wherry.store.location import Location
 from wherry.target.file_map import File, FileMap, Scene
-from wherry.text.json_document import parse_json
-from wherry.text.limits import SMALL
-from wherry.text.numbers import decimal_number
 
 _VERSION = f"{SHARDED} {VERSION}"
 _LONGEST, _LONGEST_NUMBER = 1 << 12, 32
@@ -68,16 +66,11 @@ _STATE = "schedules and options of the run; its arguments are read as the model'
 
 def detect(glimpse: Glimpse) -> Detection | None:
     """Detect a step, or the folder of a run whose file names its newest step."""
-    folder, prefix = glimpse.location, ""
-    names = set(glimpse.entries)
-    if LATEST in names:
-        prefix = latest(glimpse.location)
-        if prefix not in names:
-            return None
-        folder = folder.join(prefix)
-        names = {entry.name for entry in folder.entries()}
-    data = [name for name in names if name == METADATA or name.endswith(SUFFIX)]
-    if COMMON not in names or not data:
+    found_step = newest_step(glimpse)
+    if found_step is None:
+        return None
+    folder, names, prefix = found_step[0].location, found_step[0].entries, found_step[1]
+    if COMMON not in names or not any(name == METADATA or name.endswith(SUFFIX) for name in names):
         return None
     damage: WherryError | None = None
     try:
@@ -85,13 +78,11 @@ def detect(glimpse: Glimpse) -> Detection | None:
             return None
     except (CorruptError, HostileError) as error:
         damage = error
-    evidence = [Evidence(LATEST, prefix)] if prefix else []
-    evidence.append(Evidence(f"{prefix}/{COMMON}".lstrip("/"), "what all ranks of Megatron share"))
+    evidence = [Evidence(LATEST, folder.name)] if prefix else []
+    evidence.append(Evidence(f"{prefix}{COMMON}", "what all ranks of Megatron share"))
     step = STEP.fullmatch(folder.name)
-    found = Detection(
-        glimpse.location.uri, "megatron", format_version=_VERSION, writer="megatron-core",
-        step=int(step[1]) if step and step[1] else None, evidence=tuple(evidence),
-    )  # fmt: skip
+    number = int(step[1]) if step and step[1] else None
+    found = glimpse.detected("megatron", _VERSION, "megatron-core", *evidence, step=number)
     if damage is not None:
         return replace(found, verdict=verdict_of_damage(damage.verdict), reason=damage.what, cure=damage.cure)
     if BACKEND in names and METADATA in names:
@@ -99,16 +90,22 @@ def detect(glimpse: Glimpse) -> Detection | None:
     return replace(found, verdict="incomplete", reason=_UNCOMMITTED)
 
 
-def latest(location: Location) -> str:
-    """The folder of the newest step, as the run's file says; empty if it says nothing."""
+def newest_step(glimpse: Glimpse) -> tuple[Glimpse, str] | None:
+    """The folder of the newest step, and its prefix in names of the checkpoint's files; None if the run names no step.
+
+    Args:
+        glimpse: the folder of a step, or of a run, whose file names its newest step.
+    """
+    if LATEST not in glimpse.entries:
+        return glimpse, ""
     try:
-        text = location.join(LATEST).read(0, _LONGEST_NUMBER).decode(errors="replace").strip()
+        text = glimpse.location.join(LATEST).read(0, _LONGEST_NUMBER).decode(errors="replace").strip()
     except NotFoundError:
-        return ""
-    if text == "release":
-        return text
+        return None
     step = decimal_number(text)
-    return "" if step is None else step_name(step)
+    name = text if step is None else step_name(step)
+    known = name in glimpse.entries and (step is not None or name == "release")
+    return (Glimpse(glimpse.location.join(name)), f"{name}/") if known else None
 
 
 def _backend(folder: Location) -> dict[str, Any]:
@@ -127,9 +124,8 @@ def _backend(folder: Location) -> dict[str, Any]:
 
 
 def _open(location: Location, detection: Detection) -> Opened:
-    names = {entry.name for entry in location.entries()}
-    prefix = latest(location) if LATEST in names else ""
-    folder = location.join(prefix) if prefix else location
+    step_folder, prefix = newest_step(Glimpse(location)) or (Glimpse(location), "")
+    folder = step_folder.location
     if folder.join(BACKEND).stat() is None:
         raise IncompleteError(_UNCOMMITTED, uri=location.uri, cure="use an earlier step")
     version = _backend(folder).get("sharded_backend_version")
@@ -150,12 +146,8 @@ def _open(location: Location, detection: Detection) -> Opened:
                 f"{ARGUMENTS} and {COMMON} state different arguments", uri=folder.uri,
                 cure=f"remove {ARGUMENTS}: Megatron reads {COMMON}",
             )  # fmt: skip
-        reader.made[ARGUMENTS] = Location(MemoryFiles(files={ARGUMENTS: record.text}), ARGUMENTS)
-        companions = (
-            *(one for one in companions if one.name != ARGUMENTS),
-            Companion(ARGUMENTS, len(record.text)),
-        )
-    reader.files = tuple(replace(one, name=f"{prefix}/{one.name}".lstrip("/")) for one in reader.files)
+    companions = record.show(reader, companions)
+    reader.files = tuple(replace(one, name=f"{prefix}{one.name}") for one in reader.files)
     manifest = replace(opened.manifest, step=step, companions=companions)
     common = ignored_file(f"{COMMON}:state", TRAINING_STATE, "state of the run", _STATE)
     found = replace(opened.detection, step=step, writer="megatron-core", format="megatron")

@@ -6,8 +6,8 @@
 Each file is a torch archive with `args`, `iteration` and `model`, the rank's part of the parameters. Whole parameters
 are shown: layers are numbered through all stages, and the parts of tensor-parallel ranks are put together
 as regions of the ranks' files, so that no rank is loaded. Experts are numbered through all ranks, and
-shown under the names of sequential ones. What one number behind the first counts, the arguments tell.
-Optimizers are not read. One rank is written.
+shown under the names of sequential ones. The arguments say what a single further number counts. Optimizers are not
+read. One rank is written.
 
 How tensor-parallel ranks divide each parameter: by its name, as GPTModel's modules do.
 
@@ -40,30 +40,32 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import product
 from typing import Any
 
 from wherry.core.account import TRAINING_STATE, IgnoredEntry, ignored_file
 from wherry.core.detection import Detection, Evidence
+from wherry.core.json_document import parse_json
 from wherry.core.keypath import KeyPath
+from wherry.core.lazy_dataclass import dataclass
+from wherry.core.limits import SMALL
 from wherry.core.manifest import Companion, Manifest
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
 from wherry.formats.companions import MemoryFiles
 from wherry.formats.format import Glimpse, Opened
+from wherry.integrations.containers.flat.reader import Surroundings
 from wherry.integrations.containers.flat.strides import PlacedTensor
 from wherry.integrations.containers.pickle.tree import PickleTree
-from wherry.integrations.containers.torch.archive import Archive, read_object
+from wherry.integrations.containers.torch.archive import Archive, read_archive
 from wherry.integrations.containers.torch.layout import TypedObject, pickle_object
-from wherry.integrations.containers.zip.read import read_directory
+from wherry.integrations.formats.dcp.items import PlacedItems
 from wherry.integrations.formats.dcp.metadata import Chunk, DcpIndex, DescribedTensor, StoredItem
 from wherry.integrations.formats.dcp.reader import DcpReader
-from wherry.storage.location import Location
-from wherry.storage.sidecar import OWN_NAMES
+from wherry.store.location import Location
+from wherry.store.sidecar import OWN_NAMES
 from wherry.store.store import Entry
-from wherry.text.json_document import parse_json
-from wherry.text.limits import SMALL
 
 COMMON, BACKEND, LATEST = "common.pt", "metadata.json", "latest_checkpointed_iteration.txt"
 ARGUMENTS = "megatron_args.json"  # the arguments of `common.pt` as wherry shows them, and as it takes them
@@ -294,31 +296,10 @@ class RankPart:
     archive: Archive
 
     def parameters(self) -> Iterator[tuple[str, PlacedTensor]]:
-        """Its part of the parameters, by name."""
+        """The rank's part of the parameters, by name."""
         for path, placed in self.archive.placed.items():
             if len(path) == 2 and path[0] == _MODEL:  # noqa: PLR2004  `model` and the name
                 yield path[1], placed
-
-
-class RankItems:
-    """The parts of all parameters, as the items of a DcpReader."""
-
-    def __init__(self) -> None:
-        self._parts: list[PlacedTensor] = []
-
-    def add(self, part: PlacedTensor) -> StoredItem:
-        """Take a part; the item that stands for it."""
-        self._parts.append(part)
-        return StoredItem("", len(self._parts) - 1, 0)
-
-    def tensor(self, stored: StoredItem, name: str, nbytes: int) -> PlacedTensor:
-        """See Items."""
-        del name, nbytes
-        return self._parts[stored.offset]
-
-    def there(self, stored: StoredItem) -> bool:
-        """See Items; a rank without a file is an error before."""
-        return stored.offset < len(self._parts)
 
 
 def detect(glimpse: Glimpse) -> Detection | None:
@@ -327,11 +308,9 @@ def detect(glimpse: Glimpse) -> Detection | None:
     if not ranks or glimpse.location.join(ranks[0]).join(FILE).stat() is None:
         return None
     step = STEP.fullmatch(glimpse.location.name)
-    return Detection(
-        glimpse.location.uri, "megatron-ranks", format_version="mp_rank", writer="megatron",
-        step=int(step[1]) if step and step[1] else None, kind="params",
-        evidence=(Evidence(f"{ranks[0]}/{FILE}", f"the files of {len(ranks)} ranks"),),
-    )  # fmt: skip
+    number = int(step[1]) if step and step[1] else None
+    seen = Evidence(f"{ranks[0]}/{FILE}", f"the files of {len(ranks)} ranks")
+    return glimpse.detected("megatron-ranks", "mp_rank", "megatron", seen, step=number, kind="params")
 
 
 def open_ranks(location: Location, detection: Detection) -> Opened:
@@ -350,7 +329,11 @@ def open_ranks(location: Location, detection: Detection) -> Opened:
     arguments = record.arguments
     stages = _stages(files_of_ranks, arguments, location)
     _require_all(stages, arguments, location)
-    index, items, specs = DcpIndex(writer="megatron"), RankItems(), dict[str, TensorSpec]()
+    index, placed, specs = (
+        DcpIndex(writer="megatron"),
+        dict[StoredItem, PlacedTensor](),
+        dict[str, TensorSpec](),
+    )
     moments, reason = "moments, schedules and random numbers", "only parameters are read"
     ignored = [ignored_file(f"*/{FILE}:optimizer", TRAINING_STATE, moments, reason)]
     if len(stages) > 1:
@@ -364,25 +347,20 @@ def open_ranks(location: Location, detection: Detection) -> Opened:
         shape, chunks = chunks_of(name, parts, gated=gated, uri=location.uri)
         index.tensors[name] = DescribedTensor(parts[0].dtype, shape, tuple(chunk for chunk, _part in chunks))
         for chunk, part in chunks:
-            index.stored.put(name, chunk.offsets, items.add(part))
+            item = StoredItem("", len(placed), 0)  # stands for the part
+            placed[item] = part
+            index.stored.put(name, chunk.offsets, item)
         specs[name] = TensorSpec((name,), shape, parts[0].dtype)
-    companion_entries = tuple(
-        one
-        for one in location.entries()
-        if not (one.is_dir or one.size < 0 or one.name in OWN_NAMES or one.name.startswith("."))
+    around = Surroundings(
+        [
+            one
+            for one in location.entries()
+            if not (one.is_dir or one.size < 0 or one.name in OWN_NAMES or one.name.startswith("."))
+        ]
     )
-    files = (*(one.entry for one in files_of_ranks.values()), *companion_entries)
-    names = frozenset(one.name for one in companion_entries)
-    reader = DcpReader(location, index, items, files, {}, names)  # pyright: ignore[reportArgumentType]  what it calls
-    companions = tuple(Companion(one.name, one.size) for one in companion_entries if one.name != ARGUMENTS)
-    if arguments:
-        reader.made[ARGUMENTS] = Location(MemoryFiles(files={ARGUMENTS: record.text}), ARGUMENTS)
-        companions = (*companions, Companion(ARGUMENTS, len(record.text)))
-    elif ARGUMENTS in names:
-        companions = (
-            *companions,
-            *(Companion(one.name, one.size) for one in companion_entries if one.name == ARGUMENTS),
-        )
+    files = (*(one.entry for one in files_of_ranks.values()), *around.companions)
+    reader = DcpReader(location, index, PlacedItems(placed), files, {}, around.names)
+    companions = record.show(reader, around.listed)
     step = record.step if detection.step is None else detection.step
     manifest = Manifest(
         {(name,): spec for name, spec in specs.items()}, step=step, kind="params", companions=companions
@@ -431,10 +409,8 @@ def _part(location: Location, folder: str) -> RankPart:
     entry = place.stat()
     if entry is None:
         raise IncompleteError(f"file not found: {folder}/{FILE}", uri=location.uri, cure=_CURE)
-    place = replace(place, opaque=place.opaque | OPAQUE)
-    return RankPart(
-        place, replace(entry, name=f"{folder}/{FILE}"), read_object(place, read_directory(place), {})
-    )
+    archive = read_archive(place, opaque=OPAQUE, bare=True)
+    return RankPart(place, replace(entry, name=f"{folder}/{FILE}"), archive)
 
 
 def _require_all(
@@ -501,7 +477,7 @@ _FORM = 3.0  # of checkpoints since 2021: query, key and value of each group fol
 
 @dataclass(frozen=True, slots=True)
 class MegatronRun:
-    """What `common.pt` says of a run.
+    """The facts in the `common.pt` of a run.
 
     Attributes:
         arguments: of the run; empty if it has none.
@@ -511,10 +487,14 @@ class MegatronRun:
     arguments: dict[str, Any] = field(default_factory=dict[str, Any])
     step: int | None = None
 
-    @property
-    def text(self) -> bytes:
-        """The arguments as a file."""
-        return (json.dumps(self.arguments, indent=2) + "\n").encode()
+    def show(self, reader: DcpReader, companions: tuple[Companion, ...]) -> tuple[Companion, ...]:
+        """The companions with the arguments as a file of that name, if there are any; the reader gets the file."""
+        if not self.arguments:
+            return companions
+        text = (json.dumps(self.arguments, indent=2) + "\n").encode()
+        reader.made[ARGUMENTS] = Location(MemoryFiles(files={ARGUMENTS: text}), ARGUMENTS)
+        others = (one for one in companions if one.name != ARGUMENTS)
+        return (*others, Companion(ARGUMENTS, len(text)))
 
 
 def read_record(file: Location) -> MegatronRun:
@@ -523,8 +503,7 @@ def read_record(file: Location) -> MegatronRun:
     Raises:
         CorruptError, HostileError, UnsupportedError: as of files of torch.
     """
-    place = replace(file, opaque=file.opaque | OPAQUE)
-    return record_of(read_object(place, read_directory(place), {}).tree, file.uri)
+    return record_of(read_archive(file, opaque=OPAQUE, bare=True).tree, file.uri)
 
 
 def record_of(tree: PickleTree, uri: str) -> MegatronRun:

@@ -24,7 +24,7 @@ from wherry.integrations.containers.orbax.write import (
 )
 from wherry.integrations.containers.zarr.metadata import STORABLE
 from wherry.integrations.formats.orbax.rewrite import REWRITES
-from wherry.storage.location import Location
+from wherry.store.location import Location
 
 
 def open_orbax(location: Location, detection: Detection) -> Opened:

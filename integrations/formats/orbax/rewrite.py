@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any
 
 from wherry.core.detection import Detection
 from wherry.core.keypath import KeyPath, joined_names, render
+from wherry.cures import Argument, Command, Cure
 from wherry.errors import (
     CorruptError,
     IncompleteError,
@@ -54,11 +55,11 @@ from wherry.integrations.containers.orbax.detection import other_items
 from wherry.integrations.containers.orbax.item import open_item
 from wherry.integrations.containers.orbax.tree import MAPPING, item_tree, read_tree, stored_name
 from wherry.integrations.containers.zarr import kvstore
-from wherry.storage.copy import list_files
-from wherry.storage.folders import sync_folder
-from wherry.storage.location import Location
-from wherry.storage.sidecar import FOLDER_NAME, SIGNATURE_NAME
-from wherry.tree.forms import BOX, OLD_VARIABLE, wrapped_leaves
+from wherry.layout.forms import BOX, OLD_VARIABLE, wrapped_leaves
+from wherry.store.copy import list_files
+from wherry.store.folders import sync_folder
+from wherry.store.location import Location
+from wherry.store.sidecar import FOLDER_NAME, SIGNATURE_NAME
 
 if TYPE_CHECKING:
     import tensorstore as ts
@@ -263,7 +264,11 @@ def _commit(location: Location, detection: Detection, _value: str | None) -> Cha
     """Mark an item as committed that is complete except for the commit."""
     item = _item(location)
     if item.processes and not item.merged:
-        raise UsageError("the process databases were never merged", uri=location.uri, cure="pass --as merge")
+        raise UsageError(
+            "the process databases were never merged",
+            uri=location.uri,
+            cure=Cure("pass {}", Argument("as", "merge")),
+        )
     if layout.COMMITTED in Glimpse(location).entries and missing_commit(location) is None:
         raise UsageError("the item is already committed", uri=location.uri, cure="read it without a rewrite")
     return _committing(location, detection, _sync_everything, ())
@@ -320,7 +325,7 @@ def _box(location: Location, detection: Detection, value: str | None) -> Change:
                 "array not found",
                 uri=location.uri,
                 path=pattern,
-                cure="run `wherry inspect` to list all key paths",
+                cure=Cure("run {} to list all key paths", Command("inspect")),
             )
         chosen |= found
     return _renaming(location, opened, {path: (*path, BOX) for path in chosen})
@@ -426,7 +431,9 @@ def _item(location: Location) -> layout.OrbaxItem:
         raise UsageError(
             "Orbax item not found",
             uri=location.uri,
-            cure=f"pass the item: {location.join(below[0]).uri} --format orbax" if below else "convert it",
+            cure=Cure("pass the item: {} {}", location.join(below[0]).uri, Argument("format", "orbax"))
+            if below
+            else "convert it",
         )
     return item
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from wherry.core.detection import Detection
 from wherry.core.manifest import Manifest
+from wherry.cures import Command, Cure
 from wherry.errors import IncompleteError
 from wherry.formats.format import Format, Glimpse, Holds, Opened, Option, Options
 from wherry.integrations.containers.orbax import layout as orbax
@@ -17,7 +18,7 @@ from wherry.integrations.containers.orbax.write import in_store as in_store_of_i
 from wherry.integrations.containers.zarr.metadata import STORABLE
 from wherry.integrations.formats.paxml import flax, layout, state
 from wherry.integrations.formats.paxml.write import lay_out, prepare_grids
-from wherry.storage.location import Location
+from wherry.store.location import Location
 
 
 def detect(glimpse: Glimpse) -> Detection | None:
@@ -61,7 +62,7 @@ def _find_place(location: Location) -> layout.Place:
     place = layout.find(Glimpse(location))
     if place is None:
         raise IncompleteError(
-            "PaxML state not found", uri=location.uri, cure="run `wherry detect` on the folder"
+            "PaxML state not found", uri=location.uri, cure=Cure("run {} on the folder", Command("detect"))
         )
     return place
 

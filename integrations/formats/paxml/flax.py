@@ -23,15 +23,14 @@ from typing import Any, NamedTuple
 
 from wherry.core.detection import Detection, Evidence
 from wherry.core.keypath import KeyPath, render
-from wherry.core.manifest import Manifest
 from wherry.errors import CorruptError
 from wherry.formats.format import Opened
-from wherry.integrations.containers.msgpack.contents import MsgpackContents, PlacedReader, gather
+from wherry.integrations.containers.flat.reader import FlatReader
+from wherry.integrations.containers.msgpack.contents import MsgpackContents, gather
 from wherry.integrations.containers.msgpack.index import index_file
 from wherry.integrations.formats.paxml.layout import COMMITTED, METADATA_FILE, Place
 from wherry.integrations.formats.paxml.state import evidence
-from wherry.store.store import Entry
-from wherry.tree.tree_reading import read_leaves
+from wherry.layout.tree_reading import read_leaves
 
 _FIELDS = {"TrainState": ("step", "mdl_vars", "opt_states", "extra_state")}
 _CLOSING = {"[": "]", "(": ")"}
@@ -48,7 +47,7 @@ class _NotUnderstoodError(Exception):
 
 
 class Structure(NamedTuple):
-    """What the text says of a tree.
+    """The facts about a tree that the text states.
 
     Attributes:
         leaves: the key path of each leaf, in order.
@@ -226,16 +225,12 @@ def open_flax(place: Place, detection: Detection) -> Opened:
     if names:
         fields["names"] = {render(path): render(name) for path, name in names.items()}
         fields["lists"] = sorted(map(render, lists))
-    manifest = Manifest(
-        tensors=contents.specs,
-        values=contents.values,
-        empties=contents.empties,
-        lists=frozenset(contents.lists),
-        step=detection.step,
-        kind=kind,
-        custom={"paxml": fields},
-    )
-    reader = PlacedReader(place.home, contents.places, tuple(_members(place)))
+    manifest = replace(contents.manifest(detection.step, kind), custom={"paxml": fields})
+    around = (METADATA_FILE, COMMITTED) if "/" in place.inner else ()
+    files = [(name, place.home.join(name).stat()) for name in (place.inner, *around) if name]
+    members = [replace(entry, name=name) for name, entry in files if entry is not None and not entry.is_dir]
+    members = members or [place.state.present()]
+    reader = FlatReader(place.home, contents.places, tuple(members), packs=False)
     words = "the names of all leaves" if names else "no names of the leaves: abbreviated, or of another tree"
     precise = detection.seen(Evidence(STRUCTURE, f"the structure has {words}"))
     return Opened(replace(precise, kind=kind), manifest, reader)
@@ -249,12 +244,3 @@ def _names(contents: MsgpackContents) -> tuple[dict[KeyPath, KeyPath], frozenset
     if found is None or {(LEAVES, str(number)) for number in range(len(found.leaves))} != stored:
         return {}, frozenset()
     return {(LEAVES, str(number)): name for number, name in enumerate(found.leaves)}, found.lists
-
-
-def _members(place: Place) -> Iterator[Entry]:
-    inner = place.state.path[len(place.home.path) :].strip("/")
-    extra_files = (METADATA_FILE, COMMITTED) if inner.count("/") else ()
-    for name in (inner or place.home.name, *extra_files):
-        entry = (place.home.join(name) if inner else place.home).stat()
-        if entry is not None and not entry.is_dir:
-            yield Entry(name, entry.size, is_dir=False, mark=entry.mark)

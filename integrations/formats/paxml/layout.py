@@ -27,25 +27,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 from wherry.core.detection import Verdict, verdict_of_damage
 from wherry.core.keypath import KeyPath, render
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.manifest import Manifest
 from wherry.core.steps import step_number
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, IncompleteError, UnrepresentableError, WherryError
-from wherry.formats.format import Glimpse
-from wherry.formats.glimpse import Signs
+from wherry.formats.format import Glimpse, Signs
 from wherry.formats.systems import TreeForm
 from wherry.integrations.containers.orbax import layout as orbax
 from wherry.integrations.containers.orbax.commit import missing_commit
 from wherry.integrations.containers.orbax.detection import look
 from wherry.integrations.containers.orbax.layout import read_json
-from wherry.storage.location import Location
+from wherry.store.location import Location
 
 SEPARATOR = "."
 VARIABLES = "mdl_vars"
@@ -322,6 +322,11 @@ class Place:
     def version(self) -> str:
         """The text of the format version."""
         return f"paxml {self.metadata.version:.1f}, {self.layout.value}"
+
+    @property
+    def inner(self) -> str:
+        """The name of the state in the checkpoint; empty if it is the checkpoint itself."""
+        return self.state.path[len(self.home.path.rstrip("/")) :].strip("/")
 
     @property
     def step(self) -> int | None:

@@ -12,22 +12,23 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from wherry.core.detection import Detection, Evidence, Kind
 from wherry.core.keypath import KeyPath, parse, render
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.manifest import Manifest
-from wherry.core.tensorspec import AxisName, TensorSpec
+from wherry.core.tensorspec import AxisName
 from wherry.errors import CorruptError, IncompleteError, UnsupportedError
 from wherry.formats.format import Glimpse, Opened
 from wherry.integrations.containers.orbax import layout, tree
 from wherry.integrations.containers.orbax.detection import look, other_items
-from wherry.integrations.containers.orbax.item import WithinReader, asset_companions, open_item
+from wherry.integrations.containers.orbax.item import asset_companions, open_item
 from wherry.integrations.containers.zarr import kvstore, listing
 from wherry.integrations.containers.zarr import metadata as zarr
 from wherry.integrations.containers.zarr.listing import Listing
-from wherry.integrations.containers.zarr.reader import ArrayReader, StoredArray
+from wherry.integrations.containers.zarr.reader import ArrayReader, StoredArray, WithinReader
 from wherry.integrations.formats.paxml.layout import (
     COMMITTED,
     METADATA_FILE,
@@ -42,9 +43,9 @@ from wherry.integrations.formats.paxml.layout import (
     split_name,
     unpad,
 )
+from wherry.layout.tree_reading import read_leaves, read_tree
 from wherry.mover.read import read_array
-from wherry.storage.location import Location
-from wherry.tree.tree_reading import read_leaves, read_tree
+from wherry.store.location import Location
 
 _CURE = "copy the missing folders from the training hosts, or use another step"
 _NAMED = 3
@@ -96,11 +97,8 @@ def open_arrays(place: Place) -> tuple[Manifest, ArrayReader]:
     shardings = tree.read_shardings(location)[0] if sharded else {}
     reader = ArrayReader(location, arrays, store, using, ocdbt=False, zeros_stored=False)
     specs = {
-        path: TensorSpec(
+        path: array.spec(
             path,
-            array.zarr.shape,
-            array.zarr.dtype,
-            chunks=array.zarr.chunks,
             axes=notes.axes.get(array.name),
             sharding=shardings.get(array.name),
             tags={"prng": notes.prng[array.name]} if array.name in notes.prng else None,
@@ -212,7 +210,6 @@ def _sharded_names(location: Location) -> set[str]:
 
 
 NAME = "paxml"
-_STEP_FILES = (METADATA_FILE, COMMITTED)
 
 
 def describe(place: Place) -> Detection:
@@ -244,8 +241,7 @@ def describe(place: Place) -> Detection:
 def evidence(place: Place) -> list[Evidence]:
     """Evidence that a checkpoint is PaxML's, and of its version."""
     version = place.metadata.version
-    inner = f"{place.state.path[len(place.home.path.rstrip('/')) :].strip('/')}" or "."
-    rows = [Evidence(inner, f"state stored as {place.layout.value}")]
+    rows = [Evidence(place.inner or ".", f"state stored as {place.layout.value}")]
     if version:
         rows.append(Evidence(METADATA_FILE, f"version {version}"))
     elif place.damage is None:
@@ -288,13 +284,14 @@ def open_place(place: Place, detection: Detection) -> Opened:
         kind=kind,
         custom={**manifest.custom, **custom, NAME: _custom(place, tensors, padded)},
     )
-    shardings = {path: spec.sharding for path, spec in stored.items() if spec.sharding is not None}
-    extra_files = _STEP_FILES if place.home != place.state else ()
-    reader = WithinReader(inner, place.home, shardings=shardings, extra_files=extra_files, padded=padded)
+    parts = {place.inner: place.state}
+    if place.inner:
+        parts |= {name: place.home.join(name) for name in (METADATA_FILE, COMMITTED)}
+    reader = WithinReader(inner, parts, stored, padded=padded)
     found = replace(
         detection.seen(*_find_evidence(manifest, padded)), kind=kind, format_version=place.version
     )
-    ignored = other_items(place.state, place.home, {METADATA_FOLDER}) if place.home != place.state else ()
+    ignored = other_items(place.state, place.home, {METADATA_FOLDER}) if place.inner else ()
     return Opened(found, manifest, reader, ignored)
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from wherry.core.keypath import KeyPath, joined_names, render
 from wherry.core.manifest import Manifest
+from wherry.cures import Argument, Cure
 from wherry.errors import UnrepresentableError
 from wherry.formats.format import Options
 from wherry.integrations.containers.msgpack.heads import array_head, map_head, pack_value, text
@@ -30,6 +31,7 @@ from wherry.integrations.containers.orbax.write import (
     arrays_of,
     chunks_of,
     item_files,
+    noted_facts,
     refuse_unrepresentable,
     strings_file,
 )
@@ -97,7 +99,6 @@ def _pack(node: Any, path: KeyPath, lists: frozenset[KeyPath]) -> bytes:
 
 
 _OCDBT = "1.2"
-_TYPES = (bool, int, float)
 
 
 def lay_out(manifest: Manifest, options: Options, scene: Scene) -> FileMap:
@@ -144,7 +145,10 @@ def prepare_grids(manifest: Manifest, options: Options) -> Manifest:
     else:
         flat = flat_manifest(manifest, flat_paths(manifest))
         refuse_unrepresentable(
-            flat, options_of_state(options), top=False, cure=f"pass --set version={_OCDBT}"
+            flat,
+            options_of_state(options),
+            top=False,
+            cure=Cure("pass {}", Argument("set", f"version={_OCDBT}")),
         )
     specs = {
         path: replace(spec, chunks=chunks_of(spec, options["chunks"]), sharding=None)
@@ -187,15 +191,7 @@ def flat_notes(manifest: Manifest, flat: dict[KeyPath, KeyPath]) -> dict[str, An
         "names": {name: render(path) for path, (name,) in flat.items() if split_name(name) != path},
         "lists": sorted(render(path) for path in manifest.lists),
         "empties": {render(path): kind for path, kind in sorted(empties.items())},
-        "scalars": [flat[path][0] for path, value in manifest.values.items() if isinstance(value, _TYPES)],
-        "prng": {
-            flat[path][0]: spec.tags["prng"]
-            for path, spec in manifest.tensors.items()
-            if spec.tags and "prng" in spec.tags
-        },
-        "axes": {
-            flat[path][0]: spec.axes for path, spec in manifest.tensors.items() if spec.axes is not None
-        },
-        "custom": {**manifest.custom, "item": item},
     }
-    return {key: value for key, value in notes.items() if value}
+    own = {key: value for key, value in notes.items() if value}
+    noted = noted_facts(manifest, lambda path: flat[path][0])
+    return {**own, **noted, "custom": {**manifest.custom, "item": item}}

@@ -8,12 +8,12 @@ resolve to the same checkpoint. `layout.py`, `legacy.py` and `item.py` have the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from wherry.core.detection import Detection, Evidence
 from wherry.core.manifest import Manifest
-from wherry.formats.format import Format, Glimpse, Holds, Option, Options
-from wherry.formats.glimpse import Signs
+from wherry.formats.format import Format, Glimpse, Holds, Option, Options, Signs
 from wherry.integrations.containers.orbax import layout as orbax_layout
 from wherry.integrations.containers.orbax import write as orbax
 from wherry.integrations.containers.orbax.detection import SIGNS
@@ -23,8 +23,8 @@ from wherry.integrations.formats.t5x import item, layout
 from wherry.integrations.formats.t5x.item import open_train_state
 from wherry.integrations.formats.t5x.legacy import format_version, open_legacy
 from wherry.integrations.formats.t5x.write import lay_out_legacy, lay_out_train_state, prepare_grids
-from wherry.storage.location import Location
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
+from wherry.store.location import Location
 
 SYSTEM, LEGACY, ORBAX = "t5x", "t5x-legacy", "t5x-orbax"
 
@@ -44,15 +44,15 @@ def detect_legacy(glimpse: Glimpse) -> Detection | None:
     inside = orbax_layout.look_at_item(glimpse) is not None or location.name == item.ITEM
     if not arrays or inside:
         return None
-    return Detection(
-        uri=location.uri,
-        format=LEGACY,
-        writer="t5x",
-        step=layout.step_of(location.name),
-        verdict="incomplete",
-        reason=f"missing {layout.MSGPACK}, which T5X writes last, next to {len(arrays)} arrays of parameters",
-        evidence=(Evidence(arrays[0], "an array with a name in T5X's form"),),
-    )
+    reason = f"missing {layout.MSGPACK}, which T5X writes last, next to {len(arrays)} arrays of parameters"
+    return _remains(glimpse, LEGACY, arrays, reason)
+
+
+def _remains(glimpse: Glimpse, name: str, arrays: Sequence[str], reason: str) -> Detection:
+    """The arrays of a checkpoint that lacks its tree."""
+    seen = Evidence(arrays[0], "an array with a name in T5X's form")
+    step = layout.step_of(glimpse.location.name)
+    return glimpse.detected(name, None, "t5x", seen, step=step, reason=reason)
 
 
 def _with_envelope(location: Location, file: Location, size: int, head: bytes | None) -> Detection | None:
@@ -127,15 +127,8 @@ def _remains_of_item(glimpse: Glimpse) -> Detection | None:
     arrays = layout.array_folders(inner.entries)
     if not arrays or inner.location.name != item.ITEM:
         return None
-    return Detection(
-        uri=glimpse.location.uri,
-        format=ORBAX,
-        writer="t5x",
-        step=layout.step_of(glimpse.location.name),
-        verdict="incomplete",
-        reason=f"missing {layout.MSGPACK} or {orbax_layout.TREE} next to {len(arrays)} arrays of parameters",
-        evidence=(Evidence(arrays[0], "an array with a name in T5X's form"),),
-    )
+    reason = f"missing {layout.MSGPACK} or {orbax_layout.TREE} next to {len(arrays)} arrays of parameters"
+    return _remains(glimpse, ORBAX, arrays, reason)
 
 
 def legacy_version(manifest: Manifest, _options: Options) -> str:

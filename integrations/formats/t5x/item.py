@@ -5,24 +5,37 @@ Facts: the tree is that of a legacy checkpoint without its envelope, `{state, ta
 msgpack file `checkpoint` (before mid 2024) holds placeholders, and leaves that were not sharded as arrays. It has no
 `version`, so T5X's own loader treats it as version 0 and refuses it (google-research/t5x#1524). Here the file, the
 item, the step folder and the run folder all resolve to the same checkpoint, which is the step folder.
+
+The step of a T5X checkpoint: its folder's name and `state/step` must match. T5X itself does not check this.
+
+The companions of a T5X checkpoint: the dataset iterator, and files that users added.
+
+Facts: a legacy checkpoint stores the iterator of its dataset in `train_ds-<iii>-of-<nnn>*` next to the arrays, an Orbax
+checkpoint in `dataset/`. Both are opaque and are copied unchanged.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from wherry.core.account import OTHERS, ignored_file
 from wherry.core.detection import Detection, Evidence
-from wherry.core.manifest import Companion
+from wherry.core.keypath import KeyPath
+from wherry.core.manifest import Value
 from wherry.core.steps import step_number
-from wherry.errors import WherryError
+from wherry.core.tensorspec import TensorSpec
+from wherry.errors import CorruptError, WherryError
 from wherry.formats.format import HEAD_BYTES, Glimpse, Opened
+from wherry.integrations.containers.flat.reader import Surroundings
 from wherry.integrations.containers.orbax import layout as orbax
 from wherry.integrations.containers.orbax.item import open_item
-from wherry.integrations.containers.zarr.reader import ArrayReader
+from wherry.integrations.containers.zarr.reader import ArrayReader, WithinReader
 from wherry.integrations.formats.t5x import layout
-from wherry.integrations.formats.t5x.reader import ExtraFiles, T5xReader, checked_step, extra_files
-from wherry.storage.location import Location
+from wherry.mover.read import read_array
+from wherry.store.location import Location
+from wherry.store.sidecar import FOLDER_NAME, SIGNATURE_NAME
 
 ITEM = "state"
 HANDLER = "t5x.checkpoints.DatasetCheckpointHandler"
@@ -95,6 +108,85 @@ def names_handler(home: Location) -> bool:
     return isinstance(handlers, dict) and HANDLER in handlers.values()
 
 
+STEP = (layout.STATE, "step")
+_STEPS = (STEP, (layout.TRAIN_STATE, *STEP))
+
+
+def checked_step(
+    location: Location,
+    tensors: Mapping[KeyPath, TensorSpec],
+    values: Mapping[KeyPath, Value],
+    reader: ArrayReader,
+) -> int | None:
+    """The step that the checkpoint states, else the step in its name; None if neither is known.
+
+    Raises:
+        CorruptError: the step in the name differs from the step that the checkpoint states.
+    """
+    place = next((path for path in _STEPS if path in tensors or path in values), STEP)
+    inside, spec = values.get(place), tensors.get(place)
+    if spec is not None and "int" in spec.dtype and spec.size == 1:
+        array, listing = reader.arrays.get(spec.path), reader.listing
+        lacks = (
+            array is not None and listing is not None and any(listing.lack(key) for key in array.chunk_keys())
+        )
+        if not lacks:
+            inside = int(read_array(reader, spec, spec.whole).reshape(()).item())
+    stated = layout.stated_step(location.name)
+    if type(inside) is not int:
+        return stated
+    if stated is not None and stated != inside:
+        raise CorruptError(
+            f"step mismatch: {stated} in the folder's name, {inside} in state/step",
+            uri=location.uri,
+            cure=f"rename the folder to checkpoint_{inside}, or use another step",
+        )
+    return inside
+
+
+_ARRAY_METADATA = (".zarray", "zarr.json", ".zgroup")
+_OWN = frozenset(
+    {
+        layout.MSGPACK,
+        layout.PINNED,
+        FOLDER_NAME,
+        SIGNATURE_NAME,
+        orbax.COMMITTED,
+        orbax.CHECKPOINT,
+        orbax.V1_MARKER,
+        orbax.MANIFEST,
+    }
+)
+_NOT_NAMED = "the train state does not name it"
+_OWN_FOLDERS = frozenset({"d", "descriptor"})
+
+
+def extra_files(home: Location, arrays: Collection[str]) -> Surroundings:
+    """The files in a folder that belong neither to the format nor to arrays, with paths relative to the folder.
+
+    Args:
+        home: the folder.
+        arrays: names of its folders with arrays or items.
+    """
+    found = Surroundings()
+    for entry in home.entries():
+        if not entry.is_dir:
+            found.companions += [entry] if entry.name not in _OWN and entry.size >= 0 else []
+        elif not (
+            entry.name in arrays
+            or entry.name in _OWN_FOLDERS
+            or entry.name.startswith((orbax.PROCESS_PREFIX, *layout.ARRAY_FOLDER_PREFIXES))
+            or orbax.is_uncommitted(entry.name)
+        ):
+            inside = list(home.join(entry.name).walk(f"{entry.name}/"))
+            if any(one.name.rsplit("/", 1)[-1] in _ARRAY_METADATA for one in inside):
+                what = "a folder with other arrays"
+                found.ignored.append(ignored_file(entry.name, OTHERS, what, _NOT_NAMED, weights=True))
+            else:
+                found.companions += [one for one in inside if not one.name.endswith(f"/{orbax.COMMITTED}")]
+    return found
+
+
 def open_train_state(location: Location, detection: Detection) -> Opened:
     """Open a checkpoint.
 
@@ -113,14 +205,14 @@ def open_train_state(location: Location, detection: Detection) -> Opened:
     step = opened.manifest.step if step is None else step
     if item != location:
         extra = extra_files(location, {ITEM})
-        companions = tuple(Companion(one.name, one.size) for one in extra.companions)
+        companions = extra.listed
     else:  # for a separate item, the files in its folder for companions
-        extra, own = ExtraFiles(), opened.manifest.companions
+        extra, own = Surroundings(), opened.manifest.companions
         companions = tuple(replace(one, name=f"{orbax.ASSETS}/{one.name}") for one in own)
     manifest = replace(opened.manifest, step=step, companions=companions)
     if location.join(layout.PINNED).exists():
         manifest = replace(manifest, origin={**manifest.origin, "pinned": True})
         opened = replace(opened, detection=opened.detection.seen(Evidence(layout.PINNED, layout.LOCK)))
-    shardings = {path: spec.sharding for path, spec in manifest.tensors.items() if spec.sharding is not None}
-    reader = T5xReader(location, inner, frozenset(one.name for one in manifest.companions), shardings)
+    around = location, [one.name for one in companions]
+    reader = WithinReader(inner, {"": location}, manifest.tensors, companions=around)
     return Opened(replace(opened.detection, step=step), manifest, reader, tuple(extra.ignored))

@@ -11,21 +11,21 @@ with `model_checkpoint_path` and is not a msgpack map.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
+from wherry.core.lazy_dataclass import dataclass
 from wherry.core.manifest import Manifest
 from wherry.core.steps import step_number
 from wherry.formats.format import HEAD_BYTES
 from wherry.formats.systems import TreeForm
 from wherry.integrations.containers.msgpack.index import Glance, glance
-from wherry.storage.location import Location
+from wherry.integrations.containers.orbax.layout import PLACEHOLDERS
+from wherry.store.location import Location
 from wherry.store.store import Entry
 
 MSGPACK = "checkpoint"
 VERSION, OPTIMIZER, TRAIN_STATE = "version", "optimizer", "_optimizer"
 TARGET, STATE, PARAM_STATES = "target", "state", "param_states"
-PLACEHOLDERS = ("PLACEHOLDER://", "AGGREGATED://")
 DATASET = "dataset"
 PINNED = "PINNED"
 LOCK = "a retention lock: must not be deleted or moved"
@@ -82,7 +82,7 @@ def look_at(file: Location, size: int, head: bytes | None = None) -> Envelope | 
     roots = [path[0] for path in seen.paths if len(path) == 1]
     tail = _version_at_end(file, size) if seen.state == "more" and OPTIMIZER in roots[:1] else None
     versioned = roots[:2] in ([VERSION, OPTIMIZER], [OPTIMIZER, VERSION]) or tail is not None
-    paths, placeholders = set(seen.paths), is_placeholder_among(seen.texts)
+    paths, placeholders = set(seen.paths), any(text.startswith(PLACEHOLDERS) for text in seen.texts)
     specs = any(
         path[-1] == "driver" and all((*path[:-1], key) in paths for key in _SPEC_KEYS) for path in paths
     )
@@ -96,11 +96,6 @@ def look_at(file: Location, size: int, head: bytes | None = None) -> Envelope | 
 def glance_at(file: Location, size: int) -> Glance | None:
     """A glance at the first bytes of a msgpack file."""
     return glance(file.read(0, HEAD_BYTES), size)
-
-
-def is_placeholder_among(texts: Iterable[str]) -> bool:
-    """Whether a text is Orbax's placeholder for an array that is stored elsewhere."""
-    return any(text.startswith(PLACEHOLDERS) for text in texts)
 
 
 def is_uncommitted(name: str) -> bool:

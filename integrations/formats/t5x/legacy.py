@@ -23,26 +23,34 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 from wherry.core.detection import Detection, Evidence
 from wherry.core.keypath import KeyPath, render
-from wherry.core.manifest import Companion, Manifest
+from wherry.core.lazy_dataclass import dataclass
+from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import TensorSpec
 from wherry.errors import CorruptError, HostileError, IncompleteError, UnsupportedError
 from wherry.formats.format import Glimpse, Opened
-from wherry.integrations.containers.msgpack.contents import MsgpackContents, PlacedReader, gather
+from wherry.integrations.containers.flat.reader import FlatReader, Surroundings
+from wherry.integrations.containers.msgpack.contents import MsgpackContents, gather
 from wherry.integrations.containers.msgpack.index import Array, Node, Scalar, Sequence, Table, index_file
 from wherry.integrations.containers.orbax.layout import MANIFEST
+from wherry.integrations.containers.orbax.tree import placeholder
 from wherry.integrations.containers.zarr import metadata as zarr
 from wherry.integrations.containers.zarr.metadata import JsonObject
-from wherry.integrations.containers.zarr.reader import ArrayReader, Arrays, StoredArray, open_arrays
+from wherry.integrations.containers.zarr.reader import (
+    ArrayReader,
+    Arrays,
+    StoredArray,
+    WithinReader,
+    open_arrays,
+)
 from wherry.integrations.formats.t5x import layout
-from wherry.integrations.formats.t5x.layout import PLACEHOLDERS
-from wherry.integrations.formats.t5x.reader import ExtraFiles, T5xReader, checked_step, extra_files
-from wherry.storage.location import Location
-from wherry.tree.tree_reading import read_leaves
+from wherry.integrations.formats.t5x.item import checked_step, extra_files
+from wherry.layout.tree_reading import read_leaves
+from wherry.store.location import Location
 
 _SPEC_KEYS = frozenset({"driver", "kvstore", "metadata"})
 _KNOWN_SPEC_KEYS = _SPEC_KEYS | {
@@ -121,11 +129,10 @@ def _stored_references(node: Node, path: KeyPath, uri: str) -> Iterator[tuple[Ke
         for number, child in enumerate(node.items):
             yield from _stored_references(child, (*path, str(number)), uri)
     elif isinstance(node, Scalar) and isinstance(node.value, str):
-        text = node.value
-        prefix = next((prefix for prefix in PLACEHOLDERS if text.startswith(prefix)), None)
-        if prefix is not None:
-            yield path, ArrayReference(_checked_name(text.removeprefix(prefix), path, uri))
-        elif text.startswith(_GDA):
+        name = placeholder(node.value)
+        if name is not None:
+            yield path, ArrayReference(_checked_name(name, path, uri))
+        elif node.value.startswith(_GDA):
             raise UnsupportedError(
                 "unsupported placeholder of flax's multi-process format in a T5X checkpoint",
                 uri=uri,
@@ -331,25 +338,26 @@ def open_legacy(location: Location, detection: Detection) -> Opened:
         )
     specs = _specs(tree, arrays)
     ocdbt = bool(tree.stored) and home.join(MANIFEST).exists()
-    placed = PlacedReader(location, tree.contents.places, ())
+    placed = FlatReader(location, tree.contents.places, (), packs=False)
     inner = ArrayReader(
         home, arrays.found, arrays.listing, None, ocdbt=ocdbt, zeros_stored=True, inline=placed
     )
     inner.lost = lost
     step = checked_step(location, specs, tree.contents.values, inner)
     folders = {leaf.name.split("/")[0] for leaf in tree.stored.values()}
-    extra = extra_files(home, folders) if home == location else ExtraFiles()
-    manifest = Manifest(
+    extra = extra_files(home, folders) if home == location else Surroundings()
+    kind = read_leaves(specs, tree.contents.values, tree.contents.empties, specs=specs).whole_of_arrays
+    manifest = replace(
+        tree.contents.manifest(detection.step if step is None else step, kind),
         tensors=specs,
-        values=tree.contents.values,
-        empties=tree.contents.empties,
-        lists=frozenset(tree.contents.lists),
-        step=detection.step if step is None else step,
-        kind=read_leaves(specs, tree.contents.values, tree.contents.empties, specs=specs).whole_of_arrays,
-        companions=tuple(Companion(entry.name, entry.size) for entry in extra.companions),
+        companions=extra.listed,
         origin={"pinned": True} if home == location and home.join(layout.PINNED).exists() else {},
     )
-    reader = T5xReader(location, inner, frozenset(one.name for one in extra.companions))
+    parts = {"": home}
+    if home != location:
+        folders = {array.name: home.join(array.name) for array in arrays.found.values()}
+        parts = {location.name: location, **folders}
+    reader = WithinReader(inner, parts, specs, companions=(location, extra.names))
     found = _precise(detection, manifest, tree, arrays, file)
     return Opened(found, manifest, reader, tuple(extra.ignored))
 
@@ -406,10 +414,7 @@ def _folder(name: str, entries: Mapping[str, object]) -> str:
 
 def _specs(tree: T5xTree, arrays: Arrays) -> dict[KeyPath, TensorSpec]:
     """The tensors, in the order of the tree's branches."""
-    stored = {
-        path: TensorSpec(path, array.zarr.shape, array.zarr.dtype, chunks=array.zarr.chunks)
-        for path, array in arrays.found.items()
-    }
+    stored = {path: array.spec(path) for path, array in arrays.found.items()}
     specs = {**tree.contents.specs, **stored}
     if tree.version == layout.OLDEST_VERSION:
         specs = {path: replace(spec, dtype=_dtype_of_version_2(spec)) for path, spec in specs.items()}

@@ -18,6 +18,7 @@ from typing import Any
 from wherry.core.keypath import KeyPath, joined_names, render
 from wherry.core.manifest import Manifest
 from wherry.core.tensorspec import TensorSpec
+from wherry.cures import Argument, Cure
 from wherry.errors import UnrepresentableError, UsageError
 from wherry.formats.format import Options
 from wherry.integrations.containers.msgpack.heads import pack_value
@@ -30,6 +31,7 @@ from wherry.integrations.containers.orbax.write import (
     checkpoint_file,
     chunks_of,
     refuse_unrepresentable,
+    unfit,
 )
 from wherry.integrations.containers.orbax.write import (
     lay_out as lay_out_item,
@@ -41,8 +43,6 @@ from wherry.integrations.formats.t5x.item import HANDLER, ITEM
 from wherry.target.file_map import File, FileMap, Scene, within
 
 _MOST_INLINE = 64 << 10
-_UNFINISHED = ".__lock"  # tensorstore's name of a file that it has not renamed yet
-_LONGEST_NAME = 255  # bytes of a file name
 
 
 def prepare_grids(manifest: Manifest, options: Options) -> Manifest:
@@ -61,7 +61,9 @@ def prepare_grids(manifest: Manifest, options: Options) -> Manifest:
     }
     whole = replace(manifest, tensors=specs)
     arrays = {(name,): specs[path] for path, name in array_names(whole).items()}
-    refuse_unrepresentable(Manifest(tensors=arrays), {"ocdbt": False}, cure="pass --set inline=all")
+    refuse_unrepresentable(
+        Manifest(tensors=arrays), {"ocdbt": False}, cure=Cure("pass {}", Argument("set", "inline=all"))
+    )
     return whole
 
 
@@ -80,18 +82,11 @@ def array_names(manifest: Manifest) -> dict[KeyPath, str]:
             cure="rename the file, or convert without companions",
         )
     for name, path in names.items():
-        unfit = (
-            name in ("", ".", "..", layout.PINNED)
-            or "\0" in name
-            or name.endswith(_UNFINISHED)
-            or is_reserved(name)
-            or len(name.encode("utf-8", "replace")) > _LONGEST_NAME
-        )
-        if name in taken or unfit:
+        if name in taken or name == layout.PINNED or is_reserved(name) or unfit(name):
             raise UnrepresentableError(
                 f"invalid or duplicate folder name {name[:60]!r}",
                 path=render(path),
-                cure="pass --set inline=all",
+                cure=Cure("pass {}", Argument("set", "inline=all")),
             )
         if manifest.tensors[path].dtype not in zarr.STORABLE:
             raise UnrepresentableError(
@@ -195,5 +190,9 @@ def require_step_of_name(name: str, manifest: Manifest) -> None:
     if stated is not None and manifest.step is not None and stated != manifest.step:
         raise UsageError(
             f"step mismatch: {stated} in the target's name, {manifest.step} in the checkpoint",
-            cure=f"name the target {layout.step_folder(manifest.step)}, or pass the run with --into",
+            cure=Cure(
+                "name the target {}, or pass the run with {}",
+                layout.step_folder(manifest.step),
+                Argument("into"),
+            ),
         )

@@ -1,23 +1,19 @@
-"""Reading Hugging Face folders: the corpus, index against shards, companions, hub caches."""
+"""Reading Hugging Face folders: index against shards, companions, hub caches, several sets of weights."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 import wherry
-from tests.support.formats import (
-    assert_as_expected,
-    canonical,
-    cases,
-    expected,
-    opened,
-    place,
-)
+from tests.support.formats import canonical, opened, place
+from tests.support.generations import old_python
 from tests.support.huggingface import INDEX, ONES, SHARDS, detected, sharded
 from wherry.errors import (
     CorruptError,
@@ -31,22 +27,7 @@ from wherry.families import families, load_family
 from wherry.formats.file_names import is_weights
 from wherry.integrations.formats.huggingface.folder import family_of
 from wherry.integrations.formats.huggingface.weights import find_weights
-from wherry.storage.location import MOST_CONFIG
-
-
-@pytest.mark.parametrize("case", cases("huggingface"))
-def test_corpus(case):
-    found, row = opened(place(case), "huggingface"), expected(case)
-    assert_as_expected(found, row)
-    assert found.detection.format_version == row["layout_version"]
-    assert (found.detection.kind, found.manifest.kind) == ("params", "params")
-    assert found.detection.step == row["step"]
-    promised = found.manifest.origin.get("expected_parameters")
-    assert promised == (None if case == "hf-dcp-writer-consolidated" else found.manifest.parameters)
-    if row["writer"].startswith("transformers"):
-        assert found.detection.writer == row["writer"]
-    members = {entry.name: entry.size for entry in found.reader.members()}
-    assert members == {path.name: path.stat().st_size for path in place(case).iterdir()}
+from wherry.store.location import MOST_CONFIG
 
 
 def test_corpus_facts(corpus):
@@ -68,15 +49,6 @@ def test_corpus_facts(corpus):
         found.reader.companion("../config.json")
     torch_folder = opened(place("hf-dcp-writer-consolidated"), "huggingface")
     assert torch_folder.detection.writer == "torch HuggingFaceStorageWriter"
-
-
-@pytest.mark.parametrize(
-    ("case", "error"),
-    [("defect-hf-index-escape", HostileError), ("defect-hf-missing-shard", IncompleteError)],
-)
-def test_corpus_defects(corpus, case, error):
-    with pytest.raises(error, match="model-0000"):
-        opened(place(case), "huggingface")
 
 
 def test_a_real_model():
@@ -401,3 +373,185 @@ def test_names_of_indexes_of_every_release_of_diffusers(tmp_path, index):
     assert found is not None
     assert (found.file, found.form, found.variant) == (index, "sharded", "fp16")
     assert set(weights_of(folder)) == set(ONES)
+
+
+# Hugging Face folders that hold more than one set of weights: precedence, variants, adapters, pipelines,
+# steps.
+
+
+def test_several_sets_of_weights_have_a_stated_order(tmp_path):
+    torch = pytest.importorskip("torch")
+    save_file(ONES, tmp_path / "model.safetensors")
+    save_file({"a": ONES["a"].astype("f2")}, tmp_path / "model.fp16.safetensors")
+    torch.save({"a": torch.ones(2)}, tmp_path / "pytorch_model.bin")
+    (tmp_path / "flax_model.msgpack").write_bytes(b"\x80")
+    found = opened(tmp_path, "huggingface").detection
+    assert found.evidence[0].file == "model.safetensors"
+    passed = [one.file for one in found.evidence if "take precedence over .bin over msgpack" in one.seen]
+    assert passed == ["flax_model.msgpack", "model.fp16.safetensors", "pytorch_model.bin"]
+    assert wherry.detect(tmp_path, format="huggingface-flax").evidence[0].file == "flax_model.msgpack"
+    for name, version in (
+        ("model.safetensors", "single safetensors"), ("model.fp16.safetensors", "single safetensors"),
+        ("pytorch_model.bin", "single pytorch_model.bin"),
+    ):  # fmt: skip
+        assert detected(tmp_path).format_version == version
+        assert detected(tmp_path).evidence[0].file == name
+        (tmp_path / name).unlink()
+    assert detected(tmp_path) is None
+    assert wherry.detect(tmp_path).format == "huggingface-flax"
+
+
+def test_a_variant_with_an_index(tmp_path):
+    sharded(tmp_path)
+    (tmp_path / INDEX).rename(tmp_path / "model.safetensors.index.fp16.json")
+    found = opened(tmp_path, "huggingface")
+    assert found.detection.evidence[0].seen == "index of weights in several files, variant fp16"
+    assert canonical(found, ("a",)) == ONES["a"].tobytes()
+
+
+def test_an_adapter_is_called_one(tmp_path):
+    save_file(ONES, tmp_path / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "base_model_name_or_path": "meta/llama"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    seen = {one.file: one.seen for one in detected(tmp_path).evidence}
+    assert seen["adapter_config.json"] == "a LORA adapter of meta/llama, not a whole model"
+
+
+def test_a_pipeline_is_several_models(tmp_path):
+    for part, stem in (("unet", "diffusion_pytorch_model"), ("text_encoder", "model")):
+        (tmp_path / part).mkdir()
+        save_file(ONES, tmp_path / part / f"{stem}.safetensors")
+    (tmp_path / "scheduler").mkdir()
+    names = {"_class_name": "P", **{part: ["x", "Y"] for part in ("unet", "text_encoder", "scheduler")}}
+    (tmp_path / "model_index.json").write_text(json.dumps(names))
+    found = wherry.detect(tmp_path)
+    assert (found.verdict, found.reason) == (
+        "unsupported",
+        "ambiguous source: a diffusers pipeline of 2 models: text_encoder, unet",
+    )
+    assert wherry.detect(tmp_path, item="unet").verdict == "ok"
+    below = [one.uri.rsplit("/", 1)[-1] for one in wherry.discover(tmp_path)]
+    assert below == ["text_encoder", "unet"]
+
+
+def test_a_trainers_folder_holds_a_model_and_its_steps(tmp_path):
+    for name in (".", "checkpoint-5", "checkpoint-10"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        save_file(ONES, tmp_path / name / "model.safetensors")
+    found = [(one.step, one.uri) for one in wherry.discover(tmp_path)]
+    assert [step for step, _ in found] == [None, 10, 5]
+    assert wherry.detect(tmp_path, step=5).step == 5
+
+
+# A model of sentence-transformers stays one: the modules that run after it travel with their weights.
+
+
+MODULES = {"": "base.modules.transformer.Transformer", "1_Pooling": "sentence_transformer.modules.pooling.Pooling",
+           "2_Dense": "base.modules.dense.Dense"}  # fmt: skip
+
+
+@pytest.fixture
+def model(tmp_path):
+    """The files that sentence-transformers 6.2 saves for a transformer, its pooling and a dense layer."""
+    path = tmp_path / "model"
+    rows = [
+        {"idx": number, "name": str(number), "path": place, "type": f"sentence_transformers.{kind}"}
+        for number, (place, kind) in enumerate(MODULES.items())
+    ]
+    texts = {
+        "modules.json": rows, "config.json": {"model_type": "tiny"}, "sentence_bert_config.json": {"max_seq_length": 8},
+        "config_sentence_transformers.json": {"similarity_fn_name": "cosine"}, "1_Pooling/config.json": {"dim": 3},
+        "2_Dense/config.json": {"in_features": 3, "out_features": 2},
+    }  # fmt: skip
+    for name, content in texts.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text(json.dumps(content))
+    save_file(ONES, path / "model.safetensors", metadata={"format": "pt"})
+    save_file({"linear.weight": np.ones((2, 3), "f4")}, path / "2_Dense" / "model.safetensors")
+    return path
+
+
+def files(folder):
+    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {name: data for name, data in found.items() if name != "wherry.json"}
+
+
+def test_its_modules_travel_with_their_weights(model, tmp_path):
+    receipt = wherry.convert(model, tmp_path / "hf", to="hf")
+    wherry.convert(model, tmp_path / "orbax", to="orbax")
+    wherry.convert(tmp_path / "orbax", tmp_path / "back", to="hf")
+    assert files(tmp_path / "hf") == files(tmp_path / "back") == files(model)
+    assert receipt.ignored == []
+    file = tmp_path / "hf" / "2_Dense" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\1")
+    assert wherry.verify(tmp_path / "hf", level="digest").verdict == "altered"
+
+
+def test_a_target_without_companions_needs_the_option(model, tmp_path):
+    with pytest.raises(
+        UnrepresentableError, match=r"2_Dense/model\.safetensors .weights of a module outside the model"
+    ) as error:
+        wherry.convert(model, tmp_path / "one.safetensors", to="safetensors")
+    assert "--ignore others" in error.value.cure
+    with pytest.raises(UnrepresentableError, match="2_Dense"):
+        wherry.convert(model, tmp_path / "out", to="hf", ignore=("companions",))
+    receipt = wherry.convert(model, tmp_path / "one.safetensors", to="safetensors", ignore=("others",))
+    rules = {row["path"]: row["rule"] for row in receipt.ignored}
+    assert (rules["2_Dense/model.safetensors"], rules["2_Dense/config.json"]) == ("others", "companions")
+
+
+def test_without_the_list_of_modules_a_folder_holds_other_weights(model, tmp_path):
+    for content in (None, "{}", "[1]", '[{"name": "0"}]', "[" * 199):
+        (model / "modules.json").unlink(missing_ok=True)
+        if content is not None:
+            (model / "modules.json").write_text(content)
+        with pytest.raises(UnrepresentableError, match=r"left out: 2_Dense \(a folder with other weights\)"):
+            wherry.plan(model, tmp_path / "out", to="hf")
+    (model / "modules.json").write_text("[" * 9999)
+    with pytest.raises(HostileError, match=r"modules\.json exceeds the limit of 200 nested"):
+        wherry.plan(model, tmp_path / "out", to="hf")
+
+
+def test_a_broken_link_in_a_module_is_incomplete(model):
+    (model / "2_Dense" / "model.safetensors").unlink()
+    (model / "2_Dense" / "model.safetensors").symlink_to("gone")
+    with pytest.raises(IncompleteError, match=r"broken link: 2_Dense/model\.safetensors"):
+        wherry.open(model)
+
+
+_MAKE = """
+import sys, numpy, torch, transformers
+from sentence_transformers import SentenceTransformer, models
+folder = sys.argv[1]
+torch.manual_seed(0)
+open(f"{folder}/vocab.txt", "w").write("\\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello", "world"]))
+transformers.BertTokenizerFast(f"{folder}/vocab.txt").save_pretrained(f"{folder}/bert")
+sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+transformers.BertModel(transformers.BertConfig(vocab_size=7, **sizes)).save_pretrained(f"{folder}/bert")
+layers = [models.Transformer(f"{folder}/bert"), models.Pooling(16), models.Dense(16, 4), models.Normalize()]
+model = SentenceTransformer(modules=layers)
+model.save(f"{folder}/model")
+numpy.save(f"{folder}/said.npy", model.encode(["hello world"]))
+"""
+_LOAD = """
+import sys, numpy
+from sentence_transformers import SentenceTransformer
+folder, name = sys.argv[1:]
+assert (SentenceTransformer(f"{folder}/{name}").encode(["hello world"]) == numpy.load(f"{folder}/said.npy")).all()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4000)
+def test_the_library_loads_it_and_says_the_same(tmp_path):
+    python = old_python("hub")
+
+    def run(script, *words):
+        subprocess.run([python, "-c", script, tmp_path, *words], check=True, capture_output=True)
+
+    run(_MAKE)
+    wherry.convert(tmp_path / "model", tmp_path / "hf", to="hf")
+    wherry.convert(tmp_path / "model", tmp_path / "orbax", to="orbax")
+    wherry.convert(tmp_path / "orbax", tmp_path / "back", to="hf")
+    for name in ("hf", "back"):
+        run(_LOAD, name)

@@ -11,18 +11,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.support.formats import (
-    canonical,
-    copy,
-    create,
-    opened,
-    place,
-)
+from tests.support.formats import canonical, copy, create, opened, place
 from wherry.core.manifest import Companion, Manifest
 from wherry.core.tensorspec import Span, TensorSpec
-from wherry.errors import (
-    UsageError,
-)
+from wherry.errors import UsageError
 from wherry.formats.registry import checked_options, find_format
 from wherry.integrations.formats.huggingface.weights import natural_key
 

@@ -101,7 +101,7 @@ def test_consolidated_and_back(tmp_path):
 
 def test_flat_and_nested_forms_agree(tmp_path):
     """Lists of dicts are opened, lists of numbers are one item, as DCP does it."""
-    from wherry.integrations.formats.lingua.folder import deep, flat
+    from wherry.integrations.formats.lingua import deep, flat
 
     source = opened(step_folder(tmp_path / "0000000007"), "lingua").manifest
     wherry.convert(tmp_path / "0000000007", tmp_path / "c", to="lingua-consolidated", lineage=False)

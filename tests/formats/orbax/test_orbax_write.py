@@ -1,4 +1,4 @@
-"""Writing Orbax: what we write is restored bit-equal by every API of the installed Orbax, and by our own reader."""
+"""Writing Orbax: restored bit-equal and with its types by every API of the installed Orbax; durable."""
 
 from __future__ import annotations
 
@@ -7,26 +7,34 @@ import os
 import resource
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import orbax.checkpoint as ocp
 import orbax.checkpoint.experimental.v1 as ocp1
 import pytest
+from orbax.checkpoint.experimental import v1
 
 import wherry
 from tests.support import orbax as support
+from tests.support.corpus import CORPUS, expected, needs_corpus
 from tests.support.orbax import ORBAX, assert_same_tree, full_manifest, nested, opened, sample, small_chunks
-from wherry.core.tensorspec import Span
+from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import StorageError, UnrepresentableError, UsageError
 from wherry.formats.format import Glimpse
 from wherry.formats.registry import checked_options
 from wherry.mover.read import read_array
-from wherry.storage.location import MOST_CONFIG
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
+from wherry.store.location import MOST_CONFIG
 
 FORMS = list(product(("2", "3"), (True, False), ("none", "zstd")))
 
@@ -270,3 +278,271 @@ def test_a_name_of_thousands_of_digits_is_no_index(tmp_path):
     wherry.convert(tmp_path / "a.safetensors", tmp_path / "out", to="orbax", lineage=False)
     wherry.convert(tmp_path / "out", tmp_path / "back.safetensors", to="safetensors", lineage=False)
     assert load_file(tmp_path / "back.safetensors").keys() == {name, "2", "10"}
+
+
+# What `sync` of the Orbax writer promises: contents and names are durable, also when two threads call it.
+
+
+PLACES = ("fsync", "fdatasync")
+HELD = "held back"
+
+
+@pytest.fixture
+def synced(monkeypatch):
+    """Paths whose contents or names were made durable, in order; `gate` holds one thread back while it is unset."""
+
+    class Record(list):
+        gate = threading.Event()
+        entered = threading.Event()
+
+    record = Record()
+    record.gate.set()
+    for name in PLACES:
+        real = getattr(os, name)
+
+        def watched(descriptor, real=real):
+            if threading.current_thread().name == HELD:
+                record.entered.set()
+                record.gate.wait(10)
+            real(descriptor)
+            record.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+        monkeypatch.setattr(os, name, watched)
+    return record
+
+
+def writer_of(folder, arrays, **options):
+    manifest = support.small_chunks(support.manifest_of(arrays))
+    return support.writer_at(folder, manifest, **options)
+
+
+def write_some(writer, arrays, count=None):
+    jobs = [
+        (path, region)
+        for path, array in arrays.items()
+        for region in support.regions(array.shape, writer.grid(path))
+    ]
+    for path, region in jobs[:count]:
+        data = np.ascontiguousarray(arrays[path][region])
+        writer.write(path, region, memoryview(data.reshape(-1).view("u1")))
+
+
+@pytest.mark.parametrize("options", [{}, {"ocdbt": False}, {"compression": "zstd"}])
+def test_no_call_returns_before_what_came_before_it_is_durable(tmp_path, synced, options):
+    arrays = {("w",): np.random.default_rng(0).standard_normal((30, 40)).astype(np.float32)}
+    writer = writer_of(tmp_path / "item", arrays, **options)
+    write_some(writer, arrays)
+    synced.entered.clear()
+    synced.gate.clear()
+    first = threading.Thread(target=writer.sync, name=HELD)
+    second = threading.Thread(target=writer.sync)
+    first.start()
+    assert synced.entered.wait(10)
+    second.start()
+    second.join(0.3)
+    assert second.is_alive(), "the second call returned while the first was still at work"
+    synced.gate.set()
+    first.join(10)
+    second.join(10)
+    assert not first.is_alive()
+    assert not second.is_alive()
+    writer.finish()
+    writer.close()
+    found = support.opened(tmp_path / "item")
+    spec = found.manifest.tensors[("w",)]
+    assert read_array(found.reader, spec, spec.whole).tobytes() == arrays[("w",)].tobytes()
+
+
+# What an Orbax item of ours holds besides tensors: numbers, lists, PRNG keys, foreign metadata.
+
+
+def test_numbers_come_back_as_the_values_they_were(tmp_path):
+    values = {("epoch",): 3, ("lr",): 1e-4, ("done",): True, ("name",): "x", ("none",): None}
+    arrays = {("w",): np.ones((4, 4), np.float32)}
+    for version, ocdbt in product(("2", "3"), (True, False)):
+        folder = tmp_path / f"{version}{ocdbt}"
+        support.write(folder, arrays, support.manifest_of(arrays, values=values), zarr=version, ocdbt=ocdbt)
+        found = opened(folder).manifest
+        assert set(found.tensors) == set(arrays)
+        assert found.values == {key: value for key, value in values.items() if value is not None}
+        assert found.empties == {("none",): "none"}
+        assert type(found.values[("done",)]) is bool
+        restored = ocp.PyTreeCheckpointer().restore(folder)
+        assert {key: restored[key] for key in ("epoch", "lr", "done", "name", "none")} == {
+            path[0]: value for path, value in values.items()
+        }
+
+
+def test_long_lists_keep_their_order(tmp_path):
+    arrays = {("list", str(index)): np.full(3, index, np.int32) for index in range(12)}
+    manifest = replace(support.manifest_of(arrays), lists=frozenset({("list",)}))
+    support.write(tmp_path / "item", arrays, manifest)
+    for restored in (ocp.StandardCheckpointer().restore(tmp_path / "item"), ocp1.load(tmp_path / "item")):
+        assert [int(leaf[0]) for leaf in restored["list"]] == list(range(12))
+
+
+def test_what_orbax_has_no_place_for_is_kept(tmp_path):
+    arrays = {("key",): np.asarray([1, 2], np.uint32)}
+    spec = TensorSpec(("key",), (2,), "uint32", tags={"prng": "threefry2x32"})
+    custom = {"item": {"a": 1}, "checkpoint": {"b": 2}, "format": "pt"}
+    manifest = replace(support.manifest_of(arrays, custom=custom), tensors={("key",): spec})
+    support.write(tmp_path / "item", arrays, manifest)
+    found = opened(tmp_path / "item").manifest
+    assert found.tensors[("key",)].tags == {"prng": "threefry2x32"}
+    assert found.custom["item"]["a"] == 1
+    assert found.custom["item"]["wherry"]["custom"] == {"format": "pt"}
+    assert found.custom["checkpoint"] == {"b": 2}
+    assert ocp.StandardCheckpointer().metadata(tmp_path / "item").custom_metadata["b"] == 2
+
+
+def test_wrappers_are_distinguished_from_parameters_called_value():
+    from wherry.integrations.containers.orbax.item import wrappers
+    from wherry.layout.forms import wrapped_leaves
+
+    old = [("layers", "0", "kernel", "raw_value"), ("layers", "0", "bias", "raw_value")]
+    assert "2 of 2 arrays are NNX variables (`raw_value`, Flax 0.8)" in wrappers(old)[0].seen
+    boxed = [("params", "wi", "kernel", "value"), ("params", "norm", "scale")]
+    assert "1 of 2 arrays are in linen partition boxes" in wrappers(boxed)[0].seen
+    assert wrapped_leaves([("a", "value"), ("a", "other")], "value") == set()
+    assert wrapped_leaves([("a", "value"), ("a", "b", "c")], "value") == set()
+    assert wrapped_leaves([("attention", "value", "kernel"), ("value",)], "value") == set()
+
+
+# Orbax restores each target with the types with which it restores the source: typed keys, Python numbers,
+# arrays.
+
+
+OPTIONS = [{}, {"zarr": "3"}, {"ocdbt": False}, {"compression": "zstd"}]
+
+
+@cache
+def tree() -> dict[str, Any]:
+    return {
+        "key": jax.random.key(0),
+        "rbg": jax.random.key(1, impl="rbg"),
+        "unsafe": jax.random.key(1, impl="unsafe_rbg"),
+        "batch": jax.random.split(jax.random.key(2), (3, 2)),
+        "rbg_batch": jax.random.split(jax.random.key(3, impl="rbg"), 4),
+        "raw": jax.random.PRNGKey(0),
+        "in": {"a.b": [jax.random.key(5), jnp.ones((2, 3))], "rank0": jnp.float32(2), "numpy0": np.asarray(3)},
+        "int": 3, "float": 2.5, "bool": True, "bf16": jnp.ones(3, jnp.bfloat16), "array": np.ones(2),
+    }  # fmt: skip
+
+
+def _standard(path: Path, item: Any) -> None:
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(path, item)
+
+
+SAVES: dict[str, Callable[[Path, Any], None]] = {
+    "StandardCheckpointer": _standard,
+    "PyTreeCheckpointer": lambda path, item: ocp.PyTreeCheckpointer().save(path, item),
+    "zarr 3": lambda path, item: ocp.Checkpointer(
+        ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True)
+    ).save(path, item),
+    "v1": v1.save,
+}
+
+
+def abstract(item: Any) -> Any:
+    """A target tree of shapes; Python numbers as they are."""
+    one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return jax.tree.map(
+        lambda leaf: (
+            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=one)
+            if isinstance(leaf, jax.Array | np.ndarray)
+            else leaf
+        ),
+        item,
+    )
+
+
+RESTORES: dict[str, Callable[[Path], Any]] = {
+    "PyTreeCheckpointer": lambda path: ocp.PyTreeCheckpointer().restore(path),
+    "StandardCheckpointer": lambda path: ocp.StandardCheckpointer().restore(path),
+    "StandardCheckpointer, target": lambda path: ocp.StandardCheckpointer().restore(path, abstract(tree())),
+    "v1": v1.load,
+    "v1, target": lambda path: v1.load(path, abstract(tree())),
+}
+
+
+def described(item: Any) -> dict[str, tuple[str, str, Any]]:
+    """Key path → type, shape and values of each leaf."""
+    found: dict[str, tuple[str, str, Any]] = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(item)[0]:
+        name = jax.tree_util.keystr(path)
+        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            found[name] = (str(leaf.dtype), str(leaf.shape), np.asarray(jax.random.key_data(leaf)).tolist())
+        elif isinstance(leaf, jax.Array | np.ndarray):
+            found[name] = (str(leaf.dtype), str(leaf.shape), np.asarray(leaf).tolist())
+        else:
+            found[name] = (type(leaf).__name__, "", leaf)
+    return found
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    home, made = tmp_path_factory.mktemp("sources"), {}
+
+    def get(name: str) -> Path:
+        if name not in made:
+            made[name] = home / name.replace(" ", "")
+            SAVES[name](made[name], tree())
+        return made[name]
+
+    return get
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("save", SAVES)
+def test_orbax_restores_the_types_of_the_source(sources, tmp_path, save, options):
+    source, target = sources(save), tmp_path / "out"
+    wherry.convert(source, target, to="orbax", lineage=False, options=options)
+    item = source / "state" if save == "v1" else source
+    for name, restore in RESTORES.items():
+        wanted = described(restore(source if name.startswith("v1") and save == "v1" else item))
+        assert described(restore(target)) == wanted, name
+    again = tmp_path / "again"
+    wherry.convert(target, again, to="orbax", lineage=False)
+    assert described(RESTORES["v1"](again)) == described(RESTORES["v1"](target))
+
+
+def test_a_target_of_steps(sources, tmp_path):
+    source = sources("StandardCheckpointer")
+    wherry.convert(source, tmp_path / "run", to="orbax", into=True, as_step=7, lineage=False)
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        restored = manager.restore(7, args=ocp.args.StandardRestore())
+    assert described(restored) == described(RESTORES["StandardCheckpointer"](source))
+
+
+def test_keys_are_restored_on_other_devices(sources, tmp_path):
+    """No topology is stored: eight devices restore what one has saved."""
+    target = tmp_path / "out"
+    wherry.convert(sources("StandardCheckpointer"), target, to="orbax", lineage=False)
+    program = (
+        "import jax, json, sys, orbax.checkpoint as ocp, orbax.checkpoint.experimental.v1 as v1\n"
+        "trees = [ocp.PyTreeCheckpointer().restore(sys.argv[1]), v1.load(sys.argv[1])]\n"
+        "print(json.dumps([len(jax.devices()), *(str(t[n].dtype) for t in trees for n in ('key', 'rbg', 'batch'))]))\n"
+    )
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    ran = subprocess.run(
+        [sys.executable, "-c", program, str(target)], env=env, capture_output=True, text=True, check=True
+    )
+    assert json.loads(ran.stdout.splitlines()[-1]) == [8, *["key<fry>", "key<rbg>", "key<fry>"] * 2]
+
+
+@needs_corpus
+@pytest.mark.parametrize(
+    "case",
+    ["orbax-0523-default", "orbax-0110-default", "orbax-0128-noocdbt-zarr2",
+                       "orbax-044-aggregate", "orbax-0523-aggregate", "orbax-0110-nnx-state",
+                       "orbax-0128-manager", "orbax-0110-numpy"],
+)  # fmt: skip
+def test_sources_of_other_releases(tmp_path, case):
+    source = CORPUS / case / "checkpoint" / expected(case)["uri"]
+    target = tmp_path / "out"
+    item = wherry.detect(source).uri
+    wherry.convert(source, target, to="orbax", lineage=False)
+    restore = RESTORES["PyTreeCheckpointer"]
+    wanted = {name: row[:2] for name, row in described(restore(item)).items()}
+    assert {name: row[:2] for name, row in described(restore(target)).items()} == wanted

@@ -19,7 +19,7 @@ from wherry.integrations.formats import penzai
 from wherry.integrations.formats.penzai import FORMATS
 from wherry.mover.map_writer import writer_of
 from wherry.mover.read import read_array
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
 
 PENZAI = FORMATS[0]
 WHOLE = [case for case in cases("penzai") if expectation(case)["verdict"] == "ok"]

@@ -11,8 +11,9 @@ from flax import serialization
 
 import wherry
 from tests.support import t5x
+from tests.support.corpus import CORPUS, expected, needs_corpus
 from wherry.errors import CorruptError, HostileError, IncompleteError, UnsupportedError
-from wherry.storage.location import MOST_CONFIG
+from wherry.store.location import MOST_CONFIG
 from wherry.testing.readers import check_reader
 
 
@@ -287,3 +288,45 @@ def test_a_file_with_the_name_of_an_array_is_no_remains(tmp_path):
     assert wherry.detect(tmp_path).format == "none"
     (tmp_path / "target.decoder.logits_dense.kernel").mkdir()
     assert wherry.detect(tmp_path).format == "t5x-legacy"
+
+
+CASES = [path.parent.name for path in sorted(CORPUS.glob("*t5x*/expected.json"))]
+WHOLE_OF_CORPUS = [case for case in CASES if expected(case)["verdict"] == "ok"]
+BAD = [case for case in CASES if case not in WHOLE_OF_CORPUS]
+
+
+@pytest.fixture
+def root(request, tmp_path):
+    """The case's folder, copied where it needs empty folders that git does not keep."""
+    case = request.param
+    place = CORPUS / case / "checkpoint"
+    if expected(case).get("make_dirs"):
+        shutil.copytree(place, tmp_path / "copy")
+        place = tmp_path / "copy"
+        for name in expected(case)["make_dirs"]:
+            (place / name).mkdir(parents=True, exist_ok=True)
+    return place, expected(case)
+
+
+@needs_corpus
+@pytest.mark.parametrize("root", WHOLE_OF_CORPUS, indirect=True)
+def test_the_run_folder_and_the_msgpack_file_lead_there_as_well(root):
+    place, row = root
+    uris = {row["uri"], *row.get("alternative_uris", ())}
+    uris |= {f"{uri}/checkpoint" for uri in uris if (place / uri / "checkpoint").is_file()} | {"."}
+    assert {wherry.detect(place / uri).uri for uri in uris} == {str(place / row["uri"])}
+
+
+@needs_corpus
+@pytest.mark.parametrize("root", BAD, indirect=True)
+def test_the_reason_names_what_is_wrong(root):
+    place, row = root
+    names = {
+        "defect-t5x-missing-chunk": "target/decoder/layers_1/mlp/wo/kernel",
+        "defect-t5x-path-escape": "../../outside/bias",
+        "defect-t5x-step-mismatch": "step mismatch: 2000 in the folder's name, 1000 in state/step",
+        "defect-t5x-uncommitted-tmp": "never committed",
+        "t5x-upstream-tiny-orbax": "shape",
+        "t5x-upstream-pinned-ckpt-dir": "not a checkpoint",
+    }
+    assert names[row["case"]] in wherry.detect(place / row["uri"]).reason

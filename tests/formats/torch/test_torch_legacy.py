@@ -12,39 +12,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import wherry
-from tests.support.formats import (
-    assert_as_expected,
-    assert_ends_well,
-    canonical,
-    cases,
-    expected,
-    mutated,
-    opened,
-    place,
-)
+from tests.support.formats import assert_ends_well, canonical, mutated, opened
 from tests.support.torch import as_bytes, every_dtype, same, torch
 from wherry.errors import CorruptError, NotACheckpointError, UnsupportedError
 from wherry.integrations.containers.torch.archive import PROTOCOL, read_legacy
-from wherry.storage.location import Location
-from wherry.storage.stores import locate
+from wherry.store.local_store import locate
+from wherry.store.location import Location
 from wherry.store.remote_store import FsspecStore, remote_store
-from wherry.testing import readers
 
 
 def save(tmp_path, value, name="model.pt", **options) -> Path:
     path = tmp_path / name
     torch.save(value, path, _use_new_zipfile_serialization=False, **options)
     return path
-
-
-@pytest.mark.parametrize("case", cases("torch-legacy"))
-def test_corpus(case):
-    found, row = opened(place(case), "torch-legacy"), expected(case)
-    assert_as_expected(found, row)
-    assert found.detection.format_version == row["layout_version"]
-    assert found.detection.kind == found.manifest.kind == row["kind"]
-    assert found.detection.evidence
-    readers.check_reader(found, regions=2)
 
 
 def test_every_dtype_and_view(tmp_path):

@@ -22,7 +22,6 @@ from wherry.core.tensorspec import Span, TensorSpec
 from wherry.errors import UnrepresentableError, UnsupportedError, UsageError
 from wherry.formats.registry import find_format
 from wherry.integrations.containers.pickle.writer import PickleWriter
-from wherry.integrations.containers.zip import write
 from wherry.mover import checksums
 from wherry.store import content as crcs
 
@@ -254,14 +253,6 @@ def test_crcs_of_pieces_combine(data, draw):
     assert whole.value(lambda start, stop: memoryview(data)[start:stop]) == zlib.crc32(data)
 
 
-def test_a_repeated_write_counts_with_its_last_bytes():
-    crc = checksums.PieceCrc(8)
-    crc.update(0, memoryview(b"wrong"))
-    crc.update(0, memoryview(b"go"))
-    crc.update(2, memoryview(b"od one"))
-    assert crc.value(lambda start, stop: memoryview(b"")) == zlib.crc32(b"good one")
-
-
 def test_archives_beyond_32_bits(tmp_path, monkeypatch):
     """A sparse tensor of more than 4 GiB, and one that begins behind it; no byte of the first is written."""
     size = (1 << 32) + 100
@@ -281,16 +272,6 @@ def test_archives_beyond_32_bits(tmp_path, monkeypatch):
     assert zipfile.ZipFile(tmp_path / "a.pt").getinfo("archive/data/0").file_size == size
     ours = opened(tmp_path / "a.pt", "torch-zip")
     assert canonical(ours, ("after",)) == b"\1\0\2\0\3\0"
-
-
-def test_every_byte_of_an_archive_has_one_owner():
-    """Frame and data fill the archive without hole or overlap."""
-    records = [write.small("a", b"12"), write.MemberRecord("b", None, 70)]
-    form = write.lay_out(len(records), records.__getitem__)
-    slot = form.slot(1)
-    assert slot.data % 64 == 0
-    frames = [len(form.frame(number).data) for number in range(2)]
-    assert frames == [form.frame_bytes(number) for number in range(2)] == [slot.data, form.length - slot.stop]
 
 
 def test_the_plan_lists_classes_and_keys_that_become_plain(tmp_path):

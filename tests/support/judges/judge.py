@@ -32,6 +32,7 @@ from tests.support.oracles import files, lingua, maxtext, penzai, t5x
 from tests.support.oracles.cases import MODEL_NAMES, leaves_of
 from tests.support.oracles.leaves import Leaves
 from tests.support.oracles.maxtext_itself import round_embedding, round_factor, stated
+from tests.support.oracles.parts import TieError
 from tests.support.walk.models import logits as huggingface_logits
 from tests.support.walk.models import meta_params
 
@@ -74,6 +75,7 @@ class Judge(Protocol):
 
         Raises:
             JudgeError: the library did not compute.
+            TieError: what the model computes is not determined.
         """
         ...
 
@@ -190,6 +192,8 @@ class Here:
         """See `Judge.logits`."""
         try:
             return self.compute(folder, np.asarray(tokens), label, source)
+        except TieError:
+            raise
         except Exception as error:
             raise JudgeError(f"{type(error).__name__}: {error}") from error
 

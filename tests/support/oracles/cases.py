@@ -18,7 +18,9 @@ _FOR_MEGATRON = ("deepseek-v3-pairs", "deepseek-v3-pairs-yarn")
 LABELS = [
     label
     for label, model in MODELS.items()
-    if model.family not in _NOT_IN_MAXTEXT and label not in _FOR_MEGATRON and not label.endswith("-square")
+    if model.family not in _NOT_IN_MAXTEXT
+    and label not in _FOR_MEGATRON
+    and not label.endswith(("-square", "-published"))
 ]
 FORMS: Mapping[str, Mapping[str, str]] = {
     "scanned": {"scan_layers": "true"},
@@ -263,7 +265,17 @@ GGUF = (
     "llama", "llama-tied", "llama-3.1", "llama-yarn", "llama-head-dim", "mistral", "mixtral", "qwen2", "qwen2-tied",
     "qwen3", "qwen3-yarn", "qwen3-moe", "gemma", "gemma2", "gemma3", "gemma3-no-remainder", "phi3", "gpt2",
 )  # fmt: skip
-# Models of which GGUF files are written, and those that transformers reads by the metadata alone.
-GGUF_WRITTEN = ("llama", "llama-tied", "llama-3.1", "llama-yarn", "llama-head-dim")
+# Models of which GGUF files are written: llama.cpp computes from them what the models compute.
+GGUF_WRITTEN = (
+    "llama", "llama-tied", "llama-3.1", "llama-yarn", "llama-head-dim", "mistral", "mixtral", "qwen2", "qwen2-tied",
+    "qwen3", "qwen3-yarn", "qwen3-moe", "qwen2-moe-plain", "gemma", "gemma2", "gemma3", "gemma3-no-remainder", "phi3",
+    "gpt-oss-published", "deepseek-v2", "deepseek-v2-lite", "deepseek-v3-pairs", "deepseek-v3-pairs-yarn",
+)  # fmt: skip
+# Those of which transformers' own loader of GGUF returns the tensors by their names in memory.
+GGUF_LOADED = (
+    "llama", "llama-tied", "llama-head-dim", "qwen2", "qwen2-tied", "qwen3", "qwen3-moe", "qwen2-moe-plain", "gemma2",
+    "gemma3", "phi3",
+)  # fmt: skip
+# Those that transformers reads by the metadata alone.
 GGUF_WRITTEN_FOR_TRANSFORMERS = ("llama", "llama-tied", "llama-head-dim")
 GGUF_BY_TRANSFORMERS = ("llama", "llama-tied", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "gpt2")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tests.support.oracles.parts import (
+    TieError,
     attend,
     causal,
     frequencies,
@@ -69,8 +70,19 @@ def chosen(take: Part, c: Any, x: Array, latent: Array) -> Array:
     products = np.maximum(np.einsum("bthd,bsd->bhts", query, key[:, :, 0]), 0)
     seen = causal(x.shape[1])
     scores = np.where(seen, np.einsum("bhts,bth->bts", products, shares), -np.inf)
-    last = np.sort(scores, axis=-1)[..., ::-1][..., min(c.indexer_topk, scores.shape[-1]) - 1]
-    return ((scores >= last[..., None]) & seen)[:, None]
+    order = np.argsort(-scores, axis=-1, kind="stable")  # as lax.top_k: of equal ones the earlier
+    ranked = np.take_along_axis(scores, order, axis=-1)
+    last, next_ = (
+        ranked[..., c.indexer_topk - 1 : c.indexer_topk],
+        ranked[..., c.indexer_topk : c.indexer_topk + 1],
+    )
+    if (np.isfinite(next_) & (last == next_)).any():
+        raise TieError(
+            "two positions have the same score where the indexer chooses: another library takes the other one"
+        )
+    taken = np.zeros(scores.shape, bool)
+    np.put_along_axis(taken, order[..., : c.indexer_topk], values=True, axis=-1)
+    return (taken & seen)[:, None]
 
 
 def _scale(c: Any) -> float:

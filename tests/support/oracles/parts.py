@@ -53,6 +53,10 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
+class TieError(ValueError):
+    """What a model computes is not determined: libraries choose differently of equal scores."""
+
+
 def causal(length: int, window: int | None = None) -> Array:
     """Which key (column) a query (row) sees: none after it, and with a window only that many, itself included."""
     query, key = np.arange(length)[:, None], np.arange(length)[None, :]

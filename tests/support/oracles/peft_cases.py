@@ -1,6 +1,6 @@
 """What PEFT judges: random adapters of small models, and every field of its LoraConfig alone.
 
-`tests/merger/test_peft.py` makes them in an environment with PEFT; docs/reference/judged.md states the counts.
+`tests/transform/test_adapter.py` makes them in an environment with PEFT; docs/reference/judged.md states the counts.
 """
 
 from __future__ import annotations

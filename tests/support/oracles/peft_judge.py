@@ -45,7 +45,6 @@ ENDS = ["lm_head", "wte"]
 LLAMA = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 ATTENTION = LLAMA[:4]
 CONV = ["c_attn", "attn.c_proj", "c_fc", "mlp.c_proj"]
-TASKS = {"CausalLM": "CAUSAL_LM", "GPT2LMHeadModel": "CAUSAL_LM", "SequenceClassification": "SEQ_CLS"}
 BERT = ["query", "key", "value", "attention.output.dense", "intermediate.dense"]
 
 # kind → class, sizes, modules with matrices, embedding, modules that are trained whole, parameters.

@@ -587,11 +587,7 @@ def simulated_buckets():
             replace(patch(f"wherry.store.{module}.call_async", call))
         replace(patch("wherry.store.amazon.AmazonStore._sent_plainly", lambda *_: None))
         replace(patch("wherry.store.google.GoogleStore._sent_plainly", lambda *_: None))
-        for module, name in (
-            ("amazon", "AmazonStore"),
-            ("google", "GoogleStore"),
-            ("azure", "AzureStore"),
-        ):
+        for module, name in (("amazon", "AmazonStore"), ("google", "GoogleStore"), ("azure", "AzureStore")):
             smallest = SMALLEST if module == "amazon" else 1
             replace(patch(f"wherry.store.{module}.{name}.part_limits", PartLimits(smallest, 1 << 20, 100)))
         for module in ("uploaded_file", "upload_run"):

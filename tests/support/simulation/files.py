@@ -671,7 +671,7 @@ def _by_descriptor(real, name):
 
 
 def _library(*_arguments, **_how):
-    """What `ctypes.CDLL` returns in `wherry.storage.folders`."""
+    """What `ctypes.CDLL` returns in `wherry.store.folders`."""
     thread = current()
 
     def rename(_old, source, _new, target, _flags):
@@ -704,7 +704,7 @@ def simulated_files():
         stack.enter_context(patch.object(shutil, "rmtree", _by_path(shutil.rmtree, "remove_tree")))
         stack.enter_context(
             patch(
-                "wherry.storage.folders.ctypes",
+                "wherry.store.folders.ctypes",
                 SimpleNamespace(CDLL=_library, get_errno=lambda: _library.last.code),
             )
         )

@@ -16,25 +16,16 @@ from unittest.mock import patch
 
 from tests.support.simulation.targets import NAME, FilesTarget
 from tests.support.simulation.world import FOLDER
-from wherry.storage import folders
+from wherry.store import folders
 from wherry.store.amazon import AmazonStore
-from wherry.target import (
-    area,
-    clean,
-    file_staging,
-    journal,
-    lease_watch,
-    leftovers,
-    object_staging,
-    signed_log,
-    upload_run,
-)
-from wherry.target.area import FormerArea
-from wherry.target.lease import Lease, LeaseFile, LeaseObject
-from wherry.target.lease_watch import Verdict, Watch
+from wherry.target import clean, journal, leftovers, object_staging, signed_log, upload_run
+from wherry.target import lease as leases
+from wherry.target import staging as stagings
+from wherry.target.lease import Lease, LeaseFile, LeaseObject, Verdict, Watch
 from wherry.target.object_staging import ObjectStaging
+from wherry.target.staging import FormerArea
 from wherry.target.upload_run import UploadRun
-from wherry.target.uploaded_file import SentBefore
+from wherry.target.uploaded_file import SentBefore, UploadedFile
 
 PLANTED: dict[str, tuple[str, Callable[[ExitStack], None]]] = {}
 
@@ -67,14 +58,20 @@ def _replace(stack, owner, name, value):
 @planted("files")
 def commit_before_the_names_are_durable(stack):
     """The staged files are renamed before their names are synced."""
-    real = file_staging.sync_tree
-    _replace(stack, file_staging, "sync_tree", lambda path: None if path.name == "out" else real(path))
+    real = stagings.sync_tree
+    _replace(stack, stagings, "sync_tree", lambda path: None if path.name == "out" else real(path))
 
 
 @planted("files")
 def commit_whose_name_is_not_synced(stack):
     """Success is said before the folder of the target is synced."""
-    _replace(stack, file_staging, "sync_folder", lambda _path: None)
+    real = stagings.FileStaging._commit
+
+    def commit(self, sidecar):
+        with patch.object(stagings, "sync_folder", lambda _path: None):
+            real(self, sidecar)
+
+    _replace(stack, stagings.FileStaging, "_commit", commit)
 
 
 @planted("files")
@@ -92,7 +89,7 @@ def names_that_cannot_be_listed_are_left_out(stack):
             for folder, _names, _files in os.walk(path):
                 folders.sync_folder(type(path)(folder))
 
-    _replace(stack, file_staging, "sync_tree", sync_tree)
+    _replace(stack, stagings, "sync_tree", sync_tree)
 
 
 @planted("files")
@@ -103,7 +100,7 @@ def lease_aged_by_wall_clock(stack):
         self.sighting = self._see()
         if self.sighting is None:
             return Verdict.FREE
-        age = lease_watch.time.time() - self.sighting.state[3] / 1e9
+        age = leases.time.time() - self.sighting.state[3] / 1e9
         return Verdict.EXPIRED if age > self.expiry else Verdict.ALIVE
 
     _replace(stack, Watch, "look", look)
@@ -125,21 +122,21 @@ def overwriting_rename(stack):
     """The commit replaces what is there."""
     target_path, rename, exists = (
         Path(f"{FOLDER}/{NAME}"),
-        file_staging.rename_without_replacing,
-        file_staging.is_there,
+        stagings.rename_without_replacing,
+        stagings.is_there,
     )
 
     def replace_file(source, target):
         rename(source, target) if source.is_dir() else source.replace(target)
 
-    _replace(stack, file_staging, "rename_without_replacing", replace_file)
-    _replace(stack, file_staging, "is_there", lambda path: exists(path) and path != target_path)
+    _replace(stack, stagings, "rename_without_replacing", replace_file)
+    _replace(stack, stagings, "is_there", lambda path: exists(path) and path != target_path)
 
 
 @planted("files")
 def file_without_a_commit_in_one_step(stack):
     """A single file is not refused where its name is given to an empty file first."""
-    _replace(stack, file_staging, "names_files_at_once", lambda *_files: True)
+    _replace(stack, stagings, "names_files_at_once", lambda *_files: True)
 
 
 @planted("files")
@@ -184,7 +181,13 @@ def takeover_of_a_lease_that_has_changed(stack):
 @planted("files")
 def copy_that_is_not_synced(stack):
     """The names of a copied area are not durable before its log is."""
-    _replace(stack, area, "sync_tree", lambda _path: None)
+    real = stagings.copy_area
+
+    def copy_area(former, area):
+        with patch.object(stagings, "sync_tree", lambda _path: None):
+            real(former, area)
+
+    _replace(stack, stagings, "copy_area", copy_area)
 
 
 @planted("files")
@@ -192,10 +195,10 @@ def emptiest_log_is_resumed(stack):
     """Of several areas the one with the least in its log is resumed."""
 
     def progress(left, _name, _lease):
-        log = left.path / area.JOURNAL
+        log = left.path / stagings.JOURNAL
         return (-len(log.read_bytes()) if log.exists() else 0), True
 
-    stack.enter_context(patch("wherry.target.area._progress", progress))
+    stack.enter_context(patch("wherry.target.staging._progress", progress))
 
 
 # ---- stores of objects -----------------------------------------------------------------------------------------------
@@ -248,6 +251,17 @@ def object_lease_released_by_who_does_not_hold_it(stack):
         return real(self)
 
     _replace(stack, LeaseObject, "remove", remove)
+
+
+@planted("s3")
+def recorded_before_its_last_part_is_sent(stack):
+    """A piece is recorded when all of its parts are sent but the last one."""
+
+    def has_bytes(self, start, stop):
+        sent = range(start // self._part, stop // self._part)
+        return self.stored is not None or all(number in self._parts for number in sent)
+
+    _replace(stack, UploadedFile, "has_bytes", has_bytes)
 
 
 @planted("s3")

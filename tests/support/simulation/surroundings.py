@@ -35,13 +35,13 @@ _THREADED = (
 @contextmanager
 def simulated():
     """Let the product run in simulations while the block runs."""
-    lease_watch = importlib.import_module("wherry.target.lease_watch")
+    lease_watch = importlib.import_module("wherry.target.lease")
     with ExitStack() as stack:
         replace = stack.enter_context
         for name in _THREADED:
             module = importlib.import_module(f"wherry.{name}")
             replace(patch.object(module, "threading", threads.THREADING))
-        replace(patch("wherry.runtime.threads.executor", threads.Pool))
+        replace(patch("wherry.core.threads.executor", threads.Pool))
         for name, real in (
             ("monotonic", time.monotonic), ("time", time.time), ("time_ns", time.time_ns), ("sleep", time.sleep),
         ):  # fmt: skip
@@ -65,7 +65,7 @@ def simulated():
 
 def forget():
     """Forget what one process of the product knows, before the processes of the next simulation."""
-    importlib.import_module("wherry.target.lease_watch")._ended_owners.clear()
+    importlib.import_module("wherry.target.lease")._ended_owners.clear()
 
 
 @contextmanager

@@ -18,14 +18,12 @@ from typing import Protocol
 from tests.support.simulation import threads
 from wherry.core.tensorspec import Span
 from wherry.errors import MismatchError, storage_errors
-from wherry.storage.location import Location
-from wherry.storage.stores import LocalStore, make_folder
+from wherry.store.local_store import LocalStore, make_folder
+from wherry.store.location import Location
 from wherry.target import clean as clean_module
-from wherry.target.durable_move import DurableMove
 from wherry.target.files import UploadedFiles
-from wherry.target.journal import Journal
-from wherry.target.object_staging import is_unfinished
-from wherry.target.sinks import open_staging
+from wherry.target.journal import DurableMove, Journal
+from wherry.target.sinks import is_unfinished, open_staging
 from wherry.target.staged_objects import run_of
 from wherry.target.upload_run import UploadRun
 
@@ -295,7 +293,7 @@ class ObjectsTarget:
         sent = [
             number
             for number in self._waiting
-            if self._files.holds(self._path(pieces[number]), pieces[number].offset, pieces[number].stop)
+            if self._files.has_bytes(self._path(pieces[number]), pieces[number].offset, pieces[number].stop)
         ]
         self._waiting = [number for number in self._waiting if number not in sent]
         self.journal.record([move_of(number, pieces[number]) for number in sent])

@@ -125,7 +125,7 @@ class SimulatedThread:
 
 
 class Pool:
-    """The pool of `wherry.runtime.threads`: each task that is submitted is a thread; `map` does one after the other."""
+    """The pool of `wherry.core.threads`: each task that is submitted is a thread; `map` does one after the other."""
 
     def __init__(self, count, name="", *, numbers=False):
         self._count, self._running, self._closed = count, [], False

@@ -18,14 +18,14 @@ from tests.support.simulation.files import ROOT, Files
 from tests.support.simulation.schedule import Thread
 from tests.support.simulation.targets import MARKER, NAME, SIDECAR, move_of
 from wherry.errors import StorageError, UnsupportedError
-from wherry.storage.folders import is_staging
-from wherry.storage.location import Location
-from wherry.storage.sidecar import sidecar_name
-from wherry.storage.stores import LocalStore
+from wherry.store.folders import is_staging
+from wherry.store.local_store import LocalStore
+from wherry.store.location import Location
+from wherry.store.sidecar import sidecar_name
 from wherry.target import signed_log
-from wherry.target.area import JOURNAL
-from wherry.target.durable_move import decode_all, encode_all
-from wherry.target.key import journal_key
+from wherry.target.journal import decode_all, encode_all
+from wherry.target.signed_log import journal_key
+from wherry.target.staging import JOURNAL
 
 FILE_SIDECAR = sidecar_name(NAME)
 FOLDER = f"{ROOT}/models"

@@ -6,7 +6,8 @@ prints every wrong end, with the draw as JSON that a test is made of, and how ma
 
     ok          the target computes what transformers computes from the source
     refused     wherry ended with 2, 4 or 7 and a cure
-    not judged  nothing here computes what the target computes; what comes back is equal or refused
+    not judged  nothing here computes what the target computes, or libraries may compute it differently (a tie decides,
+                or a rounding); what comes back is equal or refused
     wrong       anything else: other outputs, another error, a model that comes back different
 """
 
@@ -31,6 +32,7 @@ import numpy as np
 import wherry
 from tests.support.judges.judge import Judge
 from tests.support.memory_files import temporary_folder
+from tests.support.oracles.parts import TieError
 from tests.support.walk.draw import Draw, NoModelError, draws, save
 from tests.support.walk.models import BASES, logits
 from tests.support.walk.record import prepare
@@ -125,6 +127,8 @@ def _judged(draw: Draw, judge: Judge | None, target: Path, source: Path, expecte
         return Ended(draw, UNJUDGED, f"nothing here computes what {draw.system} computes")
     try:
         found = computed(target, source, draw, judge)
+    except TieError as error:
+        return Ended(draw, UNJUDGED, str(error))
     except Exception as error:
         return Ended(draw, WRONG, f"{type(error).__name__}: {error}"[-1000:])
     return _compared(draw, source, found, expected[0], allowed(draw, judge))

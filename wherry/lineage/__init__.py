@@ -1,1 +1,0 @@
-"""Lineage from the ledger: what produced a checkpoint, what was derived from it, and what is stale."""

@@ -1,1 +1,0 @@
-"""Operations: the end of runs, notifications, metrics, and checks before a run."""
