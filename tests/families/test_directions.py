@@ -43,6 +43,7 @@ LACKED = {
     ("deepseek", "megatron"): INDEXER, ("deepseek", "torchtitan"): INDEXER, ("qwen", "torchtitan"): BIASES,
     ("stablelm", "megatron"): HEAD_NORMS,
     ("gemma", "deepmind"): ["head"], ("gemma2", "deepmind"): ["head"], ("gemma3", "deepmind"): ["head"],
+    ("gemma", "gguf"): ["head"], ("gemma2", "gguf"): ["head"], ("deepseek", "gguf"): INDEXER,
 }  # fmt: skip
 CHOSEN = {"rope": "interleaved"}
 
@@ -104,7 +105,7 @@ def test_there_and_back(name, source, forms, target, without):
     source_options = {**forms, **conventions(family, source)}
     target_options = conventions(family, target)
     sizes = {**SIZES, "expert_ffn": 5, **OWN_SIZES.get(name, {}), **family.constants}
-    if "huggingface-flax" in (source, target) and "pair" in family.axes:  # whose heads divide the width
+    if {"huggingface-flax", "gguf"} & {source, target} and "pair" in family.axes:  # heads that divide the width
         sizes["embed"] = sizes["group"] * sizes["qhead"] * 2 * sizes["pair"]
     if forms.get("use_qkv_einsum") == "true":  # of as many keys as queries
         sizes["qhead"] = 1
