@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import wherry
+from wherry import kernels
 from wherry.core.digest import BLAKE3
 from wherry.core.threads import StoppedError
 from wherry.formats.checkpoint import Checkpoint
@@ -19,6 +20,7 @@ from wherry.formats.format import Opened
 from wherry.mover.decode import DecodedReader
 from wherry.mover.hashing import hash_checkpoint
 from wherry.mover.read import read_array
+from wherry.store import open_file
 
 SHAPE = (1024, 768)  # 3 MiB: more than is decoded again and again
 
@@ -70,6 +72,18 @@ def test_a_region_is_that_of_the_tensor(compressed, decoded):
         (slice(7, 7), slice(0, 1)),
     ):
         assert np.array_equal(read_array(decoded, spec, region), whole[region])
+
+
+@pytest.mark.skipif(kernels.load() is None, reason="no kernels on this machine")
+def test_short_runs_of_a_decoded_tensor_take_one_call(compressed, decoded, monkeypatch):
+    """A scanned kernel holds each layer in short runs: a call of Python for each would cost more than decoding."""
+    checkpoint, _grid, _expected = compressed
+    region, calls = (slice(0, 1024), slice(3, 35)), []
+    spec, read = checkpoint.spec("w"), open_file._fill
+    decoded.prepare(spec)
+    monkeypatch.setattr(open_file, "_fill", lambda *given: calls.append(given) or read(*given))
+    assert np.array_equal(read_array(decoded, spec, region), values()[region])
+    assert len(calls) <= 8
 
 
 def test_a_stop_ends_decoding_between_two_pieces(compressed, decoded):

@@ -54,12 +54,23 @@ from wherry.core.tensorspec import (
 )
 from wherry.core.threads import StoppedError
 from wherry.errors import storage_error
-from wherry.formats.format import Access, Block, Computed, Contents, ContentsOver, Stored
+from wherry.formats.format import Access, Block, Computed, Contents, ContentsOver, Extent, Stored
 from wherry.mover.move import Way, cells
 from wherry.mover.output import as_array
 from wherry.mover.pool import map_memory
-from wherry.mover.read import Read, blocks_of_cell, fill, fill_region, place, read_array, region_bytes
+from wherry.mover.read import (
+    RawBytes,
+    Read,
+    blocks_of_cell,
+    fill,
+    fill_region,
+    place,
+    read_array,
+    region_bytes,
+)
 from wherry.store.folders import PREFIX, SPILL_VARIABLE
+from wherry.store.local_store import LocalStore
+from wherry.store.location import Location
 from wherry.store.open_file import reading, writing
 from wherry.target.janitor import forget, note
 
@@ -298,6 +309,7 @@ class Spill:
         return self._folder
 
 
+_SPILLED = LocalStore()
 _SHORT = 256 << 10  # bytes; shorter runs are not written to their place in the tensor
 _TOGETHER = 2 << 20  # bytes of a box that are in memory at a time
 
@@ -454,11 +466,12 @@ class DecodedReader(ContentsOver):
             return
         with self._file(spec) as file:
             assert file.path is not None
+            if file.boxes is None:
+                whole = Extent(Location(_SPILLED, str(file.path)), 0, spec.nbytes)
+                fill_region(spec, region, RawBytes((whole,), spec), buffer)
+                return
             with reading(file.path) as read:
-                if file.boxes is None:
-                    fill_region(spec, region, read, buffer)
-                else:
-                    fill_from_boxes(spec, region, file.boxes, read, buffer)
+                fill_from_boxes(spec, region, file.boxes, read, buffer)
 
     def look(self, spec: TensorSpec, region: Region) -> np.ndarray:
         """A region of a tensor that is decoded into memory; not a copy, so it must not be changed.
