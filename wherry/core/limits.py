@@ -18,7 +18,7 @@ MOST_TENSORS = 250_000  # of one file or folder
 MOST_CHUNKS = 1_000_000  # stored pieces of all arrays of one checkpoint
 MOST_ENTRIES = 250_000  # files and folders directly in one folder
 MOST_NAME_TEXT = 32 << 20  # characters of all names of one file
-CURE = f"do not use this checkpoint; if you trust its origin, set {FACTOR}=4 to raise all limits of metadata"
+_MOST_FACTOR = 1_000
 
 
 class JsonLimits(NamedTuple):
@@ -53,9 +53,10 @@ def factor() -> float:
         found = float(text)
     except ValueError:
         found = 0.0
-    if not 1 <= found <= 1_000:  # noqa: PLR2004  not infinity
+    if not 1 <= found <= _MOST_FACTOR:  # not infinity
         raise UsageError(
-            f"invalid value for {FACTOR}: {text!r}; expected a number from 1 to 1000", cure=f"unset {FACTOR}"
+            f"invalid value for {FACTOR}: {text!r}; expected a number from 1 to {_MOST_FACTOR}",
+            cure=f"unset {FACTOR}",
         )
     return found
 
@@ -65,6 +66,18 @@ def scale_limit(limit: int) -> int:
     return int(limit * factor())
 
 
+def trust_cure(otherwise: str = "do not use this checkpoint") -> str:
+    """The cure for metadata beyond a limit: a factor that is larger than the present one, if there is one.
+
+    Args:
+        otherwise: what to do with a checkpoint that is not trusted.
+    """
+    larger = min(4 * factor(), _MOST_FACTOR)
+    if larger <= factor():
+        return otherwise
+    return f"{otherwise}; if you trust its origin, set {FACTOR}={larger:g} to raise all limits of metadata"
+
+
 def exceeds(count: int, limit: int) -> bool:
     """Whether a count exceeds a limit; the factor of the user, which is never below 1, is looked up only if it may."""
     return count > limit and count > scale_limit(limit)
@@ -72,4 +85,4 @@ def exceeds(count: int, limit: int) -> bool:
 
 def beyond(what: str, limit: int, unit: str, *, uri: str | None = None) -> HostileError:
     """The error for metadata that exceeds a limit, for example `… exceeds the limit of 250,000 tensors`."""
-    return HostileError(f"{what} exceeds the limit of {limit:,} {unit}", uri=uri, cure=CURE)
+    return HostileError(f"{what} exceeds the limit of {limit:,} {unit}", uri=uri, cure=trust_cure())

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from wherry.core import dtypes
 from wherry.core.keypath import KeyPath, render
 from wherry.core.lazy_dataclass import dataclass
-from wherry.core.limits import CURE, exceeds, scale_limit
+from wherry.core.limits import exceeds, scale_limit, trust_cure
 from wherry.errors import CorruptError, HostileError, UnsupportedError
 from wherry.integrations.containers.msgpack.heads import Head, MessageSource, bytes_source, file_source
 
@@ -376,7 +376,7 @@ class Walk:
             f"msgpack exceeds the limit of {what}",
             uri=self.source.uri,
             path=shown,
-            cure=CURE,
+            cure=trust_cure(),
         )
 
 
