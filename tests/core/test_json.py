@@ -141,7 +141,9 @@ def test_the_user_can_raise_the_limits(monkeypatch):
             scan(text, limits=SMALL)
 
 
-@pytest.mark.parametrize(("factor", "advised"), [("1", "=4 "), ("4", "=16 "), ("999", "=1000 "), ("1000", None)])
+@pytest.mark.parametrize(
+    ("factor", "advised"), [("1", "=4 "), ("4", "=16 "), ("999", "=1000 "), ("1000", None)]
+)
 def test_the_cure_raises_the_limits_further(monkeypatch, factor, advised):
     monkeypatch.setenv("WHERRY_LIMITS", factor)
     with pytest.raises(HostileError) as caught:

@@ -105,7 +105,10 @@ def test_there_and_back(name, source, forms, target, without):
     source_options = {**forms, **conventions(family, source)}
     target_options = conventions(family, target)
     sizes = {**SIZES, "expert_ffn": 5, **OWN_SIZES.get(name, {}), **family.constants}
-    if {"huggingface-flax", "gguf"} & {source, target} and "pair" in family.axes:  # heads that divide the width
+    if {"huggingface-flax", "gguf"} & {
+        source,
+        target,
+    } and "pair" in family.axes:  # heads that divide the width
         sizes["embed"] = sizes["group"] * sizes["qhead"] * 2 * sizes["pair"]
     if forms.get("use_qkv_einsum") == "true":  # of as many keys as queries
         sizes["qhead"] = 1
