@@ -141,15 +141,12 @@ def test_the_user_can_raise_the_limits(monkeypatch):
             scan(text, limits=SMALL)
 
 
-@pytest.mark.parametrize(
-    ("factor", "advised"), [("1", "=4 "), ("4", "=16 "), ("999", "=1000 "), ("1000", None)]
-)
+@pytest.mark.parametrize(("factor", "advised"), [("1", "=4 "), ("4", "=16 "), ("999", "=1000 ")])
 def test_the_cure_raises_the_limits_further(monkeypatch, factor, advised):
     monkeypatch.setenv("WHERRY_LIMITS", factor)
     with pytest.raises(HostileError) as caught:
         scan(json.dumps(dict.fromkeys(map(str, range(30_000)))).encode(), limits=SMALL)
-    assert ("WHERRY_LIMITS" in caught.value.cure) is bool(advised)
-    assert (advised or "") in caught.value.cure
+    assert f"WHERRY_LIMITS{advised}" in caught.value.cure
 
 
 def test_duplicate_keys_and_constants_can_be_refused():

@@ -66,16 +66,9 @@ def scale_limit(limit: int) -> int:
     return int(limit * factor())
 
 
-def trust_cure(otherwise: str = "do not use this checkpoint") -> str:
-    """The cure for metadata beyond a limit: a factor that is larger than the present one, if there is one.
-
-    Args:
-        otherwise: what to do with a checkpoint that is not trusted.
-    """
-    larger = min(4 * factor(), _MOST_FACTOR)
-    if larger <= factor():
-        return otherwise
-    return f"{otherwise}; if you trust its origin, set {FACTOR}={larger:g} to raise all limits of metadata"
+def larger_factor() -> str:
+    """A factor that raises the limits further."""
+    return f"{min(4 * factor(), _MOST_FACTOR):g}"
 
 
 def exceeds(count: int, limit: int) -> bool:
@@ -85,4 +78,9 @@ def exceeds(count: int, limit: int) -> bool:
 
 def beyond(what: str, limit: int, unit: str, *, uri: str | None = None) -> HostileError:
     """The error for metadata that exceeds a limit, for example `… exceeds the limit of 250,000 tensors`."""
-    return HostileError(f"{what} exceeds the limit of {limit:,} {unit}", uri=uri, cure=trust_cure())
+    return HostileError(
+        f"{what} exceeds the limit of {limit:,} {unit}",
+        uri=uri,
+        cure=f"do not use this checkpoint; if you trust its origin, set {FACTOR}={larger_factor()} to raise all limits "
+        "of metadata",
+    )

@@ -19,7 +19,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from wherry.core.lazy_dataclass import dataclass
-from wherry.core.limits import MOST_ENTRIES, exceeds, scale_limit, trust_cure
+from wherry.core.limits import MOST_ENTRIES, exceeds, larger_factor, scale_limit
 from wherry.credentials import uri_has_credentials
 from wherry.cures import Command, Cure
 from wherry.errors import (
@@ -157,7 +157,8 @@ def crowd_refusal(count: int, uri: str) -> CrowdedFolderError | None:
     return CrowdedFolderError(
         f"the folder {name} has more than {scale_limit(MOST_ENTRIES):,} entries",
         uri=uri,
-        cure=trust_cure("pass a folder in it, or move what is not part of the checkpoint away"),
+        cure="pass a folder in it, or move what is not part of the checkpoint away; if you trust its origin, set "
+        f"WHERRY_LIMITS={larger_factor()} to raise all limits of metadata",
     )
 
 

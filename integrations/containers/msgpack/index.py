@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from wherry.core import dtypes
 from wherry.core.keypath import KeyPath, render
 from wherry.core.lazy_dataclass import dataclass
-from wherry.core.limits import exceeds, scale_limit, trust_cure
+from wherry.core.limits import exceeds, larger_factor, scale_limit
 from wherry.errors import CorruptError, HostileError, UnsupportedError
 from wherry.integrations.containers.msgpack.heads import Head, MessageSource, bytes_source, file_source
 
@@ -376,7 +376,8 @@ class Walk:
             f"msgpack exceeds the limit of {what}",
             uri=self.source.uri,
             path=shown,
-            cure=trust_cure(),
+            cure=f"do not use this checkpoint; if you trust its origin, set WHERRY_LIMITS={larger_factor()} to raise all "
+            "limits of metadata",
         )
 
 
