@@ -376,8 +376,8 @@ class Walk:
             f"msgpack exceeds the limit of {what}",
             uri=self.source.uri,
             path=shown,
-            cure=f"do not use this checkpoint; if you trust its origin, set WHERRY_LIMITS={larger_factor()} to raise all "
-            "limits of metadata",
+            cure=f"do not use this checkpoint; if you trust its origin, set WHERRY_LIMITS={larger_factor()} to raise "
+            "all limits of metadata",
         )
 
 
