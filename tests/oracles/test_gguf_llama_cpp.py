@@ -11,10 +11,12 @@ import subprocess
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 import wherry
 from tests.support.generations import ROOT, old_python
 from tests.support.ggml_values import k_values
+from tests.support.gguf_tokenizers import MADE, TEXTS, file_of
 from tests.support.oracles import judge
 from tests.support.oracles.cases import GGUF_WRITTEN
 from tests.support.oracles.huggingface import TOKENS, apart
@@ -24,6 +26,17 @@ pytestmark = pytest.mark.full
 # The activation of Gemma comes from a table of float16.
 ALLOWED = {"gemma": 2e-3, "gemma2": 2e-3, "gemma3": 2e-3, "gemma3-no-remainder": 2e-3}
 SIZES = {"Q4_K": 144, "Q6_K": 210}
+VOCABULARIES = [
+    "llama-bpe",
+    "llama-tekken",
+    "llama-pieces",
+    "qwen3",
+    "phi3-pieces",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "gpt2",
+]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +52,17 @@ def judged(tmp_path_factory):
             lineage=False,
         )
     np.save(folder / "values.npy", k_values())
+    for name in VOCABULARIES:
+        label, tokenizer = MADE[name]
+        home = folder / name
+        home.mkdir()
+        wherry.convert(file_of(label, tokenizer, home / "in"), home / "hf", to="huggingface", lineage=False)
+        wherry.convert(home / "hf", home / "model.gguf", to="gguf", lineage=False)
     job = {
+        "vocabularies": [
+            [str(folder / name / "model.gguf"), TEXTS, str(folder / name / "tokens.json")]
+            for name in VOCABULARIES
+        ],
         "tokens": TOKENS.tolist(),
         "models": [[str(folder / f"{label}.gguf"), str(folder / f"{label}.npy")] for label in GGUF_WRITTEN],
         "blocks": [
@@ -63,6 +86,14 @@ def test_llama_cpp_computes_what_the_model_computes(label, judged):
     found = np.load(judged / f"{label}.npy")
     assert judge.wanted(label).std() > 0.05
     assert apart(found, judge.wanted(label)) <= ALLOWED.get(label, 1e-5)
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_llama_cpp_makes_the_tokens_of_the_model_s_tokenizer(name, judged):
+    tokenizer = Tokenizer.from_file(str(judged / name / "hf" / "tokenizer.json"))
+    wanted = {text: tokenizer.encode(text).ids for text in TEXTS if text}
+    found = dict(zip(TEXTS, json.loads((judged / name / "tokens.json").read_text()), strict=True))
+    assert {text: found[text] for text in wanted} == wanted
 
 
 @pytest.mark.parametrize("kind", SIZES)

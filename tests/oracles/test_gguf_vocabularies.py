@@ -74,6 +74,45 @@ def test_the_metadata_are_those_of_llama_cpp_s_converter(name, folder_of, tmp_pa
         assert_same_order(fields[scores].contents(), wanted[scores], wanted["tokenizer.ggml.tokens"])
 
 
+def test_letters_that_the_tokenizer_composes_are_said(folder_of, tmp_path):
+    """As llama.cpp's own converter writes it: a file has no words for it, and llama.cpp never composes."""
+    source = changed(
+        folder_of("qwen3"), tmp_path / "hf", "tokenizer.json", nested("normalizer", value={"type": "NFC"})
+    )
+    receipt = write(source, tmp_path / "in" / "model.gguf")
+    assert [one for one in receipt.warnings if "composes letters first (NFC), and llama.cpp does not" in one]
+    fields = gguf.GGUFReader(tmp_path / "in" / "model.gguf").fields
+    _label, wanted = MADE["qwen3"]
+    assert {key: fields[key].contents() for key in wanted} == wanted
+    readings_of_file = readings(tmp_path / "in", auto=False, gguf_file="model.gguf")
+    assert readings_of_file == readings(source, auto=False)  # of texts without accents of their own
+
+
+@pytest.mark.parametrize("name", ["gemma", "gemma2", "gemma3"])
+def test_spaces_of_gemma_are_spelled_without_one_before_a_text(name, folder_of, tmp_path):
+    source = folder_of(name)
+    receipt = write(source, tmp_path / "in" / "model.gguf")
+    assert not [one for one in receipt.warnings if "tokenizer" in one]
+    fields = gguf.GGUFReader(tmp_path / "in" / "model.gguf").fields
+    assert fields["tokenizer.ggml.add_space_prefix"].contents() is False
+    assert readings(tmp_path / "in", auto=False, gguf_file="model.gguf") == readings(source, auto=False)
+    converted(tmp_path / "in" / "model.gguf", tmp_path / "out")
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
+
+
+def test_spaces_that_gemma_adds_as_tokens_are_made_by_merges(folder_of, tmp_path):
+    """Gemma's list of added tokens has runs of spelled spaces, which no text has as they are spelled."""
+    source = folder_of("gemma2")
+    document = json.loads((source / "tokenizer.json").read_text())
+    number = document["model"]["vocab"]["▁▁▁▁"]
+    added = {"id": number, "content": "▁▁▁▁", "single_word": False, "lstrip": False, "rstrip": False,
+             "normalized": False, "special": False}  # fmt: skip
+    source = changed(source, tmp_path / "hf", "tokenizer.json", lambda one: one["added_tokens"].append(added))
+    write(source, tmp_path / "model.gguf")
+    fields = gguf.GGUFReader(tmp_path / "model.gguf").fields
+    assert fields["tokenizer.ggml.token_type"].contents()[number] == gguf.TokenType.NORMAL
+
+
 def assert_same_order(scores, wanted, tokens):
     """Merged tokens have scores in the same order."""
     merged = [
@@ -144,7 +183,7 @@ def nested(*path, value):
 
 REFUSED = {
     "unigram": ("tokenizer.json", nested("model", "type", value="Unigram"), "Unigram, not BPE"),
-    "normaliser": ("tokenizer.json", nested("normalizer", value={"type": "NFC"}), "the normaliser NFC"),
+    "normaliser": ("tokenizer.json", nested("normalizer", value={"type": "NFKC"}), "the normaliser NFKC"),
     "split": ("tokenizer.json", nested("pre_tokenizer", "pretokenizers", 0, "pattern", "Regex", value=r"\d"),
               "none that llama.cpp has a name for"),
     "prefix": ("tokenizer.json", nested("pre_tokenizer", "pretokenizers", 1, "add_prefix_space", value=True),

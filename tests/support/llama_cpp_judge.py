@@ -1,8 +1,8 @@
 """What llama.cpp computes from GGUF files, and the blocks that ggml's own functions make of values.
 
 A script for the environment that has llama.cpp. Its argument is a JSON file: `tokens` (rows of numbers), `models`
-(pairs of a file and the array of logits to write) and `blocks` (the name of a function, the array of values, bytes of a
-block, the array to write). Everything is computed by one thread of a processor, keys and values are float32.
+(pairs of a file and the array of logits to write), `blocks` (the name of a function, the array of values, bytes of a
+block, the array to write) and `vocabularies` (a file, texts, and the JSON file of their tokens to write). Everything is computed by one thread of a processor, keys and values are float32.
 """
 
 from __future__ import annotations
@@ -44,6 +44,22 @@ def logits(file: str, tokens: list[list[int]]) -> Array:
     return np.stack(found)
 
 
+def texts_as_tokens(file: str, texts: list[str]) -> list[list[int]]:
+    """The tokens of texts, with those that the file puts around a text; control tokens in a text are found."""
+    settings = lib.llama_model_default_params()
+    settings.n_gpu_layers, settings.vocab_only = 0, True
+    model = lib.llama_model_load_from_file(file.encode(), settings)
+    assert model, f"llama.cpp does not load {file}"
+    vocabulary, found = lib.llama_model_get_vocab(model), list[list[int]]()
+    for text in texts:
+        data = text.encode()
+        room = (lib.llama_token * (len(data) + 8))()
+        count = lib.llama_tokenize(vocabulary, data, len(data), room, len(room), True, True)
+        assert count >= 0, text
+        found.append(list(room[:count]))
+    return found
+
+
 def blocks(function: str, values: Array, size: int) -> Array:
     """Blocks of float32 values [blocks, elements]: uint8 [blocks, bytes]."""
     base = ctypes.CDLL(str(next((Path(str(lib.__file__)).parent / "lib").glob("libggml-base.*"))))
@@ -56,6 +72,8 @@ def blocks(function: str, values: Array, size: int) -> Array:
 
 if __name__ == "__main__":
     job = json.loads(Path(sys.argv[1]).read_text())
+    for file, texts, out in job["vocabularies"]:
+        Path(out).write_text(json.dumps(texts_as_tokens(file, texts)))
     for file, out in job["models"]:
         np.save(out, logits(file, job["tokens"]))
     for function, values, size, out in job["blocks"]:

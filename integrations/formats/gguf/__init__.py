@@ -199,7 +199,9 @@ def _list_types(types: list[str]) -> str:
 
 
 def _layout(manifest: Manifest, options: Options, scene: Scene) -> FileMap:
-    return map_of_one(header_of(manifest, options, scene.companion), manifest.tensors.values(), ALIGNMENT)
+    return map_of_one(
+        header_of(manifest, options, scene.companion).data, manifest.tensors.values(), ALIGNMENT
+    )
 
 
 def _prepare(manifest: Manifest, options: Options) -> Manifest:

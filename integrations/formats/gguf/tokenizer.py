@@ -11,8 +11,8 @@ of another length or type. A checkpoint whose tokenizer is stated with `--assets
 The inverse is here too: the metadata of a tokenizer, from its `tokenizer.json` and `tokenizer_config.json`. Byte-level
 BPE and SentencePiece's BPE are written; the splits and pre-tokenizers are those of `tokenizers.toml`. The scores of
 SentencePiece's tokens are made of the order of the merges, which must be one that scores can state. What the metadata
-have no words for (normalisers, tokens that take the spaces around them, another post-processor) is refused by name.
-Numbers between the tokens and the rows of the embedding get tokens of the type `unused`, as llama.cpp's converter does.
+have no words for (tokens that take the spaces around them, another post-processor) is refused by name. llama.cpp composes
+no letters (NFC), whatever a tokenizer does, and its own converter leaves that out, too: a note says so. Numbers between the tokens and the rows of the embedding get tokens of the type `unused`, as llama.cpp's converter does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from wherry.core.json_document import parse_json
 from wherry.core.lazy_dataclass import dataclass
@@ -465,6 +465,11 @@ _CURE = Cure(
     Argument("assets"),
     Argument("set", "tokenizer=none"),
 )
+_COMPOSES = {"type": "NFC"}
+_NOT_COMPOSED = (
+    "the tokenizer composes letters first (NFC), and llama.cpp does not: it makes other tokens of text whose accents are "
+    "characters of their own; compose such text before"
+)
 _WRITTEN_FLAGS = ("single_word", "lstrip", "rstrip")
 _Pair = tuple[str, str]
 
@@ -483,9 +488,21 @@ def read_json(place: Location) -> dict[str, Any]:
     return found
 
 
+class StatedTokenizer(NamedTuple):
+    """The metadata of a GGUF file that describe a tokenizer.
+
+    Attributes:
+        metadata: by key.
+        notes: what llama.cpp does otherwise than the tokenizer.
+    """
+
+    metadata: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+
 def tokenizer_metadata(
     companion: Callable[[str], Location | None], config: Mapping[str, Any], rows: int
-) -> dict[str, Any]:
+) -> StatedTokenizer:
     """The metadata of a GGUF file that describe the tokenizer.
 
     Args:
@@ -516,7 +533,7 @@ def _metadata(
     text: bytes | None,
     config: Mapping[str, Any],
     rows: int,
-) -> dict[str, Any]:
+) -> StatedTokenizer:
     model = document.get("model", {})
     if model.get("type") != "BPE":
         raise _refusal(f"its model is {model.get('type')}, not BPE")
@@ -526,12 +543,16 @@ def _metadata(
     tokens, kinds = _tokens(document, vocabulary, rows)
     if pieces:
         unknown = model.get("unk_token") or _text_of(own.get("unk_token"))
-        kinds = [_kind_of_piece(token, kind, unknown) for token, kind in zip(tokens, kinds, strict=True)]
+        spaces = document.get("normalizer") == _SPELL
+        kinds = [
+            _kind_of_piece(token, kind, unknown, spaces=spaces)
+            for token, kind in zip(tokens, kinds, strict=True)
+        ]
     numbers = {token: number for number, token in enumerate(tokens)}
     begins, ends = _around(document, own)
     template = _written_template(own) if text is None else text.decode()
     stated = (_pieces if pieces else _bytes)(document, tokens, kinds, merges)
-    return {
+    metadata = {
         **{f"{START}{key}": value for key, value in stated.items()},
         f"{START}tokens": tokens,
         f"{START}token_type": kinds,
@@ -540,11 +561,12 @@ def _metadata(
         f"{START}add_eos_token": ends,
         **({TEMPLATE: template} if template is not None else {}),
     }
+    return StatedTokenizer(metadata, () if pieces or not document.get("normalizer") else (_NOT_COMPOSED,))
 
 
-def without_tokens(config: Mapping[str, Any]) -> dict[str, Any]:
+def without_tokens(config: Mapping[str, Any]) -> StatedTokenizer:
     """The metadata of a file without a tokenizer, which llama.cpp loads too."""
-    return {f"{START}model": NONE, **token_ids({}, {}, config)}
+    return StatedTokenizer({f"{START}model": NONE, **token_ids({}, {}, config)})
 
 
 def token_ids(
@@ -615,10 +637,19 @@ def _tokens(
     return tokens, [kinds.get(number, NORMAL if number in by_number else UNUSED) for number in range(rows)]
 
 
-def _kind_of_piece(token: str, kind: int, unknown: str | None) -> int:
-    """The type of one of SentencePiece's tokens: bytes are spelled `<0x0A>`."""
+def _kind_of_piece(token: str, kind: int, unknown: str | None, *, spaces: bool) -> int:
+    """The type of one of SentencePiece's tokens: bytes are spelled `<0x0A>`.
+
+    Args:
+        token: the token.
+        kind: its type by the list of added tokens.
+        unknown: the token for what has none.
+        spaces: whether added tokens of spelled spaces are made by merges: Gemma's, which no text has as they are spelled.
+    """
     if token == unknown:
         return UNKNOWN
+    if spaces and kind == USER_DEFINED and not token.strip(SPACE):
+        return NORMAL
     return BYTE if len(token) == len("<0x0A>") and token.startswith("<0x") and token.endswith(">") else kind
 
 
@@ -626,8 +657,9 @@ def _bytes(
     document: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int], merges: Sequence[_Pair]
 ) -> dict[str, Any]:
     """A byte-level vocabulary: the name of its splits, and its merges."""
-    if document.get("normalizer"):
-        raise _refusal(f"it has the normaliser {document['normalizer'].get('type')}")
+    normalizer = document.get("normalizer")
+    if normalizer and normalizer != _COMPOSES:
+        raise _refusal(f"it has the normaliser {normalizer.get('type')}")
     split = _split(document.get("pre_tokenizer") or {})
     pre = next((name for name, one in rules()["pre"].items() if one == split), None)
     if split is None or pre is None:
@@ -666,7 +698,8 @@ def _pieces(
     document: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int], merges: Sequence[_Pair]
 ) -> dict[str, Any]:
     """SentencePiece's vocabulary: its scores, of which the merges are made again."""
-    if not _spells_spaces(document):
+    prefixed = _is_prefixed(document)
+    if prefixed is None:
         raise _refusal("it does not spell spaces as SentencePiece does")
     rank = {
         token: number for number, token in enumerate(dict.fromkeys(left + right for left, right in merges))
@@ -679,18 +712,25 @@ def _pieces(
     order = [left + right for left, right in merges]
     if order != [left + right for left, right in again] or set(again) != set(merges):
         raise _refusal("no scores of its tokens mean its merges")
-    return {"model": PIECES, "pre": "default", "scores": scores}
+    stated = {"model": PIECES, "pre": "default", "scores": scores}
+    return stated if prefixed else {**stated, "add_space_prefix": False}
 
 
-def _spells_spaces(document: Mapping[str, Any]) -> bool:
-    """Whether a text gets a space before it, and spaces are spelled: by a normaliser, or by Metaspace."""
+_SPELL = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+_CUT = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+
+
+def _is_prefixed(document: Mapping[str, Any]) -> bool | None:
+    """Whether a text gets a space before it; None if spaces are not spelled, by a normaliser or by Metaspace."""
     normalizer, cut = document.get("normalizer"), document.get("pre_tokenizer") or {}
     if normalizer is None:
         kind = cut.get("type"), cut.get("replacement"), cut.get("split", True)
-        return kind == ("Metaspace", SPACE, False) and cut.get("prepend_scheme") in ("first", "always")
-    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+        spelled = kind == ("Metaspace", SPACE, False) and cut.get("prepend_scheme") in ("first", "always")
+        return True if spelled else None
+    if normalizer == _SPELL and cut in ({}, _CUT):  # Gemma's, whose cut finds no space that is left
+        return False
     prefix = {"type": "Prepend", "prepend": SPACE}
-    return not cut and normalizer.get("normalizers") == [prefix, spaces]
+    return True if not cut and normalizer.get("normalizers") == [prefix, _SPELL] else None
 
 
 def _around(document: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[bool, bool]:

@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wherry.core import dtypes
 from wherry.core.json_document import parse_json
@@ -286,8 +286,22 @@ _QUANTIZATION_VERSION = 2
 _NUMBERS = {name: number for number, name in TYPES.items()}
 
 
-def header_of(manifest: Manifest, options: Options, companion: Callable[[str], Location | None]) -> bytes:
-    """The bytes before the first tensor.
+class WrittenHeader(NamedTuple):
+    """What a file begins with.
+
+    Attributes:
+        data: the bytes before the first tensor.
+        notes: what llama.cpp does otherwise than the model's own tokenizer.
+    """
+
+    data: bytes
+    notes: tuple[str, ...]
+
+
+def header_of(
+    manifest: Manifest, options: Options, companion: Callable[[str], Location | None]
+) -> WrittenHeader:
+    """What a file begins with.
 
     Args:
         manifest: the tensors, as they are stored.
@@ -299,7 +313,7 @@ def header_of(manifest: Manifest, options: Options, companion: Callable[[str], L
         UsageError: a file cannot be read.
     """
     specs = manifest.tensors.values()
-    metadata = _metadata(manifest.tensors, options, companion)
+    metadata, notes = _metadata(manifest.tensors, options, companion)
     head = MAGIC + struct.pack("<IQQ", VERSIONS[-1], len(specs), len(metadata))
     for key, value in metadata.items():
         try:
@@ -317,7 +331,7 @@ def header_of(manifest: Manifest, options: Options, companion: Callable[[str], L
         )
         offset += spec.nbytes + -spec.nbytes % ALIGNMENT
     head += b"".join(rows)
-    return head + bytes(-len(head) % ALIGNMENT)
+    return WrittenHeader(head + bytes(-len(head) % ALIGNMENT), notes)
 
 
 def _text(text: str) -> bytes:
@@ -347,8 +361,8 @@ def _value(value: Any) -> bytes:
 
 def _metadata(
     specs: Mapping[KeyPath, TensorSpec], options: Options, companion: Callable[[str], Location | None]
-) -> dict[str, Any]:
-    """The metadata of the file that describe the model, by key."""
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The metadata of the file that describe the model, by key, and notes on its tokenizer."""
     place = companion(FILE)
     assert place is not None, "a target without a config is refused before"
     config = read_json(place)
@@ -361,12 +375,14 @@ def _metadata(
     embedding = specs.get((EMBEDDING,))
     rows = embedding.shape[0] if embedding is not None and embedding.shape else own["vocab_size"]
     with_tokens = options["tokenizer"] != "none"
-    return {
+    tokenizer = tokenizer_metadata(companion, config, rows) if with_tokens else without_tokens(config)
+    metadata = {
         "general.architecture": architecture, "general.type": "model", "general.file_type": _FILE_TYPES.get(kind, 0),
         **blocks,
         **{f"{architecture}.{key}": value for key, value in own.items()},
-        **(tokenizer_metadata(companion, config, rows) if with_tokens else without_tokens(config)),
+        **tokenizer.metadata,
     }  # fmt: skip
+    return metadata, tokenizer.notes
 
 
 def _of_model(config: Mapping[str, Any], specs: Mapping[KeyPath, TensorSpec]) -> tuple[str, dict[str, Any]]:
@@ -486,6 +502,7 @@ def as_stored(checkpoint: Checkpoint, options: Options) -> Checkpoint:
         UsageError: its tensors are in blocks already.
     """
     from wherry.transform.ggml_view import typed_view  # with numpy
+    from wherry.transform.view import View
 
     names = {one.name for one in checkpoint.manifest.companions}
     requested = ELEMENT_TYPES.get(str(options["type"]))
@@ -517,7 +534,11 @@ def as_stored(checkpoint: Checkpoint, options: Options) -> Checkpoint:
         def companion(name: str) -> Location | None:
             return checkpoint.reader.companion(name) if name in found else None
 
-        header_of(checkpoint.manifest, options, companion)  # or the reason why it cannot be written
+        notes = header_of(
+            checkpoint.manifest, options, companion
+        ).notes  # or the reason why it cannot be written
+        if notes:
+            return View(checkpoint, None, checkpoint.manifest, notes=notes)
     return checkpoint
 
 
