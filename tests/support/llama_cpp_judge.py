@@ -2,7 +2,8 @@
 
 A script for the environment that has llama.cpp. Its argument is a JSON file: `tokens` (rows of numbers), `models`
 (pairs of a file and the array of logits to write), `blocks` (the name of a function, the array of values, bytes of a
-block, the array to write) and `vocabularies` (a file, texts, and the JSON file of their tokens to write). Everything is computed by one thread of a processor, keys and values are float32.
+block, the array to write) and `vocabularies` (a file, texts, and the JSON file of their tokens to write). Everything is
+computed by one thread of a processor, keys and values are float32.
 """
 
 from __future__ import annotations

@@ -11,8 +11,9 @@ of another length or type. A checkpoint whose tokenizer is stated with `--assets
 The inverse is here too: the metadata of a tokenizer, from its `tokenizer.json` and `tokenizer_config.json`. Byte-level
 BPE and SentencePiece's BPE are written; the splits and pre-tokenizers are those of `tokenizers.toml`. The scores of
 SentencePiece's tokens are made of the order of the merges, which must be one that scores can state. What the metadata
-have no words for (tokens that take the spaces around them, another post-processor) is refused by name. llama.cpp composes
-no letters (NFC), whatever a tokenizer does, and its own converter leaves that out, too: a note says so. Numbers between the tokens and the rows of the embedding get tokens of the type `unused`, as llama.cpp's converter does.
+have no words for (tokens that take the spaces around them, another post-processor) is refused by name. llama.cpp never
+composes letters (NFC), and its own converter leaves that out of a file, too: a note says so. Numbers between the tokens
+and the rows of the embedding get tokens of the type `unused`, as llama.cpp's converter does.
 """
 
 from __future__ import annotations
@@ -467,8 +468,8 @@ _CURE = Cure(
 )
 _COMPOSES = {"type": "NFC"}
 _NOT_COMPOSED = (
-    "the tokenizer composes letters first (NFC), and llama.cpp does not: it makes other tokens of text whose accents are "
-    "characters of their own; compose such text before"
+    "the tokenizer composes letters first (NFC), and llama.cpp does not: it makes other tokens of text whose accents "
+    "are characters of their own; compose such text before"
 )
 _WRITTEN_FLAGS = ("single_word", "lstrip", "rstrip")
 _Pair = tuple[str, str]
@@ -644,7 +645,7 @@ def _kind_of_piece(token: str, kind: int, unknown: str | None, *, spaces: bool) 
         token: the token.
         kind: its type by the list of added tokens.
         unknown: the token for what has none.
-        spaces: whether added tokens of spelled spaces are made by merges: Gemma's, which no text has as they are spelled.
+        spaces: whether merges make added tokens of spelled spaces: Gemma's, which no text has as they are spelled.
     """
     if token == unknown:
         return UNKNOWN
