@@ -35,7 +35,6 @@ VOCABULARIES = [
     "gemma",
     "gemma2",
     "gemma3",
-    "gpt2",
 ]
 
 
