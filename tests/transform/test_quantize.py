@@ -26,6 +26,7 @@ from wherry.errors import AmbiguousError, MismatchError, UnrepresentableError, U
 from wherry.families import load_family
 from wherry.transform.codes import largest_error
 from wherry.transform.ggml import BOUNDS, encode_blocks, values_of
+from wherry.transform.quantize import written_schemes
 
 BLOCK = 32
 convert = partial(wherry.convert, lineage=False)
@@ -34,15 +35,17 @@ RELEASES = {
     "mxfp4": ("gpt-oss", MXFP4, mxfp4),
     "pack-quantized": ("qwen3-moe", INT4, int4(8)),
 }
+WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
 PLAIN = {
     "fp8": ("deepseek-v3", {}),
+    "fp8-channel": ("qwen3-moe", {}),
     "mxfp4": ("gpt-oss", {}),
     "pack-quantized": (
         "qwen3-moe",
         {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 32},
     ),
+    "int8": ("llama", WIDE),
 }
-CODES = {"fp8": "float8_e4m3fn", "mxfp4": "float4_e2m1fn", "pack-quantized": "int4"}
 
 
 def tensors(folder):
@@ -75,8 +78,9 @@ def test_what_we_dequantised_goes_back_bit_by_bit_with_the_kept_scales(scheme, w
 def test_new_scales_are_within_the_bound_and_the_error_is_measured(scheme, tmp_path):
     label, settings = PLAIN[scheme]
     source = save_tiny(tmp_path / "plain", label, drawn=True, **settings)
+    rule = written_schemes()[scheme][1]
     plan = wherry.plan(source, tmp_path / "x", to="huggingface", options={"quantize": scheme})
-    assert {one.block for one in plan.lossy.values()} == {largest_error(CODES[scheme])}
+    assert {one.block for one in plan.lossy.values()} == {largest_error(rule.code, rule.scales or "float32")}
     receipt = convert(source, tmp_path / "codes", to="huggingface", options={"quantize": scheme})
     assert not receipt.lossless
     done = wherry.verify(tmp_path / "codes", level="roundtrip", against=str(source))
@@ -84,11 +88,36 @@ def test_new_scales_are_within_the_bound_and_the_error_is_measured(scheme, tmp_p
     assert done.measured.tensors == len(plan.lossy)
     assert 0.3 < done.measured.share <= 1
     convert(tmp_path / "codes", tmp_path / "back", to="huggingface", options={"dequantize": "float32"})
-    worst = max((tensors(tmp_path / "back")[name].float() - one.float()).abs().max().item()
-                for name, one in tensors(source).items())  # fmt: skip
-    assert worst == pytest.approx(done.measured.error, rel=1e-5)
+    errors = {name: (tensors(tmp_path / "back")[name].float() - one.float()).abs().max().item()
+              for name, one in tensors(source).items()}  # fmt: skip
+    assert max(errors.values()) == pytest.approx(done.measured.error, rel=1e-5)
+    codes = written_schemes()[scheme][0].values
+    named = {
+        codes.format(name=name, module=name.removesuffix(".weight")): error for name, error in errors.items()
+    }
+    recorded = {one["path"]: one["error"] for one in receipt.losses}
+    assert recorded == {name: pytest.approx(named[name], rel=1e-5) for name in recorded}
+    assert recorded.keys() == {path[0] for path in plan.lossy}
     config = json.loads((tmp_path / "codes" / "config.json").read_text())["quantization_config"]
-    assert "lm_head" in config["ignore" if scheme == "pack-quantized" else "modules_to_not_convert"]
+    assert "lm_head" in config[rule.modules]
+
+
+@pytest.mark.parametrize("scheme", sorted(PLAIN.keys() - RELEASES.keys()))
+def test_what_was_quantised_comes_back_with_its_own_scales(scheme, tmp_path):
+    source = save_tiny(tmp_path / "plain", PLAIN[scheme][0], drawn=True, **PLAIN[scheme][1])
+    convert(source, tmp_path / "codes", to="huggingface", options={"quantize": scheme})
+    convert(tmp_path / "codes", tmp_path / "values", to="huggingface", options={"dequantize": "bfloat16"})
+    again = {"quantize": scheme, "scales": str(tmp_path / "codes")}
+    receipt = convert(tmp_path / "values", tmp_path / "back", to="huggingface", options=again)
+    assert receipt.lossless
+    made, wanted = tensors(tmp_path / "back"), tensors(tmp_path / "codes")
+    assert made.keys() == wanted.keys()
+    plain = [
+        name for name in wanted if wanted[name].dtype == torch.float32 and made[name].dtype != torch.float32
+    ]
+    assert same({name: one for name, one in made.items() if name not in plain},
+                {name: one for name, one in wanted.items() if name not in plain})  # fmt: skip
+    assert wherry.verify(tmp_path / "back", level="roundtrip", against=str(tmp_path / "values")).ok
 
 
 def one_matrix(folder, weight):
@@ -133,10 +162,11 @@ def test_ragged_blocks_have_scales_of_their_own(tmp_path):
 
 
 def test_4_bit_floats_are_the_nearest_ones_with_halves_to_the_even_code():
-    from wherry.transform.codes import encode
+    from wherry.transform.codes import encode, scale_values
 
     values = np.concatenate([np.linspace(-7.5, 7.5, 4001), np.arange(-6, 6.25, 0.25)]).astype("f4")
-    found = encode(values[None], np.full((1, 1), 127, "u1"), "float4_e2m1fn")[0]
+    scales = scale_values(np.full((1, 1), 127, "u1"), "float4_e2m1fn")
+    found = encode(values[None], scales, "float4_e2m1fn")[0]
     wanted = values.astype(ml_dtypes.float4_e2m1fn).view("u1") & 15
     np.testing.assert_array_equal(found, wanted)
 
@@ -160,6 +190,57 @@ def test_integers_follow_the_rule_of_compressed_tensors(tmp_path):
     assert found["model.layers.0.mlp.up_proj.weight_shape"].tolist() == [5, 64]
 
 
+NAME_OF_ONE = "model.layers.0.mlp.up_proj.weight"
+MODULE = NAME_OF_ONE.removesuffix(".weight")
+
+
+def observed(weight, top, group):
+    """The scales of compressed-tensors' min-max observer: in the type of the weights, and no zero."""
+    scales = weight.unflatten(-1, (-1, group)).abs().amax(-1) / top
+    return torch.where(scales == 0, torch.finfo(weight.dtype).eps, scales)
+
+
+def quantised(folder, weight, **options):
+    convert(one_matrix(folder / "a", weight), folder / "b", to="huggingface", options=options)
+    return tensors(folder / "b")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_8_bit_floats_have_a_scale_for_each_channel(dtype, tmp_path):
+    weight = hard_values(256, 384).clamp(-1e3, 1e3).to(dtype)
+    found = quantised(tmp_path, weight, quantize="fp8-channel")
+    scales = observed(weight, 448, 384)
+    codes = (weight.float() / scales.float()).clamp(-448, 448).to(torch.float8_e4m3fn)
+    assert same(found, {NAME_OF_ONE: codes, f"{MODULE}.weight_scale": scales})
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_8_bit_integers_have_a_scale_for_each_group(group, dtype, tmp_path):
+    weight = hard_values(256, 384).clamp(-1e3, 1e3).to(dtype)
+    size = {} if group == 128 else {"group_size": group}
+    found = quantised(tmp_path, weight, quantize="int8", **size)
+    scales = observed(weight, 127.5, group)
+    wide = weight.float() / scales.float().repeat_interleave(group, 1)
+    codes = (wide.round().clamp(-128, 127) + 128).to(torch.uint8).view(torch.int32)
+    made = {"weight_packed": codes, "weight_scale": scales, "weight_shape": torch.tensor([256, 384])}
+    assert same(found, {f"{MODULE}.{name}": one for name, one in made.items()})
+    stated = json.loads((tmp_path / "b" / "config.json").read_text())["quantization_config"]
+    assert stated["config_groups"]["group_0"]["weights"]["group_size"] == group
+    assert wherry.verify(tmp_path / "b", level="roundtrip", against=str(tmp_path / "a")).ok
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("scheme", sorted(PLAIN.keys() - {"mxfp4"}))
+def test_a_value_that_is_not_finite_is_refused(scheme, value, tmp_path):
+    weight = torch.ones(128, 128)
+    weight[3, 5] = value
+    with pytest.raises(UnrepresentableError, match="not finite") as caught:
+        quantised(tmp_path, weight, quantize=scheme)
+    assert caught.value.path == NAME_OF_ONE
+    assert not (tmp_path / "b").exists()
+
+
 def test_changed_weights_are_no_codes_of_the_kept_scales(tmp_path):
     source = save_quantized(tmp_path / "released", *RELEASES["fp8"])
     convert(source, tmp_path / "plain", to="huggingface", options={"dequantize": "bfloat16"})
@@ -178,6 +259,10 @@ def test_changed_weights_are_no_codes_of_the_kept_scales(tmp_path):
         ({"quantize": "int3"}, "huggingface", UsageError, "choose one of fp8"),
         ({"quantize": "fp8"}, "orbax", UsageError, "Hugging Face folder"),
         ({"scales": "x"}, "huggingface", UsageError, "Hugging Face folder"),
+        ({"group_size": 64}, "huggingface", UsageError, "Hugging Face folder"),
+        ({"quantize": "fp8", "group_size": 64}, "huggingface", UsageError, "group_size is fixed for fp8"),
+        ({"quantize": "int8", "group_size": 48}, "huggingface", UsageError, "choose one of 32, 64, 128"),
+        ({"quantize": "int8"}, "huggingface", UnrepresentableError, "whose inputs are a multiple of 128"),
         ({"quantize": "mxfp4"}, "huggingface", UnrepresentableError, "no tensor can be quantised with mxfp4"),
     ],
 )
@@ -251,7 +336,7 @@ def test_a_record_opens_what_lies_here_or_in_the_bucket_of_the_source(scales, mo
 
     monkeypatch.setattr(quantized, "quantised_view", lambda *args, **_more: args[1:])
     source, record = SimpleNamespace(uri="s3://bucket/x"), {"scheme": "fp8", "scales": scales}
-    assert quantized.as_quantised(source, {"quantized": record}) == ("fp8", scales)
+    assert quantized.as_quantised(source, {"quantized": record}) == ("fp8", scales, None)
 
 
 # What came back changed through the inverse is measured, and found where it is more than the plan

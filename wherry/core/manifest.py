@@ -57,7 +57,7 @@ ORIGIN = Record(
         "meta": _TEXTS,
         "names": Record({"renamed": _TEXTS}, {"requested": _TABLE, "inverse": ListOf(_TEXT)}),
         "pinned": (bool,),
-        "quantized": Record({"scheme": _TEXT}, {"scales": _TEXT}),
+        "quantized": Record({"scheme": _TEXT}, {"scales": _TEXT, "group_size": (int,)}),
         "scan": Record({"requested": _TEXT}, {"inverse": _TEXT}),
         "tied": _TEXTS,
         "values": _TEXTS,

@@ -121,6 +121,7 @@ SCAN = "scan"
 DEQUANTIZE = "dequantize"
 QUANTIZE = "quantize"
 SCALES = "scales"
+GROUP_SIZE = "group_size"
 
 
 _KNOWN_FIELDS = {"extra": "forbid"}  # for pydantic, which reads the JSON form

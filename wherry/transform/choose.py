@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from wherry.core import dtypes
 from wherry.core.keypath import render
 from wherry.core.manifest import Manifest
-from wherry.core.request import DEQUANTIZE, NONE, QUANTIZE, SCALES, SCAN, LayoutRequest
+from wherry.core.request import DEQUANTIZE, GROUP_SIZE, NONE, QUANTIZE, SCALES, SCAN, LayoutRequest
 from wherry.cures import Argument, Arguments, Cure
 from wherry.errors import UnrepresentableError, UsageError, choose
 from wherry.formats.registry import find_format, formats, is_container, system_of
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 
 _QUANTISED = "huggingface"
+_OF_CODES = {QUANTIZE, SCALES, GROUP_SIZE}
 
 
 def plan_view(
@@ -70,7 +71,7 @@ def plan_view(
     checkpoint = whole_source(checkpoint, row, layout.family)
     given = settle(row, options, layout.family_file)
     requested, changes = given.layout, given.transform
-    if QUANTIZE in changes or SCALES in changes:
+    if changes.keys() & _OF_CODES:
         return _quantised_view(checkpoint, row, options, layout, only, files=files)
     if DEQUANTIZE in changes:
         rest = {name: value for name, value in options.items() if name != DEQUANTIZE}
@@ -139,13 +140,14 @@ def _quantised_view(
 
     if row.name != _QUANTISED or QUANTIZE not in options:
         raise UsageError(
-            f"{QUANTIZE} and {SCALES} write quantised weights into a Hugging Face folder",
+            f"{QUANTIZE}, {SCALES} and {GROUP_SIZE} write quantised weights into a Hugging Face folder",
             cure=Cure("use {}", Arguments(Argument("to", _QUANTISED), Argument("set", f"{QUANTIZE}=fp8"))),
         )
-    rest = {name: value for name, value in options.items() if name not in (QUANTIZE, SCALES)}
+    rest = {name: value for name, value in options.items() if name not in _OF_CODES}
     seen, left, only = plan_view(checkpoint, row, rest, layout, only, files=files)
     scales = None if options.get(SCALES) is None else str(options[SCALES])
-    return quantised_view(seen, str(options[QUANTIZE]), scales, files=files), left, only
+    size = options.get(GROUP_SIZE)
+    return quantised_view(seen, str(options[QUANTIZE]), scales, size, files=files), left, only
 
 
 def _plain(checkpoint: Checkpoint, layout: LayoutRequest, dtype: str) -> Checkpoint:

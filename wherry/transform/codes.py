@@ -9,6 +9,11 @@ the exponent of a power of two.
 The rules of `quantize` are closed: a block's scale follows from its largest magnitude, and each value gets the nearest
 code, so that codes depend on the values of their block alone, not on data for calibration. With scales that were kept,
 a code is the one whose product with its scale rounds to the value.
+
+Two such rules exist. `block_scales` is that of transformers and of gpt-oss; `observed_scales` is that of
+compressed-tensors' `calculate_qparams` for the smallest and largest values, which rounds each step to the element type
+of the weights. Its codes are those of value / scale in float32, as its kernels compute them; without a kernel it rounds
+that quotient to the weights' type first, so that some codes are not the nearest ones.
 """
 
 from __future__ import annotations
@@ -25,14 +30,19 @@ if TYPE_CHECKING:
 _FLOAT4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _BIAS = 127  # of the exponent that a scale of one byte is
 _SIGNED = "signed8"
+_HALVED = "float4_e2m1fn"  # see `code_table`
 _SIGNIFICANT = {  # bits
-    "float4_e2m1fn": 2, "int4": 3, "int8": 7, _SIGNED: 7, "float8_e4m3fn": 4, "float8_e5m2": 3,
+    _HALVED: 2, "float4": 2, "int4": 3, "int8": 7, _SIGNED: 7, "float8_e4m3fn": 4, "float8_e5m2": 3,
 }  # fmt: skip
 _EXPONENTS = ("uint8", "float8_e8m0fnu")
 SCALE_TYPES = ("bfloat16", "float16", "float32", "float64", *_EXPONENTS)  # element types of scales
 _WIDE = ("bfloat16", "float32", "float64")  # they have all exponents of such scales
-_LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0, "float4_e2m1fn": 6.0, "int4": 7.5, "int8": 127.5}
+_LARGEST = {
+    "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0, _HALVED: 6.0, "float4": 6.0, "int4": 7.5, "int8": 127.5,
+}  # fmt: skip
 _EXPONENT = 2  # of the largest 4-bit float, 6 = 1.5 × 2²
+_SPARE = 2.0**-22  # for the arithmetic in float32 with which an error is measured
+_SCALE = "float8_e4m3fn"  # of blocks whose tensor has a global scale
 
 
 def is_code(name: str) -> bool:
@@ -42,7 +52,7 @@ def is_code(name: str) -> bool:
 
 def code_bits(code: str) -> int:
     """Bits of one code."""
-    return 4 if code in ("float4_e2m1fn", "int4") else 8
+    return 4 if code in (_HALVED, "float4", "int4") else 8
 
 
 @cache
@@ -50,12 +60,14 @@ def code_table(code: str) -> np.ndarray:
     """The values of all codes, float32 [2^bits].
 
     `int4` and `int8` are stored with half of their range added, as compressed-tensors packs them; `signed8` is an
-    8-bit integer as it is. Those of `float4_e2m1fn` are twice their values: see `scale_values`.
+    8-bit integer as it is. Those of `float4_e2m1fn` are twice their values, since `scale_values` halves its scales;
+    `float4` has the same codes as they are.
     """
     import numpy as np
 
-    if code == "float4_e2m1fn":
-        return 2 * np.array([*_FLOAT4, *(-value for value in _FLOAT4)], np.float32)
+    if code.startswith("float4"):
+        values = np.array([*_FLOAT4, *(-value for value in _FLOAT4)], np.float32)
+        return 2 * values if code == _HALVED else values
     if code == _SIGNED:
         return np.arange(256, dtype=np.uint8).view(np.int8).astype(np.float32)
     if code.startswith("int"):
@@ -93,18 +105,23 @@ def decode(stored: np.ndarray, code: str) -> np.ndarray:
     return np.take(table, stored, mode="clip").view(np.float32)
 
 
-def scale_values(scales: np.ndarray, code: str) -> np.ndarray:
+def scale_values(scales: np.ndarray, code: str, factor: np.float32 | None = None) -> np.ndarray:
     """Scales as float32: floats, or one byte with the exponent of a power of two.
 
+    Where a tensor has a global scale, `factor`, they are divided by it.
+
     The byte 255 is infinity in a uint8, as transformers computes it, and not a number in a float8_e8m0fnu. Scales of
-    4-bit floats are halved: 2^128 is no float32, but its product with 0.5 is one.
+    `float4_e2m1fn` are halved: 2^128 is no float32, but its product with 0.5 is one.
     """
     import numpy as np
 
+    if factor is not None:
+        with np.errstate(all="ignore"):
+            return scales.astype(np.float32) / factor
     if scales.dtype.name not in _EXPONENTS:
         return scales.astype(np.float32)
     exponents = scales.view(np.uint8)
-    halved = code == "float4_e2m1fn"
+    halved = code == _HALVED
     with np.errstate(over="ignore"):
         values = np.ldexp(np.float32(1), exponents.astype(np.int32) - _BIAS - halved)
     return np.where(exponents == 255, np.float32(np.nan), values) if scales.dtype != np.uint8 else values  # noqa: PLR2004
@@ -168,13 +185,50 @@ def exact(code: str, scale: str, target: str, *, zeros: bool = False) -> bool:
     return target in _WIDE and _SIGNIFICANT[code] + zeros + bits <= significant(target)
 
 
-def largest_error(code: str) -> float:
+def largest_error(code: str, kind: str = "float32") -> float:
     """The largest error of a value, as a share of the largest magnitude of its block.
 
-    Half the distance of the two largest codes, which is the widest, over the largest code. A scale that is a power of
-    two leaves values above 6, up to 8, of 4-bit floats. Scales of integers are rounded to bfloat16.
+    Half the distance of the two largest codes, which is the widest, over the largest code, and what the rounding of the
+    scale adds. A scale that is a power of two leaves values above 6, up to 8, of `float4_e2m1fn`, and up to 7 of
+    `float4`. Scales of `int4` are in bfloat16. One in float8_e4m3fn is off by up to a 17th; see `least_largest`.
+
+    Args:
+        code: the name of the code.
+        kind: element type of the scales.
     """
-    return {"float8_e4m3fn": 1 / 28, "float4_e2m1fn": 1 / 4, "int4": 1 / 14, "int8": 1 / 200}[code]
+    if code == "float4":
+        return 1 / 5 if kind in _EXPONENTS else 2 / 11
+    if code not in ("float8_e4m3fn", "int8"):
+        return {_HALVED: 1 / 4, "int4": 1 / 14}[code]
+    unit = 2.0 ** -significant(kind)
+    return _SPARE + ((1 + unit) / 28 if code.startswith("float8") else 1 / 255 + unit)
+
+
+def lost_to_scale(code: str, kind: str, plain: str) -> float:
+    """The largest magnitude of a block that may be lost, since its scale is too small for the weights' element type.
+
+    Args:
+        code: the name of the code.
+        kind: element type of the scales.
+        plain: that of the weights.
+    """
+    from ml_dtypes import finfo
+
+    limits = finfo(dtypes.numpy_dtype(plain))
+    if kind in _EXPONENTS:
+        return float(limits.smallest_normal)
+    return _LARGEST[code] * float(limits.smallest_subnormal) + (2.0**-115 if kind == _SCALE else 0.0)
+
+
+def least_largest(whole: float) -> float:
+    """The least magnitude of which the error of a block is a share, if its tensor has a global scale.
+
+    It is that of the least scale that is a normal float8_e4m3fn; smaller ones have fewer bits.
+
+    Args:
+        whole: the largest magnitude of the tensors that share the global scale.
+    """
+    return whole * 2.0**-6 / _LARGEST[_SCALE]
 
 
 def block_scales(largest: np.ndarray, code: str, kind: str) -> np.ndarray:
@@ -204,14 +258,83 @@ def _factors(largest: np.ndarray, code: str) -> np.ndarray:
     return np.where(largest > 0, inverse * np.float32(_LARGEST[code]), np.float32(1))
 
 
+def global_scale(whole: float, plain: str) -> np.float32:
+    """The global scale with which the largest scale of a tensor is the largest float8_e4m3fn.
+
+    It is that of compressed-tensors' `generate_gparam`, which multiplies by an inverse in the weights' element type;
+    for float16, whose range that leaves, it is computed in float32. 1 if float32 has no number for it.
+
+    Args:
+        whole: the largest magnitude of the tensors that share it.
+        plain: element type of the weights.
+    """
+    import numpy as np
+    from ml_dtypes import finfo
+
+    kind = dtypes.numpy_dtype("float32" if plain == "float16" else plain)
+    top = np.float32(_LARGEST[_SCALE] * _LARGEST["float4"])
+    with np.errstate(over="ignore", under="ignore"):
+        inverse = (np.float32(1) / np.float32(max(whole, float(finfo(kind).smallest_normal)))).astype(kind)
+        found = np.float32((inverse.astype(np.float32) * top).astype(kind))
+    return found if np.isfinite(found) else np.float32(1)
+
+
+def observed_scales(
+    largest: np.ndarray, code: str, kind: str, plain: str, factor: np.float32 | None = None
+) -> np.ndarray:
+    """The stored scales of blocks by the rule of compressed-tensors, each step rounded to the weights' element type.
+
+    Args:
+        largest: float32, the largest magnitude of each block.
+        code: the name of the code.
+        kind: element type of the scales; of uint8 the exponent of a power of two is stored.
+        plain: element type of the weights.
+        factor: the global scale, if there is one.
+
+    Returns:
+        An array of the shape of `largest`; a scale that would be 0 is the epsilon of its type.
+    """
+    import numpy as np
+    from ml_dtypes import finfo
+
+    if kind in _EXPONENTS:
+        return _observed_exponents(largest, plain)
+    with np.errstate(over="ignore", under="ignore"):
+        scales = (largest / np.float32(_LARGEST[code])).astype(dtypes.numpy_dtype(plain))
+        if factor is not None:
+            scales = np.minimum(scales.astype(np.float32) * factor, np.float32(_LARGEST[_SCALE]))
+        stored = scales.astype(dtypes.numpy_dtype(kind))
+    return np.where(stored == 0, np.asarray(finfo(stored.dtype).eps, stored.dtype), stored)
+
+
+def _observed_exponents(largest: np.ndarray, plain: str) -> np.ndarray:
+    """Exponents for 4-bit floats: the next power of two from 1.75 of one on, over 4; 1 where a scale would be 0."""
+    import numpy as np
+    from ml_dtypes import finfo
+
+    kind = dtypes.numpy_dtype(plain)
+    limits, words = finfo(kind), np.dtype(f"u{kind.itemsize}")
+    with np.errstate(over="ignore", under="ignore"):
+        bits = largest.astype(kind).view(words) + words.type(1 << limits.nmant - 2)
+        powers = (bits >> words.type(limits.nmant) << words.type(limits.nmant)).view(kind).astype(np.float32)
+        exponents = np.where(np.isfinite(powers), np.frexp(powers)[1] - 1, limits.maxexp)
+        stored = np.where(powers > 0, np.clip(exponents - _EXPONENT + _BIAS, 0, 254), 0)
+        zero = np.ldexp(np.float32(1), stored - _BIAS).astype(kind) == 0
+    return np.where(zero, _BIAS, stored).astype("u1")
+
+
 def encode(
-    values: np.ndarray, scales: np.ndarray, code: str, *, largest: np.ndarray | None = None
+    values: np.ndarray,
+    scales: np.ndarray,
+    code: str,
+    *,
+    largest: np.ndarray | None = None,
 ) -> np.ndarray:
     """The nearest codes of values.
 
     Args:
         values: float32 [rows, columns].
-        scales: stored scales, one for each value [rows, columns] or broadcast to that.
+        scales: scales as `scale_values` has them, one for each value [rows, columns] or broadcast to that.
         code: the name of the code.
         largest: the largest magnitude of each value's block, for the factor that transformers multiplies 8-bit floats
             with; None divides by the scale.
@@ -226,14 +349,16 @@ def encode(
             top = np.float32(_LARGEST[code])
             scaled = np.clip(values * _factors(largest, code), -top, top)
             return scaled.astype(dtypes.numpy_dtype(code)).view("u1")
-        scaled = values / scale_values(scales, code)
+        scaled = values / scales
     if code.startswith("float8"):
+        if code == "float8_e4m3fn":  # it has no infinity
+            scaled = np.clip(scaled, -_LARGEST[code], _LARGEST[code])
         return scaled.astype(dtypes.numpy_dtype(code)).view("u1")
     if code.startswith("int"):
         half = len(code_table(code)) // 2
         return (np.clip(np.rint(scaled), -half, half - 1).astype("i4") + half).astype("u1")
-    # 4-bit floats, halves to the even code; `scaled` is twice the values, as the table is.
-    middles, upper = _middles()
+    # 4-bit floats, halves to the even code; `scaled` is twice the values where the table is.
+    middles, upper = _middles(code)
     size = np.abs(scaled)
     codes = np.searchsorted(middles, size, side="left").astype("u1")
     codes += (
@@ -241,15 +366,16 @@ def encode(
         & (size == np.take(middles, codes, mode="clip"))
         & np.take(upper, codes, mode="clip")
     )
-    return codes | (np.signbit(scaled).astype("u1") << 3)
+    negative = np.signbit(scaled) if code == _HALVED else scaled < 0
+    return codes | (negative.astype("u1") << 3)
 
 
 @cache
-def _middles() -> tuple[np.ndarray, np.ndarray]:
+def _middles(code: str) -> tuple[np.ndarray, np.ndarray]:
     """Halfway points of the magnitudes, and whether a value on one belongs to the upper code, which is even."""
     import numpy as np
 
-    sizes = code_table("float4_e2m1fn")[:8]
+    sizes = code_table(code)[:8]
     return (sizes[1:] + sizes[:-1]) / 2, np.arange(1, 8) % 2 == 0
 
 

@@ -95,7 +95,12 @@ class Dequantise(Transform):
         self.losses = {  # where the product of code and scale is rounded
             path: rounding(one.plain.dtype)
             for path, one in contents.quantized.items()
-            if not exact(one.code, one.scales.dtype, one.plain.dtype, zeros=one.zeros is not None)
+            if not exact(
+                one.code,
+                (one.global_scale or one.scales).dtype,
+                one.plain.dtype,
+                zeros=one.zeros is not None,
+            )
         }
         self._checked: set[KeyPath] = set()
         self._lock = threading.Lock()
@@ -125,9 +130,11 @@ class Dequantise(Transform):
         self._require_shape(tensor, read)
         of_codes = tensor.exchanged(region)
         grid, stored = tensor.grid_of(of_codes), tensor.scales
-        scales = scale_values(read(stored.path, part_of(stored, grid)), tensor.code).reshape(
-            region_shape(grid)
-        )
+        factor = None  # read first: what is read is valid until the next
+        if tensor.global_scale is not None:
+            factor = read(tensor.global_scale.path, tensor.global_scale.whole).reshape(-1)[0].copy()
+        scales = scale_values(read(stored.path, part_of(stored, grid)), tensor.code, factor)
+        scales = scales.reshape(region_shape(grid))
         # The element at which the first of the scales begins.
         corner = tuple(one.start * size for one, size in zip(grid, tensor.block, strict=True))
         zeros = _zeros(tensor, of_codes, read) if tensor.zeros is not None else None

@@ -55,6 +55,7 @@ class QuantizedTensor:
         transposed: whether `plain` has rows and columns exchanged.
         shape_tensor: a tensor that states the shape, if there is one.
         zeros: the zero points of the blocks, if they have some: as `scales`, or packed along rows.
+        global_scale: a tensor of one number by which the scales are divided, if there is one.
     """
 
     plain: TensorSpec
@@ -68,11 +69,12 @@ class QuantizedTensor:
     transposed: bool = False
     shape_tensor: TensorSpec | None = None
     zeros: TensorSpec | None = None
+    global_scale: TensorSpec | None = None
 
     @property
     def made_of(self) -> tuple[KeyPath, ...]:
         """The stored tensors that it is made of."""
-        more = tuple(one.path for one in (self.shape_tensor, self.zeros) if one)
+        more = tuple(one.path for one in (self.shape_tensor, self.zeros, self.global_scale) if one)
         return (self.codes.path, self.scales.path, *more)
 
     def exchanged(self, region: Region) -> Region:

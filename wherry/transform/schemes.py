@@ -10,6 +10,8 @@
     values       the name of such a tensor; {name} is any name, {module} one without `.weight`
     plain        the name of the tensor once it is dequantised
     scales       names that the scales of a tensor may have; one of them must exist
+    scale_types  element types that they may have; by default those of `wherry.transform.codes.SCALE_TYPES`
+    global_scale the name of one number for the whole tensor, by which all its scales are divided
     zeros        the name of the zero points of asymmetric integers: stored as the codes are, packed ones along rows
     shape        the name of a small tensor that states the shape
     dropped      names of tensors that only computing with codes needs: the scales of activations
@@ -22,10 +24,12 @@
     groups       what every row of `config_groups` may state of its weights: attribute → values; null is always one,
                  and an empty list stands for all
     oracle       the software that our arithmetic equals bit by bit, in tests
-    written      how `quantize` writes it: {about, tensors, plain, rank, ragged, code, dtype, scales, block, modules,
-                 config}; none if wherry only reads it
+    written      value of `quantize` → how it writes the scheme, with the fields of `WriteRule`; none if wherry only
+                 reads it
 
-A checkpoint whose config states another way is refused by name; nothing is guessed from names.
+A row that `extends` another has all that it does not state from that, except `written`. `selections` are fields of
+rules that several of them share, by name. A checkpoint whose config states another way is refused by name; nothing is
+guessed from names.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ from wherry.core.lazy_dataclass import dataclass
 from wherry.cures import Argument, Cure
 from wherry.errors import UnrepresentableError
 from wherry.layout.expr import evaluate
-from wherry.transform.codes import is_code
+from wherry.transform.codes import SCALE_TYPES, is_code
 
 CONFIG_KEYS = ("quantization_config", "compression_config")
 _MLX = "quantization"
@@ -58,19 +62,26 @@ class WriteRule:
     """How `quantize` writes a scheme.
 
     Attributes:
+        name: the value of `quantize`.
         about: which tensors become codes, for people.
         tensors: pattern of their names.
         rank: number of their dimensions.
         code: the name of the code.
         dtype: element type of the tensors of codes.
-        scales: element type of the scales.
-        block: rows and columns of the codes that share a scale.
+        scales: element type of the scales; empty for that of the weights.
+        scale_name: the name of the scales; empty for the first that the scheme has.
+        block: rows and columns of the codes that share a scale; 0 columns are a whole row.
         modules: the attribute of `quantization_config` that lists the modules that stay plain.
         config: the rest of `quantization_config`.
         plain: parts of names that stay plain.
         ragged: whether the last block may be smaller; tensors with one stay plain otherwise.
+        observer: the observer of compressed-tensors whose scales and codes these are; empty for the rule of the oracle.
+        group_sizes: columns of a block that `group_size` may state.
+        shared: patterns of the ends of names; tensors of one module that match the same share a global scale, since
+            servers join them in one matrix.
     """
 
+    name: str
     about: str
     tensors: str
     rank: int
@@ -82,6 +93,15 @@ class WriteRule:
     config: Mapping[str, Any]
     plain: tuple[str, ...] = ()
     ragged: bool = False
+    scale_name: str = ""
+    observer: str = ""
+    group_sizes: tuple[int, ...] = ()
+    shared: tuple[str, ...] = ()
+
+    @property
+    def whole_blocks(self) -> int:
+        """The number of columns of which a row must be a multiple; 1 for any row."""
+        return 1 if self.ragged else self.block[1] or 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +120,8 @@ class Scheme:
     bits: str = ""
     zeros: str = ""
     shape: str = ""
+    scale_types: tuple[str, ...] = SCALE_TYPES
+    global_scale: str = ""
     dropped: tuple[str, ...] = ()
     block: str = "None"
     blocked: bool = False
@@ -107,22 +129,31 @@ class Scheme:
     attributes: tuple[str, ...] = ()
     neutral: Mapping[str, str] = field(default_factory=dict[str, str])
     groups: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, tuple[Any, ...]])
-    written: WriteRule | None = None
+    written: tuple[WriteRule, ...] = ()
 
 
 @cache
 def schemes() -> tuple[Scheme, ...]:
     """All schemes."""
     rows = tomllib.loads(_FILE.read_text(encoding="utf-8"))
-    return tuple(_scheme(name, row) for name, row in rows.items())
+    selections = rows.pop("selections")
+    return tuple(_scheme(name, row, rows, selections) for name, row in rows.items())
 
 
-def _scheme(name: str, row: Mapping[str, Any]) -> Scheme:
-    rest = {key: _frozen(value) for key, value in row.items() if key != "written"}
-    if "written" not in row:
-        return Scheme(name=name, **rest)
-    table = {key: value if key == "config" else _frozen(value) for key, value in row["written"].items()}
-    return Scheme(name=name, **rest, written=WriteRule(**table))
+def _scheme(
+    name: str, row: Mapping[str, Any], rows: Mapping[str, Any], selections: Mapping[str, Any]
+) -> Scheme:
+    fields = {**rows.get(row.get("extends", ""), {}), **row}
+    stated = {key: _frozen(value) for key, value in fields.items() if key not in ("extends", "written")}
+    written = tuple(_write_rule(rule, table, selections) for rule, table in row.get("written", {}).items())
+    return Scheme(name=name, **stated, written=written)
+
+
+def _write_rule(name: str, table: Mapping[str, Any], selections: Mapping[str, Any]) -> WriteRule:
+    fields = {**selections.get(table.get("selection", ""), {}), **table}
+    stated = {key: value if key == "config" else _frozen(value) for key, value in fields.items()}
+    stated.pop("selection", None)
+    return WriteRule(name=name, **stated)
 
 
 def _frozen(value: Any) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from wherry.core.lazy_dataclass import dataclass
-from wherry.core.request import DEQUANTIZE, QUANTIZE, SCALES, SCAN
+from wherry.core.request import DEQUANTIZE, GROUP_SIZE, QUANTIZE, SCALES, SCAN
 from wherry.cures import Command, Cure
 from wherry.errors import UsageError, similar
 from wherry.layout.mapping import TREE_OPTIONS
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from wherry.families.schema import Family
     from wherry.formats.format import Format
 
-TRANSFORMS = frozenset({SCAN, DEQUANTIZE, QUANTIZE, SCALES})
+TRANSFORMS = frozenset({SCAN, DEQUANTIZE, QUANTIZE, SCALES, GROUP_SIZE})
 
 
 @dataclass(frozen=True, slots=True)
