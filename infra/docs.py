@@ -39,6 +39,7 @@ from wherry.integrations.native import LOADERS
 from wherry.ledger.replay import READ_ONLY
 from wherry.prove.verify import LEVELS
 from wherry.store.store import PROTOCOLS
+from wherry.transform.codes import largest_error
 from wherry.transform.overview import (
     WAYS,
     blocks_without_layouts,
@@ -49,6 +50,7 @@ from wherry.transform.overview import (
     read_judges,
     without_layouts,
 )
+from wherry.transform.quantize import written_schemes
 from wherry.transform.schemes import schemes
 
 if TYPE_CHECKING:
@@ -141,6 +143,22 @@ def scheme_table() -> str:
     return table(
         ("scheme", "weights", "equal to"), [(f"`{one.name}`", one.about, one.oracle) for one in schemes()]
     )
+
+
+def written_table() -> str:
+    """The values of `quantize`, with the bound of the error of bfloat16 weights as a share of a block's largest."""
+    rows = [
+        (
+            f"`{name}`",
+            rule.form,
+            rule.config.get("format", scheme.name),
+            rule.about,
+            f"{100 * largest_error(rule.code, rule.scales or 'bfloat16'):.2g} %",
+            "compressed-tensors" if rule.observer else scheme.oracle,
+        )
+        for name, (scheme, rule) in written_schemes().items()
+    ]
+    return table(("`quantize=`", "codes and scales", "format", "tensors", "error at most", "bits of"), rows)
 
 
 def family_table() -> str:
@@ -461,7 +479,7 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "commands": help_blocks, "damage": damage_table, "deployments": deployments_table,
     "errors": error_catalogue, "exit_codes": exit_code_table, "facts": fact_tables, "blocks": blocks_table,
     "names": models_table, "stated_names": names_table, "families": family_table, "matrix": matrix_table,
-    "schemes": scheme_table, "formats": format_table, "hooks": hooks, "judged": judged_table,
+    "schemes": scheme_table, "written": written_table, "formats": format_table, "hooks": hooks, "judged": judged_table,
     "native": native_list, "pools": pools_table, "retention": lambda: route_table(Retention),
     "rewrites": rewrite_table, "routes": lambda: route_table(Route), "schemas": schema_list,
     "settings": settings_table, "speed": speed, "systems": system_table, "stores": store_table,

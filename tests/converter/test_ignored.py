@@ -342,7 +342,7 @@ VALUES = {
     "unnest": ("params", "model"), "nest": ("params", "model"),
     "rename": ("{a*} -> x/{a*}", "{a*} -> yy/{a*}"), "rules": ("embed:data", "embed:model"),
     "scan": ("layers_{l} -> layers:0", "layers_{l} -> layers:1"), "dequantize": ("bfloat16", "float32"),
-    "quantize": ("fp8", "fp8-block"), "scales": ("a", "b"),
+    "quantize": ("fp8", "fp8-block"), "scales": ("a", "b"), "group_size": ("32", "64"),
     "activation": ("silu", "gelu"), "norm_eps": ("0.001", "0.00025"), "rope_theta": ("77", "888888"),
     "rope_scaling": ("default", "llama3.1"), "sliding_window": ("0", "16"), "tied": ("true", "false"),
     "tied_logits": ("plain", "scaled"), "max_position": ("77", "88888"),

@@ -69,7 +69,7 @@ GUIDES = {
     "lingua-resume": (lingua, {}),
     "promotion": (converted, {2: "model", 3: "converted from"}),
     "many-machines": (llama("hf"), {4: "ok"}),
-    "quantized": (quantized, {3: "ok", 11: "ok"}),
+    "quantized": (quantized, {3: "ok", 12: "ok"}),
 }
 
 

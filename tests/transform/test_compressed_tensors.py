@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from safetensors.torch import load_file, save_file
 import wherry
 from tests.support.command import typed
 from tests.support.generations import ROOT, old_python
+from tests.support.tiny_models import save_tiny
 from tests.support.torch import as_bytes, torch
 from wherry.errors import WherryError
 
@@ -84,13 +86,13 @@ REFUSED = {
 }  # fmt: skip
 
 
-def judged(folder, rows):
+def judged(folder, rows, judge=JUDGE):
     """The judge's answer: name → None, or why it refuses."""
     job = folder / "job.json"
     job.write_text(json.dumps({"folder": str(folder), "cases": rows}))
     env = {"PATH": os.environ["PATH"], "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
-        [str(old_python("quantized")), str(JUDGE), str(job)], capture_output=True, text=True, check=False, env=env
+        [str(old_python("quantized")), str(judge), str(job)], capture_output=True, text=True, check=False, env=env
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(job.with_suffix(".answer.json").read_text())
@@ -135,6 +137,142 @@ def test_the_page_states_what_is_judged():
     equal = f"{len(rows)} cases are equal bit by bit, of which {len(asymmetric)} have zero points and {len(in_groups)}"
     stated = f"{equal} `mixed-precision` with one group; {len(REFUSED)} are refused by name"
     assert stated in text, stated
+    assert f"{len(WRITTEN) * len(DTYPES)} cases. The scales are those of its observer" in text
+
+
+WRITES = ROOT / "tests" / "support" / "oracles" / "compressed_tensors_writes.py"
+WRITTEN = {"fp8-channel": {}, "int8": {}, "int8-32": {"group_size": 32}, "nvfp4": {}, "mxfp4-packed": {}}
+TINY = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
+LEAST = {
+    "bfloat16": 0.85,
+    "float16": 0.97,
+    "float32": 1,
+}  # share of the codes that it has without a kernel, too
+
+
+def written(folder, scheme, dtype):
+    """A small model with blocks of zeros, of small and of large numbers, and what it is quantised to."""
+    plain = save_tiny(folder / f"plain-{dtype}-{scheme}", "llama", drawn=True, **TINY)
+    held = {
+        name: one.to(getattr(torch, dtype)) for name, one in load_file(plain / "model.safetensors").items()
+    }
+    for name in ("mlp.up_proj", "self_attn.k_proj"):
+        weight = held[f"model.layers.0.{name}.weight"]
+        weight[0], weight[1], weight[2], weight[3, :16] = (
+            0,
+            weight[1] * 1e-4,
+            weight[2] * 30,
+            weight[3, :16] * 1e-6,
+        )
+    save_file(held, plain / "model.safetensors", {"format": "pt"})
+    config = json.loads((plain / "config.json").read_text())
+    config.pop("dtype", None)
+    (plain / "config.json").write_text(json.dumps({**config, "torch_dtype": dtype}))
+    options = {"quantize": scheme.removesuffix("-32"), **WRITTEN[scheme]}
+    coded = folder / f"{scheme}-{dtype}"
+    wherry.convert(plain, coded, to="huggingface", options=options, lineage=False)
+    return {"plain": str(plain), "coded": str(coded), "loads": True}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_what_is_written_has_the_bits_of_compressed_tensors_and_transformers_loads_it(tmp_path):
+    rows = {(scheme, dtype): written(tmp_path, scheme, dtype) for scheme, dtype in product(WRITTEN, DTYPES)}
+    answer = judged(tmp_path, {f"{scheme}-{dtype}": case for (scheme, dtype), case in rows.items()}, WRITES)
+    for (scheme, dtype), case in rows.items():
+        found = answer[f"{scheme}-{dtype}"]
+        assert found["modules"] == 14, scheme
+        assert found["differ"] == [], (scheme, dtype)
+        assert found["loaded"], (scheme, dtype)
+        assert found["nearest"] >= LEAST[dtype], (scheme, dtype)
+        kind = "bfloat16" if "fp4" in scheme else dtype  # the type in which it decompresses them
+        made = dequantized(Path(case["coded"]), tmp_path / f"{scheme}-{dtype}-plain", kind)
+        for key, wanted in load_file(f"{case['coded']}.safetensors").items():
+            assert made[key].dtype == wanted.dtype, (scheme, dtype, key)
+            assert as_bytes(made[key]) == as_bytes(wanted), (scheme, dtype, key)
+
+
+# In every run: 4-bit floats mean code × (scale / global scale), rounded once, and code × a power of two.
+FLOATS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], "f4")
+NVFP4 = {"type": "float", "num_bits": 4, "strategy": "tensor_group", "group_size": 16, "symmetric": True}
+MX = {"type": "float", "num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": True}
+
+
+def floats(rows, columns):
+    """Bytes of two codes each, and their values."""
+    stored = torch.randint(0, 256, (rows, columns // 2), generator=torch.manual_seed(rows), dtype=torch.uint8)
+    table = torch.from_numpy(np.concatenate([FLOATS, -FLOATS]))
+    return stored, table[torch.stack([stored & 15, stored >> 4], -1).flatten(-2).long()]
+
+
+def four_bit_floats():
+    """The tensors of a module with a global scale, and the weight that they mean."""
+    packed, values = floats(24, 64)
+    scales = torch.randint(0, 127, (24, 4), dtype=torch.uint8, generator=torch.manual_seed(1)).view(
+        torch.float8_e4m3fn
+    )
+    factor = torch.tensor([123.456])
+    wanted = (values * (scales.float() / factor).repeat_interleave(16, 1)).to(torch.bfloat16)
+    return {"m.weight_packed": packed, "m.weight_scale": scales, "m.weight_global_scale": factor}, wanted
+
+
+@pytest.mark.parametrize("activations", [False, True])
+def test_scales_are_divided_by_the_global_scale(activations, tmp_path):
+    stored, wanted = four_bit_floats()
+    source = folder(tmp_path / "a", stored, NVFP4, "nvfp4-pack-quantized")
+    if activations:  # they are left out, as those of other schemes are
+        save_file(
+            {**stored, "m.input_global_scale": torch.ones(1)},
+            source / "model.safetensors",
+            {"format": "pt"},
+        )
+        config = json.loads((source / "config.json").read_text())
+        group = config["quantization_config"]["config_groups"]["group_0"]
+        group["input_activations"] = {**NVFP4, "dynamic": "local"}
+        (source / "config.json").write_text(json.dumps(config))
+    made = dequantized(source, tmp_path / "b", "bfloat16")
+    assert made.keys() == {"m.weight"}
+    assert as_bytes(made["m.weight"]) == as_bytes(wanted)
+    assert wherry.verify(tmp_path / "b", level="roundtrip", against=str(source)).ok
+
+
+def test_every_power_of_two_is_what_compressed_tensors_reads(tmp_path):
+    packed, values = floats(256, 64)
+    exponents = torch.arange(256, dtype=torch.uint8)[:, None].repeat(1, 2)
+    scales = 2.0 ** (exponents.to(torch.int32) - 127).to(torch.bfloat16)
+    wanted = values.to(torch.bfloat16) * scales.repeat_interleave(32, 1)
+    stored = {"m.weight_packed": packed, "m.weight_scale": exponents}
+    made = dequantized(folder(tmp_path / "a", stored, MX, "mxfp4-pack-quantized"), tmp_path / "b", "bfloat16")
+    assert torch.equal(made["m.weight"].nan_to_num(nan=7), wanted.nan_to_num(nan=7))
+
+
+@pytest.mark.parametrize(
+    ("change", "weights", "code", "expected"),
+    [
+        ({"m.weight_global_scale": None}, {}, 5, "missing global scale m.weight_global_scale"),
+        ({"m.weight_global_scale": torch.ones(2)}, {}, 9, r"expected one float32 in m.weight_global_scale, got"),
+        ({"m.weight_global_scale": torch.ones(1).half()}, {}, 9, "expected one float32 in m.weight_global_scale"),
+        ({"m.weight_scale": torch.ones(24, 4)}, {}, 7, "unsupported element type float32 of the scales"),
+        ({"m.weight_scale": None}, {}, 5, "missing scale m.weight_scale"),
+        ({"m.weight_packed": None}, {}, 5, "scales no tensor"),
+        ({"m.weight_zero_point": torch.zeros(24, 4)}, {}, 7, "with a tensor m.weight_zero_point"),
+        ({}, {"group_size": 32}, 7, "with group_size = 32"),
+        ({}, {"symmetric": False}, 7, "with symmetric = False"),
+        ({}, {"strategy": "group"}, 7, "with strategy = 'group'"),
+    ],
+)  # fmt: skip
+def test_4_bit_floats_that_are_undefined_are_refused_by_name(
+    change, weights, code, expected, tmp_path, capfd
+):
+    stored, _wanted = four_bit_floats()
+    stored = {name: one for name, one in {**stored, **change}.items() if one is not None}
+    folder(tmp_path / "a", stored, {**NVFP4, **weights}, "nvfp4-pack-quantized")
+    ended, printed = typed(
+        "convert HOME/a HOME/b --to huggingface --set dequantize=bfloat16", tmp_path, capfd
+    )
+    assert ended == code, printed
+    assert re.search(expected, printed), printed
+    assert not (tmp_path / "b").exists()
 
 
 # In every run: (code - zero point) × scale in the type of the scale, as documented.

@@ -646,7 +646,7 @@ def group(**weights):
             {"quant_method": "gptq", "bits": 4},
             "unsupported quantisation gptq: known are fp8, mxfp4, int-quantized, pack-quantized",
         ),
-        ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, "nvfp4-pack-quantized"),
+        ({"quant_method": "compressed-tensors", "format": "mxfp8-quantized"}, "mxfp8-quantized"),
         ({}, "unsupported quantisation an unnamed method"),
         (group(symmetric="no"), "compressed-tensors pack-quantized with symmetric = 'no'"),
         (group(zp_dtype="torch.int32"), "with zp_dtype = 'torch.int32'"),

@@ -45,6 +45,8 @@ PLAIN = {
         {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 32},
     ),
     "int8": ("llama", WIDE),
+    "nvfp4": ("llama", WIDE),
+    "mxfp4-packed": ("llama", WIDE),
 }
 
 
@@ -228,6 +230,87 @@ def test_8_bit_integers_have_a_scale_for_each_group(group, dtype, tmp_path):
     stated = json.loads((tmp_path / "b" / "config.json").read_text())["quantization_config"]
     assert stated["config_groups"]["group_0"]["weights"]["group_size"] == group
     assert wherry.verify(tmp_path / "b", level="roundtrip", against=str(tmp_path / "a")).ok
+
+
+def nibbles(scaled):
+    """The nearest 4-bit floats, two in each byte; a zero has no sign."""
+    codes = scaled.clamp(-6, 6).numpy().astype(ml_dtypes.float4_e2m1fn).view("u1") & 15
+    codes = np.where(scaled.numpy() == 0, 0, codes)
+    return torch.from_numpy(codes[:, 0::2] | codes[:, 1::2] << 4)
+
+
+def with_global_scale(weight, factor):
+    """Packed codes and scales of a weight with a global scale."""
+    largest = weight.unflatten(-1, (-1, 16)).abs().amax(-1)
+    scales = ((largest / 6).float() * factor).clamp(max=448).to(torch.float8_e4m3fn)
+    scales = torch.where(scales.float() == 0, 0.125, scales.float()).to(torch.float8_e4m3fn)
+    wide = (scales.float() / factor).repeat_interleave(16, 1)
+    return {
+        "weight_packed": nibbles(weight.float() / wide),
+        "weight_scale": scales,
+        "weight_global_scale": factor,
+    }
+
+
+def factor_of(largest):
+    """compressed-tensors: 448 × 6 over the largest magnitude, in the type of the weights unless that is float16."""
+    return (2688.0 / (largest.float() if largest.dtype == torch.float16 else largest)).float().reshape(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_4_bit_floats_have_a_scale_for_16_and_one_for_the_tensor(dtype, tmp_path):
+    weight = hard_values(256, 384).clamp(-1e3, 1e3).to(dtype)
+    weight[:, 16:32] *= 1e-3
+    weight[:, 32:48] *= 1e-6
+    found = quantised(tmp_path, weight, quantize="nvfp4")
+    made = with_global_scale(weight, factor_of(weight.abs().max()))
+    assert same(found, {f"{MODULE}.{name}": one for name, one in made.items()})
+    done = wherry.verify(tmp_path / "b", level="roundtrip", against=str(tmp_path / "a"))
+    assert done.ok
+    assert 0.8 < done.measured.share <= 1
+
+
+def test_tensors_that_a_server_joins_share_their_global_scale(tmp_path):
+    """vLLM has one global scale for the matrix of query, key and value: the largest of theirs."""
+    draw = torch.manual_seed(0)
+    names = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj",
+             "mlp.up_proj", "mlp.down_proj")  # fmt: skip
+    weights = {
+        f"model.layers.{layer}.{name}": torch.randn(16, 64, generator=draw).to(torch.bfloat16) * 4.0**number
+        for layer in (0, 1)
+        for number, name in enumerate(names, layer)
+    }
+    source = one_matrix(tmp_path / "a", torch.ones(16, 64))
+    stored = {f"{name}.weight": one for name, one in weights.items()}
+    save_file(stored, source / "model.safetensors", {"format": "pt"})
+    convert(source, tmp_path / "b", to="huggingface", options={"quantize": "nvfp4"})
+    found = tensors(tmp_path / "b")
+    joined = [{"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"}, {"o_proj"}, {"down_proj"}]
+    for module, weight in weights.items():
+        start, _dot, name = module.rpartition(".")
+        members = next(one for one in joined if name in one)
+        largest = torch.stack([weights[f"{start}.{one}"].abs().max() for one in members]).max()
+        for part, wanted in with_global_scale(weight, factor_of(largest)).items():
+            assert as_bytes(found[f"{module}.{part}"]) == as_bytes(wanted), (module, part)
+    assert wherry.verify(tmp_path / "b", level="roundtrip", against=str(source)).ok
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_4_bit_floats_have_a_power_of_two_for_32(dtype, tmp_path):
+    weight = hard_values(256, 384).clamp(-1e3, 1e3).to(dtype)
+    weight[0, :8] = torch.tensor([1.0, 1.5, 1.74, 1.75, 1.76, 1.99, 2.0, 3.5]).to(dtype)
+    found = quantised(tmp_path, weight, quantize="mxfp4-packed")
+    largest = weight.float().unflatten(-1, (-1, 32)).abs().amax(-1)
+    exponents = torch.floor(torch.log2(largest))
+    exponents += largest >= 1.75 * torch.exp2(exponents)
+    least = 2.0**-16 * 3 if dtype == torch.float16 else 0  # what float16 rounds to no power of two
+    scales = torch.where(largest > least, (exponents - 2 + 127).clamp(0, 254), 127 if least else 0)
+    wide = torch.exp2(scales - 127).repeat_interleave(32, 1)
+    made = {"weight_packed": nibbles(weight.float() / wide), "weight_scale": scales.to(torch.uint8)}
+    assert same(found, {f"{MODULE}.{name}": one for name, one in made.items()})
+    done = wherry.verify(tmp_path / "b", level="roundtrip", against=str(tmp_path / "a"))
+    assert done.ok
+    assert 0.8 < done.measured.share <= 1
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

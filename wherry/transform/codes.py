@@ -329,6 +329,7 @@ def encode(
     code: str,
     *,
     largest: np.ndarray | None = None,
+    kept: bool = False,
 ) -> np.ndarray:
     """The nearest codes of values.
 
@@ -338,6 +339,7 @@ def encode(
         code: the name of the code.
         largest: the largest magnitude of each value's block, for the factor that transformers multiplies 8-bit floats
             with; None divides by the scale.
+        kept: whether the scales were kept, so that a zero keeps its sign in every code.
 
     Returns:
         uint8 [rows, columns], a code in each byte.
@@ -366,7 +368,7 @@ def encode(
         & (size == np.take(middles, codes, mode="clip"))
         & np.take(upper, codes, mode="clip")
     )
-    negative = np.signbit(scaled) if code == _HALVED else scaled < 0
+    negative = np.signbit(scaled) if kept or code == _HALVED else scaled < 0
     return codes | (negative.astype("u1") << 3)
 
 

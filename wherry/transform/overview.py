@@ -115,11 +115,11 @@ def _schemes(family: Family) -> str:
     system = family.systems.get(_REFERENCE)
     forms = next(form_choices(system, {})) if system else {}
     made = templates(family, system, forms, {"params": ("@",)}) if system else []
-    keys = [one.layouts[0].text.partition("  [")[0] for one in made]
+    keys = [re.sub(r"\{[^}]*\}", "0", one.layouts[0].text.partition("  [")[0]) for one in made]
     found = [
         one.name
         for one in schemes()
-        if one.written and any(re.search(one.written.tensors, re.sub(r"\{[^}]*\}", "0", key)) for key in keys)
+        if any(re.search(rule.tensors, key) for rule in one.written for key in keys)
     ]
     return ", ".join(found) or "-"
 

@@ -371,7 +371,7 @@ class Quantise(Transform):
         grid, scales = tensor.grid_of(band), tensor.scales
         stored = self._scales.read(scales.path, part_of(scales, grid)).reshape(region_shape(grid)[-2:])
         wide = _block_numbers(scale_values(stored, tensor.code, factor), tensor.block, values.shape)
-        codes = encode(values, wide, tensor.code)
+        codes = encode(values, wide, tensor.code, kept=True)
         kind = dtypes.numpy_dtype(self.stored[tensor.plain.path].dtype)
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             meant = (code_table(tensor.code)[codes] * wide).astype(kind)
@@ -412,7 +412,8 @@ class Quantise(Transform):
             return np.float32(
                 self._scales.read(tensor.global_scale.path, tensor.global_scale.whole).reshape(-1)[0]
             )
-        return global_scale(self._whole(tensor, read), tensor.plain.dtype)
+        first = self._found[self._sharing[tensor.plain.path][0]]
+        return global_scale(self._whole(tensor, read), first.plain.dtype)
 
     def _whole(self, tensor: QuantizedTensor, read: Read) -> float:
         """The largest magnitude of the tensors that share a global scale; they are read once."""

@@ -24,7 +24,7 @@ from wherry.core.lazy_dataclass import dataclass
 from wherry.core.tensorspec import Region, region_shape
 from wherry.cures import Argument, Cure
 from wherry.errors import IncompleteError, MismatchError, UnrepresentableError
-from wherry.transform.codes import SCALE_TYPES, code_bits
+from wherry.transform.codes import code_bits
 
 if TYPE_CHECKING:
     from wherry.core.manifest import Manifest
@@ -238,8 +238,19 @@ def _pair_codes(
             path=stated_shape.name,
             cure="restore the tensor, which states the shape of the codes",
         )
+    whole = _global_scale(codes, stem, scheme, names, uri) if scheme.global_scale else None
     pair = QuantizedTensor(
-        plain, codes, scales, code, shape, grid, block, unit, scheme.transposed, stated_shape
+        plain,
+        codes,
+        scales,
+        code,
+        shape,
+        grid,
+        block,
+        unit,
+        scheme.transposed,
+        stated_shape,
+        global_scale=whole,
     )
     return pair if stated.symmetric else replace(pair, zeros=_zeros(pair, stem, scheme, names, uri))
 
@@ -274,15 +285,33 @@ def _zeros(pair: QuantizedTensor, stem: str, scheme: Scheme, names: _Names, uri:
     return zeros
 
 
+def _global_scale(codes: TensorSpec, stem: str, scheme: Scheme, names: _Names, uri: str) -> TensorSpec:
+    """The one number by which the scales of a tensor are divided."""
+    wanted = next(_spell_names((scheme.global_scale,), stem))
+    found = names.take((scheme.global_scale,), stem)
+    if found is None:
+        raise IncompleteError(
+            f"missing global scale {wanted} of the {scheme.name} codes {codes.name}", uri=uri, path=codes.name,
+            cure="restore the missing tensor",
+        )  # fmt: skip
+    if found.size != 1 or found.dtype != "float32":
+        raise MismatchError(
+            f"expected one float32 in {found.name}, got {found.dtype} of shape {found.shape}",
+            path=found.name,
+            cure="restore the tensor, by which the scales are divided",
+        )
+    return found
+
+
 def _require_matrices(codes: TensorSpec, scales: TensorSpec, scheme: Scheme) -> None:
     """Codes have rows and columns, and perhaps a dimension for those of a block; scales are of a type that scales."""
     if len(codes.shape) < 2 + scheme.blocked:
         raise UnrepresentableError(f"unsupported {scheme.name} codes of shape {codes.shape}", path=codes.name)
-    if scales.dtype not in SCALE_TYPES:
+    if scales.dtype not in scheme.scale_types:
         raise UnrepresentableError(
             f"unsupported element type {scales.dtype} of the scales {scales.name} of {scheme.name} codes",
             path=codes.name,
-            cure=f"restore the scales, whose type is one of {', '.join(SCALE_TYPES)}",
+            cure=f"restore the scales, whose type is one of {', '.join(scheme.scale_types)}",
         )
 
 
@@ -340,7 +369,9 @@ def _require_no_part(found: Mapping[str, QuantizedTensor], stated: StatedScheme,
 
 def _require_no_rest(scheme: Scheme, names: _Names, uri: str) -> None:
     """No scale is left over: the codes that it belongs to are missing, or stored in another way."""
-    pairs = {*scheme.scales, *filter(None, (scheme.shape, scheme.zeros))} - {"{module}.scale"}
+    pairs = {*scheme.scales, *filter(None, (scheme.shape, scheme.zeros, scheme.global_scale))} - {
+        "{module}.scale"
+    }
     ends = tuple(re.sub(r"\{\w+\}", "", one) for one in pairs)
     rest = next((one for one in names.specs if one.endswith(ends) and one not in names.used), None)
     if rest is not None:

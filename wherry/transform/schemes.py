@@ -63,6 +63,7 @@ class WriteRule:
 
     Attributes:
         name: the value of `quantize`.
+        form: codes and scales, for people.
         about: which tensors become codes, for people.
         tensors: pattern of their names.
         rank: number of their dimensions.
@@ -82,6 +83,7 @@ class WriteRule:
     """
 
     name: str
+    form: str
     about: str
     tensors: str
     rank: int
@@ -143,10 +145,16 @@ def schemes() -> tuple[Scheme, ...]:
 def _scheme(
     name: str, row: Mapping[str, Any], rows: Mapping[str, Any], selections: Mapping[str, Any]
 ) -> Scheme:
-    fields = {**rows.get(row.get("extends", ""), {}), **row}
+    fields = {**_extended(row, rows), **row}
     stated = {key: _frozen(value) for key, value in fields.items() if key not in ("extends", "written")}
     written = tuple(_write_rule(rule, table, selections) for rule, table in row.get("written", {}).items())
     return Scheme(name=name, **stated, written=written)
+
+
+def _extended(row: Mapping[str, Any], rows: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the row that a row extends, and of those that this one extends."""
+    base = rows.get(row.get("extends", ""), {})
+    return {**_extended(base, rows), **base} if base else {}
 
 
 def _write_rule(name: str, table: Mapping[str, Any], selections: Mapping[str, Any]) -> WriteRule:

@@ -104,7 +104,9 @@ def loaded(coded_folder, wanted):
     """The differences of the weights with which transformers computes."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(coded_folder, dtype="auto")
+    # 4-bit floats are decompressed to bfloat16 whatever the type of the model is, which then must be the same.
+    kind = next(iter(wanted.values())).dtype
+    model = AutoModelForCausalLM.from_pretrained(coded_folder, dtype=kind)
     with torch.no_grad():
         model(torch.arange(8)[None])  # compressed modules are decompressed when they first compute
     found = dict(model.named_parameters())
