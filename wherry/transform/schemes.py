@@ -145,16 +145,16 @@ def schemes() -> tuple[Scheme, ...]:
 def _scheme(
     name: str, row: Mapping[str, Any], rows: Mapping[str, Any], selections: Mapping[str, Any]
 ) -> Scheme:
-    fields = {**_extended(row, rows), **row}
+    fields = {**_fields_of_base(row, rows), **row}
     stated = {key: _frozen(value) for key, value in fields.items() if key not in ("extends", "written")}
     written = tuple(_write_rule(rule, table, selections) for rule, table in row.get("written", {}).items())
     return Scheme(name=name, **stated, written=written)
 
 
-def _extended(row: Mapping[str, Any], rows: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the row that a row extends, and of those that this one extends."""
+def _fields_of_base(row: Mapping[str, Any], rows: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the row that a row extends, with those that this one has from its own."""
     base = rows.get(row.get("extends", ""), {})
-    return {**_extended(base, rows), **base} if base else {}
+    return {**_fields_of_base(base, rows), **base} if base else {}
 
 
 def _write_rule(name: str, table: Mapping[str, Any], selections: Mapping[str, Any]) -> WriteRule:
