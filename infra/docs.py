@@ -244,11 +244,12 @@ def damage_table() -> str:
     """Which level of `verify` finds which planted damage in which targets, as measured."""
     measured = json.loads(DAMAGE.read_text())
     sound = measured.pop("nothing")
+    levels = [level for level in LEVELS if any(level in found for found in sound.values())]
     rows = [
-        (damage, *(damage_cell(level, found, sound) for level in LEVELS))
+        (damage, *(damage_cell(level, found, sound) for level in levels))
         for damage, found in measured.items()
     ]
-    return table(("planted", *LEVELS), rows)
+    return table(("planted", *levels), rows)
 
 
 def damage_cell(

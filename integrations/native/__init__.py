@@ -42,6 +42,10 @@ class Loader(NamedTuple):
 
 CHILD = "wherry.integrations.native.child"
 LOGITS_EVIDENCE = "transformers computes both logits, from tensors without pickles and configs without code"
+SERVE_EVIDENCE = (
+    "transformers generates both answers greedily, from tensors without pickles, configs without code and tokenizers "
+    "as data; Jinja's sandbox renders chat templates"
+)
 _JAX, _TORCH = "wherry.integrations.native.with_jax", "wherry.integrations.native.with_torch"
 _DCP = "wherry.integrations.native.with_dcp"
 _NO_MODEL = "; {system} itself is not run, so nothing builds its model"

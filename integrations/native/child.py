@@ -68,6 +68,17 @@ def answer_request(request: dict[str, Any]) -> dict[str, Any]:
             )
             answer = module.compare_logits(Path(request["source"]), Path(request["target"]))
             return {**answer, "sandbox": limits}
+        if request["task"] == "serve":
+            module, limits = _import_confined(
+                request["sandbox"], "transformers", "wherry.integrations.native.serve"
+            )
+            answer = module.compare_tokens(
+                Path(request["source"]),
+                Path(request["target"]),
+                request["tokens"],
+                confined=module.CONFINED.issubset(limits),
+            )
+            return {**answer, "sandbox": limits}
         name, function = request["function"].split(":")
         module, limits = _import_confined(request["sandbox"], request["package"], name)
         return {**_load(request, getattr(module, function)), "devices": devices(), "sandbox": limits}

@@ -146,7 +146,7 @@ def test_a_roundtrip_counts_only_against_what_it_was_made_of(candidate, tmp_path
 
 
 def test_native_and_logits_read_no_more_than_what_is_present(candidate):
-    for level in ("native", "logits"):
+    for level in ("native", "logits", "serve"):
         [row] = [one for one in judge(Policy(), facts(candidate, level=level)) if one.gate == "level"]
         assert not row.passed
 

@@ -10,6 +10,7 @@ import pytest
 from tests.support.corpus import PRESENT, needs_corpus
 from tests.support.damage import (
     DAMAGE,
+    LEVELS,
     OTHER_LIBRARIES,
     SOUND,
     TARGETS,
@@ -18,7 +19,6 @@ from tests.support.damage import (
     golden,
     outcome,
 )
-from wherry.prove.verify import LEVELS
 
 for package in ("torch", "transformers", "safetensors", "orbax.checkpoint"):
     pytest.importorskip(package, reason=f"{package} is not installed")

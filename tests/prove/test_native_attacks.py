@@ -176,10 +176,10 @@ def test_the_payload_runs_where_a_forked_child_unpickles_it(marker, tmp_path):
 
 
 @pytest.mark.usefixtures("forked_loaders")
-@pytest.mark.parametrize("level", ["native", "logits"])
+@pytest.mark.parametrize("level", ["native", "logits", "serve"])
 @pytest.mark.parametrize("name", ["huggingface"])
 def test_a_forked_child_passes_a_sound_model(name, level, checkpoint, marker):
-    report = wherry.verify(checkpoint, level=level, against=checkpoint if level == "logits" else None)
+    report = wherry.verify(checkpoint, level=level, against=None if level == "native" else checkpoint)
     assert report.verdict == "ok"
     assert not marker.exists()
 
@@ -214,10 +214,11 @@ def test_a_payload_that_comes_after_our_look_does_not_run(name, attack, checkpoi
 @pytest.mark.usefixtures("forked_loaders")
 @pytest.mark.parametrize("attack", ATTACKS["huggingface"])
 @pytest.mark.parametrize("name", ["huggingface"])
-def test_no_payload_runs_where_logits_are_computed(name, attack, checkpoint, marker, monkeypatch):
+@pytest.mark.parametrize("level", ["logits", "serve"])
+def test_no_payload_runs_where_both_models_run(level, name, attack, checkpoint, marker, monkeypatch):
     count = swap_before_the_child(monkeypatch, ATTACKS[name][attack], checkpoint, marker)
     with suppress(WherryError):
-        wherry.verify(checkpoint, level="logits", against=checkpoint)
+        wherry.verify(checkpoint, level=level, against=checkpoint)
     assert count == [1]
     assert not marker.exists()
 
@@ -233,7 +234,7 @@ def test_the_command_line_from_within_a_checkpoint(name, checkpoint, marker):
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("level", ["native", "logits"])
+@pytest.mark.parametrize("level", ["native", "logits", "serve"])
 @pytest.mark.parametrize("name", ["dcp"])
 def test_classes_that_are_let_pass_are_refused_at_levels_of_other_libraries(
     name, level, checkpoint, marker, monkeypatch
@@ -241,7 +242,7 @@ def test_classes_that_are_let_pass_are_refused_at_levels_of_other_libraries(
     ATTACKS[name]["metadata"](checkpoint, marker)
     source = SourceRequest(str(checkpoint), allow_opaque=("posix.system",))
     with pytest.raises(UsageError, match=r"cannot skip posix\.system") as caught:
-        verify(source, level=level, against=checkpoint if level == "logits" else None)
+        verify(source, level=level, against=None if level == "native" else checkpoint)
     assert caught.value.exit_code == 2
     assert not marker.exists()
 

@@ -23,6 +23,7 @@ LIBRARIES = {
     "torch": (
         *("wherry.integrations.native.with_torch", "wherry.integrations.native.with_dcp", "safetensors.torch"),
         *("wherry.integrations.native.logits", "transformers.models.llama.modeling_llama"),
+        *("wherry.integrations.native.serve", "transformers.models.qwen2.modeling_qwen2", "jinja2.sandbox"),
     ),
 }  # fmt: skip
 

@@ -230,13 +230,19 @@ def merge(
 @click.command()
 @click.argument("uri")
 @click.option("--level", default="present", show_default=True,
-              type=click.Choice(["structure", "present", "digest", "roundtrip", "native", "logits"]),
+              type=click.Choice(["structure", "present", "digest", "roundtrip", "native", "logits", "serve"]),
               help="Verification level; up to digest, each level includes those before it.")  # fmt: skip
 @click.option("--against", metavar="URI", help="Checkpoint that must have the same tensors.")
 @click.option(
     "--family-file",
     metavar="FILE",
     help="Family file that was used to convert the --against checkpoint to URI.",
+)
+@click.option(
+    "--tokens",
+    type=int,
+    metavar="N",
+    help="Tokens that level serve generates after each prompt; 32 by default.",
 )
 @click.option(
     "--record",

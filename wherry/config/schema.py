@@ -39,7 +39,9 @@ from wherry.store.open_file import local_path
 if TYPE_CHECKING:
     from wherry.core.detection import Detection
 
-VerifyLevel: TypeAlias = Literal["none", "structure", "present", "digest", "roundtrip", "native", "logits"]
+VerifyLevel: TypeAlias = Literal[
+    "none", "structure", "present", "digest", "roundtrip", "native", "logits", "serve"
+]
 Option: TypeAlias = str | int | float | bool
 Place = Literal["form", "route"]
 M = TypeVar("M", bound=BaseModel)
@@ -347,7 +349,7 @@ class AuditSettings(Section):
 
 
 class ChildSettings(Section):
-    """Limits of the processes that wherry starts: native and logits checks, and `prefect deploy`."""
+    """Limits of the processes that wherry starts: native, logits and serve checks, and `prefect deploy`."""
 
     timeout: Duration | None = Field(
         default=None,

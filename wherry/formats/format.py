@@ -575,6 +575,7 @@ class Format:
         guard: refuses a target that the system itself could not handle; the flag says whether it was chosen by
             `--into`.
         rewrites: what `wherry rewrite --as` can change in its checkpoints without touching a tensor byte.
+        served: whether servers load its folders, so that the end tokens that their files state must agree.
         pickle_globals: the (module, name) pairs that a pickle of its checkpoints may name; empty if it has none.
     """
 
@@ -607,6 +608,7 @@ class Format:
     in_store: Callable[[Options], Options] = lambda options: options
     guard: Callable[[Location, bool], None] = lambda _target, _into: None
     rewrites: Mapping[str, Rewrite] = field(default_factory=dict[str, "Rewrite"])
+    served: bool = False
     pickle_globals: Callable[[], Collection[tuple[str, str]]] = frozenset
 
     @property

@@ -35,7 +35,7 @@ from wherry.errors import UsageError, WherryError
 if TYPE_CHECKING:
     from wherry.core.manifest import Manifest
 
-Level = Literal["structure", "present", "digest", "roundtrip", "native", "logits"]
+Level = Literal["structure", "present", "digest", "roundtrip", "native", "logits", "serve"]
 _SECONDS_A_DAY = 86_400
 _NAME = re.compile(r"[\w-]+")
 
@@ -163,7 +163,7 @@ def policy_of(gates: Policy | Mapping[str, Any] | str | os.PathLike[str] | None)
 def judge(policy: Policy, facts: PolicyFacts) -> list[GateResult]:
     """The results of all gates of the policy."""
     order = ("structure", "present", "digest")
-    level = facts.level if facts.level in order else "present"  # native and logits include this level only
+    level = facts.level if facts.level in order else "present"  # the others include this level only
     enough = order.index(level) >= order.index(policy.level)
     findings = [GateResult("level", f"at least {policy.level}", facts.level, enough)]
     if not policy.unregistered:

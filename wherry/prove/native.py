@@ -1,9 +1,10 @@
-"""native and logits: the levels of verification that use the systems' own software.
+"""native, logits and serve: the levels of verification that use the systems' own software.
 
 `native` loads a checkpoint with the target system's own library onto the available devices (TPU, GPU, CPU), sharded if
 possible, and compares the digests of the loaded arrays with the recorded ones; transformers also builds the model.
 `logits` converts source and target to Hugging Face folders, unless they are, and compares the outputs of transformers'
-own model. Each check is a child process, so that the heavy libraries are never imported by the caller and their memory
+own model. `serve` loads a Hugging Face folder as a server does, and compares the tokens that it generates with those of
+the source. Each check is a child process, so that the heavy libraries are never imported by the caller and their memory
 is released. What they do not prove is in `wherry.prove.verify`.
 
 Few libraries read from stores of objects: torch.distributed.checkpoint through fsspec, and Orbax from gs://. They read
@@ -39,6 +40,7 @@ from wherry.core.units import parse_size, show_size
 from wherry.cures import Argument, Blank, Command, Cure, Phrase
 from wherry.errors import MissingExtraError, StorageError, UnsupportedError, UsageError, missing_extra
 from wherry.formats.checkpoint import Checkpoint, open_source, take_pin
+from wherry.formats.end_tokens import DIFFER, OUTSIDE, EndTokens, read_end_tokens
 from wherry.mover.hashing import Failure, hash_checkpoint
 from wherry.store.copy import copy_files
 from wherry.store.local_store import local_location, locate
@@ -65,12 +67,13 @@ class NativeReport:
         failed: the differences from the record.
         refused: whether the library could not load the checkpoint.
         devices: software and devices, as text.
-        checked: number of tensors that were compared (logits: numbers).
+        checked: number of tensors that were compared (logits: numbers; serve: generated tokens).
         sharded: number of tensors that were on several devices.
         error: largest relative difference of logits.
         evidence: the libraries and what they read.
         sandbox: what the library could not do: touch other `files`, make `calls` that loading does not need, use the
             `network`.
+        warnings: what was not judged, and what changes no verdict.
     """
 
     failed: tuple[Failure, ...]
@@ -81,6 +84,7 @@ class NativeReport:
     error: float | None = None
     evidence: str = ""
     sandbox: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -161,31 +165,98 @@ def logits(
     """
     _require("transformers", "native", "computing logits")
     _require("torch", "native", "computing logits")
+    with _source_of(checkpoint, against, "logits") as source:
+        answer = _compare_models("logits", source, checkpoint, family_file)
+    return replace(_report(answer), evidence=service("native").LOGITS_EVIDENCE)
+
+
+def serve(
+    checkpoint: Checkpoint,
+    against: SourceRequest | None,
+    *,
+    tokens: int,
+    family_file: str | None = None,
+) -> NativeReport:
+    """Compare what a server generates from a model before and after a conversion, and its end tokens.
+
+    Args:
+        checkpoint: the target, a Hugging Face folder.
+        against: the source; by default the source in the target's receipt. It is converted to a Hugging Face folder,
+            unless it is one.
+        tokens: number of tokens to generate after each prompt.
+        family_file: the file that declares the family, if wherry itself does not.
+
+    Returns:
+        The report. Near ties, what was not judged, and faults of the end tokens that the source has too are warnings.
+
+    Raises:
+        UnsupportedError: the target is no Hugging Face folder with a config, or a model does not generate.
+        WherryError: as for `logits`.
+    """
+    _require("transformers", "native", "generating tokens")
+    _require("torch", "native", "generating tokens")
+    if not (checkpoint.detection.format == _HUB and checkpoint.detection.family):
+        raise UnsupportedError(
+            "transformers serves Hugging Face folders with a config, and this checkpoint is none",
+            uri=checkpoint.uri,
+            cure=Cure(
+                "convert it: {}; or pass {}",
+                Command("convert", checkpoint.uri, Blank("DST"), Argument("to", _HUB)),
+                Argument("level", "logits"),
+            ),
+        )
+    with _source_of(checkpoint, against, "serve") as source:
+        found = _report(_compare_models("serve", source, checkpoint, family_file, tokens=tokens))
+        ends, former = _end_tokens(checkpoint), _end_tokens(source)
+    carried = {one.text for one in former.faults} if former else set[str]()
+    new = [one for one in ends.faults if one.kind in (OUTSIDE, DIFFER) and one.text not in carried]
+    rest = [one.text for one in ends.faults if one not in new]
+    if not ends.ends:
+        rest.append("not judged: the end tokens, because no file states one")
+    return replace(
+        found,
+        failed=(*found.failed, *(Failure(one.file, one.text) for one in new)),
+        warnings=(*found.warnings, *rest),
+        evidence=service("native").SERVE_EVIDENCE,
+    )
+
+
+def _end_tokens(checkpoint: Checkpoint) -> EndTokens:
+    names = {one.name for one in checkpoint.manifest.companions}
+    return read_end_tokens(names, checkpoint.reader.companion)
+
+
+@contextmanager
+def _source_of(checkpoint: Checkpoint, against: SourceRequest | None, level: str) -> Generator[Checkpoint]:
+    """The opened source of a checkpoint, while the block runs."""
     from wherry.ledger.resolve import resolve_named
 
-    source = resolve_named(against) if against else _stated_source(checkpoint)
-    with (
-        tempfile.TemporaryDirectory(prefix=".wherry-logits.") as folder,
-        open_source(source) as other,
-    ):
+    with open_source(resolve_named(against) if against else _stated_source(checkpoint, level)) as source:
+        yield source
+
+
+def _compare_models(
+    task: str, source: Checkpoint, target: Checkpoint, family_file: str | None, **more: Any
+) -> dict[str, Any]:
+    """The answer of a child that runs both models, each from a Hugging Face folder."""
+    with tempfile.TemporaryDirectory(prefix=".wherry-logits.") as folder:
         request: dict[str, Any] = {
-            "task": "logits",
-            "source": _as_hub(other, Path(folder) / "source", family_file),
-            "target": _as_hub(checkpoint, Path(folder) / "target", family_file),
+            "task": task,
+            "source": _as_hub(source, Path(folder) / "source", family_file),
+            "target": _as_hub(target, Path(folder) / "target", family_file),
+            **more,
         }
-        request["sandbox"] = _sandbox(
-            (folder, *_local_files(other), *_local_files(checkpoint)), network=False
-        )
-        nbytes = checkpoint.manifest.nbytes + other.manifest.nbytes
-        return replace(_report(_ask(request, nbytes)), evidence=service("native").LOGITS_EVIDENCE)
+        reads = (folder, *_local_files(source), *_local_files(target))
+        request["sandbox"] = _sandbox(reads, network=False)
+        return _ask(request, target.manifest.nbytes + source.manifest.nbytes)
 
 
-def _stated_source(checkpoint: Checkpoint) -> SourceRequest:
+def _stated_source(checkpoint: Checkpoint, level: str) -> SourceRequest:
     """The source that the receipt in a sidecar names, which whoever may write the checkpoint can write too."""
     sidecar = read_sidecar(checkpoint.location)
     if sidecar is None or sidecar.receipt is None:
         raise UsageError(
-            "level logits needs a source to compare with",
+            f"level {level} needs a source to compare with",
             cure=Cure("pass {}", Argument("against", Blank("SOURCE"))),
         )
     place = locate_stated(sidecar.receipt.source.uri)
@@ -284,6 +355,7 @@ def _report(answer: dict[str, Any]) -> NativeReport:
         answer.get("sharded", 0),
         answer.get("error"),
         sandbox=tuple(answer["sandbox"]),
+        warnings=tuple(answer.get("warnings", ())),
     )
 
 

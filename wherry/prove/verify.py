@@ -1,6 +1,6 @@
 """verify: check that a checkpoint is complete and matches what was recorded about it.
 
-Levels; each of the first four includes those before it, and the last two include `present`:
+Levels; each of the first four includes those before it, and the last three include `present`:
 
 - `structure`: it can be opened; keys, shapes and dtypes are consistent, and matrices are whole: see
   `wherry.formats.shortage`, which also says which parts of matrices it cannot tell from whole ones. Names, shapes and
@@ -19,6 +19,9 @@ Levels; each of the first four includes those before it, and the last two includ
   names what ran. The ledger is not compared.
 - `logits`: transformers computes the same from it as from the source, up to a relative bound. *Not proved*: single
   bits, and anything that the few tokens do not reach; for other systems than Hugging Face, that these compute the same.
+- `serve`: transformers generates from a Hugging Face folder the greedy tokens that it generates from the source, and
+  the end tokens of its files agree. Weights of another element type may turn near ties, which are warnings. *Not
+  proved*: values that turn no token; other prompts; what another server does.
 
 Every level names files that the sidecar does not list; see `wherry.formats.recorded_files`. Without a sidecar there is
 nothing to compare names and files with, and `recorded` of the outcome is false.
@@ -86,10 +89,11 @@ if TYPE_CHECKING:
     from wherry.prove.native import NativeReport
 
 
-LEVELS = ("structure", "present", "digest", "roundtrip", "native", "logits")
+LEVELS = ("structure", "present", "digest", "roundtrip", "native", "logits", "serve")
 _READING = ("digest", "roundtrip")
-_COMPARING = ("roundtrip", "logits")  # levels that need the source
-_OTHERS_SAY = ("native", "logits")
+_COMPARING = ("roundtrip", "logits", "serve")  # levels that need the source
+SERVED_TOKENS = 32  # that level serve generates after each prompt, by default
+_OTHERS_SAY = ("native", "logits", "serve")
 # verdict → exit code of the command line.
 UNCOMPARED = (
     "uncompared"  # the verdict on sound bytes if the ledger, which may say otherwise, could not be queried
@@ -117,12 +121,13 @@ class Verification:
         seconds: wall time.
         nbytes: bytes read.
         measured: the error after a round trip through another system's layout, within its bound.
-        native: the result of the system's own software, at the levels `native` and `logits`.
+        native: the result of the system's own software, at the levels `native`, `logits` and `serve`.
         against: the checkpoint with which it was compared, if one was named and it passed.
         full_read: the comparison with the records, and the digests, where every byte was read.
         lineage: whether the ledger recorded the outcome, if that was requested.
         warnings: tensors that hold only zeros, a single value, or NaN, where every byte was read; files that are not
-            in the record and allowed. They do not change the verdict.
+            in the record and allowed; at level `serve` near ties, and what was not judged. They do not change the
+            verdict.
         recorded: whether a sidecar is there, with which names, shapes and files were compared.
     """
 
@@ -211,6 +216,7 @@ def verify(
     record: bool = False,
     on: str = THREADS,
     unit: str | int = DEFAULT_UNIT,
+    tokens: int | None = None,
 ) -> Verification:
     """Verify a checkpoint.
 
@@ -225,10 +231,11 @@ def verify(
         record: whether the ledger records the outcome and, where it does not know the checkpoint yet, its digests.
         on: what reads the bytes at level `digest`; see `wherry.workers.engines`.
         unit: what one worker reads at a time, for example `1GiB`.
+        tokens: number of tokens that level `serve` generates after each prompt; 32 by default.
 
     Raises:
-        UsageError: the level is unknown, another level or `against` is combined with `on`, or it is `native` or
-             `logits` and opaque classes are allowed.
+        UsageError: the level is unknown, another level or `against` is combined with `on`, another level is combined
+            with `tokens`, or it is `native`, `logits` or `serve` and opaque classes are allowed.
         NotACheckpointError, UnsupportedError, StorageError: it cannot be verified. Damage and hostile data are
             verdicts here, not errors.
         MismatchError: with `record`, if its files changed while they were read.
@@ -247,6 +254,16 @@ def verify(
             f"level {level} cannot skip {', '.join(sorted(source.allow_opaque))}: the system's own library would "
             "call what the pickle names",
             cure=Cure("leave out {}, or pass {}", Argument("allow-opaque"), Argument("level", "digest")),
+        )
+    if tokens is not None and level != "serve":
+        raise UsageError(
+            f"level {level} generates no tokens",
+            cure=Cure("pass {}, or leave out {}", Argument("level", "serve"), Argument("tokens")),
+        )
+    if tokens is not None and tokens < 1:
+        raise UsageError(
+            f"invalid number of tokens: {tokens}",
+            cure=Cure("write for example {}", Argument("tokens", SERVED_TOKENS)),
         )
     if on != THREADS:
         from wherry.workers.engines import engine_of
@@ -270,7 +287,7 @@ def verify(
         named = against if isinstance(against, SourceRequest) else source.for_reference(against)
         other = Other(named, family_file)
     try:
-        found = _verify(source, level, other, options, record=record)
+        found = _verify(source, level, other, options, record=record, tokens=tokens or SERVED_TOKENS)
     except (DamagedError, HostileError) as error:
         failure = Failure(error.path or "", error.what)
         found = Verification(error.uri or source.uri, level, error.verdict, checked=0, failed=(failure,))
@@ -280,7 +297,13 @@ def verify(
 
 
 def _verify(
-    source: SourceRequest, level: str, other: Other | None, options: ReadOptions, *, record: bool
+    source: SourceRequest,
+    level: str,
+    other: Other | None,
+    options: ReadOptions,
+    *,
+    record: bool,
+    tokens: int,
 ) -> Verification:
     """The outcome; if it is recorded, of files that must not change meanwhile, as the ledger has their digests."""
     opened = partial(open_checkpoint, source)
@@ -288,14 +311,22 @@ def _verify(
         pin = take_pin(checkpoint) if record else None
         found = _look(checkpoint, level, other, options)
         if level in _OTHERS_SAY and found.ok:
-            from wherry.prove.native import logits, native  # each starts a child
+            from wherry.prove.native import logits, native, serve  # each starts a child
 
+            named, file = (other.source, other.family_file) if other else (None, None)
             if level == "native":
                 seen = native(checkpoint, memory=options.memory)
-            else:
-                named, file = (other.source, other.family_file) if other else (None, None)
+            elif level == "logits":
                 seen = logits(checkpoint, named, family_file=file)
-            found = replace(found, verdict=seen.verdict, failed=seen.failed, native=seen)
+            else:
+                seen = serve(checkpoint, named, family_file=file, tokens=tokens)
+            found = replace(
+                found,
+                verdict=seen.verdict,
+                failed=seen.failed,
+                native=seen,
+                warnings=(*found.warnings, *seen.warnings),
+            )
         if pin is not None:
             pin.require_unchanged(checkpoint)
         return found

@@ -96,6 +96,7 @@ FORMATS = (
         refines=("safetensors", "torch-zip", "huggingface-flax"),
         system="huggingface",
         names_needed=True,
+        served=True,
         aliases=("hf",),
         commit_members=("model.safetensors.index.json", "model.safetensors"),
         options={

@@ -249,6 +249,7 @@ FORMATS = (
         refines=("safetensors",),
         system="huggingface",
         names_needed=True,
+        served=True,
         aliases=("vllm",),
         commit_members=("model-rank-0-part-0.safetensors",),
         options={
