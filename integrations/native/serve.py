@@ -15,11 +15,12 @@ in a process that has given up other files, programs and the network.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from wherry.core.json_document import json_value
+from wherry.core.lazy_dataclass import dataclass
 from wherry.cures import Argument, Cure
 from wherry.formats.end_tokens import CONFIG, TOKENIZER, EndTokens, read_end_tokens
 from wherry.integrations.native import NoModelError, UnsafeLibraryError, with_torch
@@ -35,7 +36,7 @@ _LOGITS = Cure("pass {}", Argument("level", "logits"))
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedModel:
     """A model as a server loads it.
 
     Attributes:
@@ -180,7 +181,7 @@ def _templated_prompt(
     found: list[tuple[int, ...]] = []
     for name, folder, one in zip(("source", "target"), folders, tokens, strict=True) if not missing else ():
         try:
-            found.append(_rendered(folder, one))
+            found.append(_template_ids(folder, one))
         except ImportError as error:
             missing = [f"a package is not installed: {error}"]
             break
@@ -207,7 +208,7 @@ def _templated_prompt(
     return Prompt("templated message", found[0])
 
 
-def _rendered(folder: Path, tokens: EndTokens) -> tuple[int, ...]:
+def _template_ids(folder: Path, tokens: EndTokens) -> tuple[int, ...]:
     """The tokens of one message of a user, with the beginning of the answer.
 
     The tokenizer is read as data: transformers does not get the folder, nor the classes that its files name.
@@ -225,7 +226,7 @@ def _rendered(folder: Path, tokens: EndTokens) -> tuple[int, ...]:
 
 
 def _within_positions(
-    served: Served, prompts: list[Prompt], count: int, findings: Findings
+    served: ServedModel, prompts: list[Prompt], count: int, findings: Findings
 ) -> tuple[list[Prompt], int]:
     """The prompts, and the number of tokens after them, that a model has positions for."""
     most = getattr(served.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
@@ -249,13 +250,13 @@ def _within_positions(
 # ---- models ---------------------------------------------------------------------------------------------------------
 
 
-def _load(folder: Path, tokens: EndTokens) -> Served:
+def _load(folder: Path, tokens: EndTokens) -> ServedModel:
     tensors = with_torch.weights(folder)
     stated: Any = json_value(locate(str(folder / CONFIG)).read_whole(MOST_CONFIG))
     model = with_torch.model(folder, tensors)
     if not model.can_generate():
         raise NoModelError(f"{type(model).__name__} generates no tokens", cure=_LOGITS)
-    return Served(
+    return ServedModel(
         model,
         tokens,
         frozenset(one.dtype for one in tensors.values()),
@@ -263,7 +264,7 @@ def _load(folder: Path, tokens: EndTokens) -> Served:
     )
 
 
-def _tie_bound(dtypes: frozenset[Any], quantized: bool, target: Served) -> float:
+def _tie_bound(dtypes: frozenset[Any], quantized: bool, target: ServedModel) -> float:
     """How near two logits are, relative to the largest one, whose order a change of types may reverse."""
     import torch
 
@@ -361,7 +362,7 @@ def _compare_run(model: Any, prompt: Prompt, expected: GreedyRun, bound: float, 
                 f"{gaps[0]:.2e} of the largest one in the source, by {gaps[1]:.2e} in the target"
             )
             if sum(gaps) > bound or not bound:
-                findings.failed.append([prompt.name, reason + _allowed(bound)])
+                findings.failed.append([prompt.name, reason + _bound_note(bound)])
                 return
             ties += 1
             if ties == 1:
@@ -374,5 +375,5 @@ def _compare_run(model: Any, prompt: Prompt, expected: GreedyRun, bound: float, 
         findings.warnings.append(f"{prompt.name}: {ties} near ties in {total} tokens")
 
 
-def _allowed(bound: float) -> str:
+def _bound_note(bound: float) -> str:
     return f", where another element type explains {bound:.2e}" if bound else ""

@@ -78,6 +78,7 @@ from wherry.errors import IncompleteError, StorageError, UnrepresentableError, U
 from wherry.formats.checkpoint import Checkpoint, open_source
 from wherry.formats.companions import ignored_companion
 from wherry.formats.detect import absence
+from wherry.formats.end_tokens import read_end_tokens
 from wherry.formats.format import Change, Chunked, Computed, Contents, Format, Options, Stored
 from wherry.formats.registry import checked_options, find_target_format
 from wherry.formats.shortage import Shortage
@@ -347,6 +348,9 @@ def _make(
     if not (can.local or can.parts):
         what = f"{place.store.protocol}:// takes whole files, so the target is staged on the local disk first"
         notes = (*notes, what)
+    if row.served:
+        names = {one.name for one in prepared.companions}
+        notes = (*notes, *(one.text for one in read_end_tokens(names, checkpoint.reader.companion).faults))
     budget = parse_budget(request.memory)
     source = Source(checkpoint.reader, Pool(budget))
     return Plan(

@@ -22,6 +22,8 @@ from wherry.families.config_written import WrittenConfig, contradictions, writte
 from wherry.families.facts import assumed_facts, tell
 from wherry.families.project import Projection
 from wherry.families.schema import Family, System
+from wherry.formats.companions import MemoryFiles
+from wherry.formats.end_tokens import read_end_tokens
 from wherry.formats.file_names import fsdp_item
 from wherry.formats.format import ModelFiles
 from wherry.layout.expr import evaluate, names_in
@@ -143,6 +145,7 @@ def companion_files(
         left=tuple(name for name in names if name not in files and name not in carried),
         warnings=(
             *warnings,
+            *added_template(checkpoint, files, assets),
             *_padding(projected),
         ),
         snippet=_snippet(system, written),
@@ -372,6 +375,24 @@ def asset_files(folder: str | Location | None) -> dict[str, bytes]:
             ),
         )
     return {entry.name: place.member(entry.name).read_whole(_MOST) for entry in entries}
+
+
+def added_template(checkpoint: Checkpoint, files: Mapping[str, bytes], assets: str | None) -> list[str]:
+    """A warning where the assets have a chat template and the source has a tokenizer without one, as a base model has.
+
+    Args:
+        checkpoint: the opened source.
+        files: the assets, by name.
+        assets: the folder or URI that the user states; None if there is none.
+    """
+    names = {companion.name for companion in checkpoint.manifest.companions}
+    if assets is None or not any(matches(name, _TOKENIZERS) for name in names):
+        return []
+    stated = read_end_tokens(files, lambda name: Location(MemoryFiles(files=files), name)).template
+    if stated is None or read_end_tokens(names, checkpoint.reader.companion).template is not None:
+        return []
+    what = "the chat template is that of --assets, and the source has a tokenizer without one, as a base model has"
+    return [f"{what}: leave the template out of that folder, unless the model was trained with it"]
 
 
 def model_files(checkpoint: Checkpoint, assets: str | None) -> ModelFiles:

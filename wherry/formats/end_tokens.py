@@ -7,13 +7,12 @@ these files state is compared: a token whose number no list of added tokens stat
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from wherry.core.json_document import parse_json
+from wherry.core.json_document import decoder, parse_json
 from wherry.core.lazy_dataclass import dataclass
 from wherry.core.limits import SMALL, scale_limit
 from wherry.core.units import plural
@@ -160,8 +159,8 @@ def _added_tokens(
     names: Collection[str], read: Callable[[str], Location], settings: Mapping[str, Any]
 ) -> dict[str, tuple[int, bool]]:
     """The added tokens of a tokenizer: text → number, and whether it is special."""
-    decoder, found = settings.get("added_tokens_decoder"), dict[str, tuple[int, bool]]()
-    for number, entry in decoder.items() if isinstance(decoder, dict) else ():
+    listed, found = settings.get("added_tokens_decoder"), dict[str, tuple[int, bool]]()
+    for number, entry in listed.items() if isinstance(listed, dict) else ():
         if number.isdecimal() and isinstance(entry, dict) and isinstance(entry.get("content"), str):
             found[entry["content"]] = int(number), entry.get("special") is True
     if TOKENIZER in names:
@@ -171,7 +170,7 @@ def _added_tokens(
 
 def _listed_tokens(head: bytes) -> Iterator[tuple[str, tuple[int, bool]]]:
     """The added tokens in the first bytes of `tokenizer.json`; its vocabulary is not parsed."""
-    text, scan = head.decode("utf-8", "ignore"), json.JSONDecoder().raw_decode
+    text, scan = head.decode("utf-8", "ignore"), decoder(unique=False, constants=True).raw_decode
     start = _ADDED.search(text)
     at = start.end() if start else len(text)
     for _ in range(_MOST_ADDED):
@@ -211,7 +210,7 @@ def _outside(tokens: EndTokens) -> Iterator[EndTokenFault]:
             wrong = [] if size is None else [one for one in ids if not 0 <= one < size]
             if size is not None and wrong:
                 what = f"outside of the vocabulary of {plural(size, 'token')}"
-                text = f"{file} states the {name} token {_shown(wrong)}, {what}: {_CURE}"
+                text = f"{file} states the {name} token {_number_list(wrong)}, {what}: {_CURE}"
                 yield EndTokenFault(OUTSIDE, file, text)
 
 
@@ -222,8 +221,8 @@ def _different(tokens: EndTokens) -> Iterator[EndTokenFault]:
         for file, ids in stated.items() if used in stated else ():
             other = [one for one in ids if one not in stated[used]]
             if other:
-                what = f"but {used}, which servers follow, {_shown(stated[used])}"
-                text = f"{file} states the {name} token {_shown(other)}, {what}: {_CURE}"
+                what = f"but {used}, which servers follow, {_number_list(stated[used])}"
+                text = f"{file} states the {name} token {_number_list(other)}, {what}: {_CURE}"
                 yield EndTokenFault(DIFFER, file, text)
 
 
@@ -237,7 +236,7 @@ def _of_template(tokens: EndTokens) -> Iterator[EndTokenFault]:
     known = [f"{one} ({tokens.numbers[one]})" for one in ends if one in tokens.numbers]
     shown = " and ".join(known or ends)
     if known:
-        stated = f"whose eos_token_id is {_shown(stops)}" if stops else "which states no eos_token_id"
+        stated = f"whose eos_token_id is {_number_list(stops)}" if stops else "which states no eos_token_id"
         yield EndTokenFault(
             TEMPLATE, file,
             f"the chat template ends a turn with {shown}, at which no server stops by {file}, {stated}: if the model "
@@ -252,5 +251,5 @@ def _of_template(tokens: EndTokens) -> Iterator[EndTokenFault]:
         )  # fmt: skip
 
 
-def _shown(ids: Collection[int]) -> str:
+def _number_list(ids: Collection[int]) -> str:
     return ", ".join(map(str, ids))

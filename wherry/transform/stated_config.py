@@ -20,6 +20,7 @@ from wherry.cures import Argument, Cure
 from wherry.errors import MismatchError, UsageError
 from wherry.families import families, load_family
 from wherry.families.companions import (
+    added_template,
     asset_files,
     companion_config,
     config_file,
@@ -184,10 +185,11 @@ def with_companions(checkpoint: Checkpoint, layout: LayoutRequest, *, proved: bo
     carried = CONFIG in {one.name for one in checkpoint.manifest.companions} and not layout.config
     config = require_model(layout.config) if layout.config else config_of(checkpoint)
     files = asset_files(layout.assets) if layout.assets else asset_files(model_folder(checkpoint))
+    template = added_template(checkpoint, files, layout.assets)
     if config is not None and not carried:
         files[CONFIG] = (json.dumps(config, indent=2) + "\n").encode()
     differences = replaced_attributes(checkpoint, layout.config, config) if layout.config and config else ()
-    notes = (*differences, *(() if proved else (_NOT_PROVED,)), *(() if config else (_NO_CONFIG,)))
+    notes = (*differences, *template, *(() if proved else (_NOT_PROVED,)), *(() if config else (_NO_CONFIG,)))
     stated = {"--config": layout.config, "--assets": layout.assets}
     uses = frozenset(name for name, value in stated.items() if value)
     view = View(checkpoint, None, with_files(checkpoint.manifest, files), files, notes)
