@@ -263,7 +263,7 @@ def verify(
     if tokens is not None and tokens < 1:
         raise UsageError(
             f"invalid number of tokens: {tokens}",
-            cure=Cure("write for example {}", Argument("tokens", SERVED_TOKENS)),
+            cure=Cure("write for example {}", Argument("tokens", "32")),
         )
     if on != THREADS:
         from wherry.workers.engines import engine_of
