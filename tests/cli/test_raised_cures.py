@@ -200,7 +200,7 @@ ROWS = [
            "write for example (--tokens 32)", f"verify {MODEL} --level serve --against {MODEL} <1>"),
     Raised(f"verify {MAXTEXT} --level serve --against {MODEL}",
            "transformers serves Hugging Face folders with a config, and this checkpoint is none",
-           "or pass (--level logits)", f"verify {MAXTEXT} <1> --against {MODEL}"),
+           "pass (--level logits)", f"verify {MAXTEXT} <1> --against {MODEL}"),
     Raised("verify HOME/torch.pt --level native --allow-opaque a.b.C",
            "level … cannot skip …: the system's own library would call what the pickle names",
            "pass (--level digest)", "verify HOME/torch.pt <1> --allow-opaque a.b.C"),

@@ -200,9 +200,9 @@ def serve(
             "transformers serves Hugging Face folders with a config, and this checkpoint is none",
             uri=checkpoint.uri,
             cure=Cure(
-                "convert it: {}; or pass {}",
-                Command("convert", checkpoint.uri, Blank("DST"), Argument("to", _HUB)),
+                "pass {}, or convert it with {} and verify what was made",
                 Argument("level", "logits"),
+                Argument("to", _HUB),
             ),
         )
     with _source_of(checkpoint, against, "serve") as source:
