@@ -214,7 +214,16 @@ ROOT_OF_COMMANDS = Path(__file__).parents[2]
 # Names that wherry itself makes: of formats and variables, digests, file names of bundles, and quoted before.
 QUOTES = {"quote", "join", "extra_command", "package_command", "promote_command"}
 _SAFE = {
-    "larger_factor()",  # a number"row.name", "formats[0]", "short(digest)", "_VARIABLE", "nbytes", "where", "found[1]", "found[2]"}
+    "larger_factor()",
+    "row.name",
+    "formats[0]",
+    "short(digest)",
+    "_VARIABLE",
+    "nbytes",
+    "where",
+    "found[1]",
+    "found[2]",
+}
 
 
 # The same, where only one file has them under such a name.
