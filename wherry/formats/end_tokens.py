@@ -16,6 +16,7 @@ from wherry.core.json_document import decoder, parse_json
 from wherry.core.lazy_dataclass import dataclass
 from wherry.core.limits import SMALL, scale_limit
 from wherry.core.units import plural
+from wherry.cures import Argument, Cure
 from wherry.errors import CorruptError, HostileError
 from wherry.store.location import MOST_CONFIG, Location
 
@@ -38,8 +39,9 @@ END_OF_TURN = (
     "<|end_of_turn|>",  # OpenChat
     "<｜end▁of▁sentence｜>",  # noqa: RUF001  DeepSeek
 )
-_CURE = (
-    "correct it next to the source, or pass a folder with the right files with --assets, and convert again"
+_CURE = Cure(
+    "correct it next to the source, or pass a folder with the right files with {}, and convert again",
+    Argument("assets"),
 )
 # The list of added tokens, which the tokenizers library writes before the vocabulary.
 _ADDED = re.compile(r'"added_tokens"\s*:\s*\[')
