@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 import wherry
 from tests.support.generations import old_python
 from tests.support.ggml_values import k_values
-from wherry.core.dtypes import numpy_dtype
+from wherry.core.dtypes import block_elements, numpy_dtype
 from wherry.errors import UnrepresentableError, UsageError
 from wherry.transform import ggml, ggml_view
 
@@ -231,6 +231,16 @@ def test_k_blocks_have_the_bits_of_ggml_s_reference_and_mean_what_gguf_says(kind
     assert np.array_equal(meant, ggml.values_of(blocks, f"ggml:{kind}"))
     bound, largest = ggml.BOUNDS[f"ggml:{kind}"], np.abs(values).max(axis=1, keepdims=True)
     assert (np.abs(meant - values) <= bound.block * largest + bound.absolute).all()
+
+
+@pytest.mark.parametrize("kind", sorted(ggml.BOUNDS))
+@pytest.mark.parametrize("count", [1, 3])
+def test_values_stay_as_they_are(kind, count):
+    values = np.random.default_rng(0).normal(size=(count, block_elements(kind))).astype("f4")
+    before = values.copy()
+    alone = [ggml.encode_blocks(values[row : row + 1], kind) for row in range(count)]
+    assert np.array_equal(ggml.encode_blocks(values, kind), np.concatenate(alone))
+    assert np.array_equal(values, before)
 
 
 @pytest.mark.parametrize("kind", BY_GGML)
