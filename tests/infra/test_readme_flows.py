@@ -184,7 +184,7 @@ def test_the_trial_and_the_questions(here):
 
 def levels(folder):
     """What is said of levels, of the same checkpoint, and the signature of it."""
-    first_day, block, _serving = blocks("proof", "sh")  # test_serve.py has the level of the last one
+    first_day, block, _serving = blocks("proof", "sh")  # tests/prove/test_serve.py runs the last one
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(
             "WHERRY_LEDGER", f"sqlite:///{folder / 'unused.db'}"

@@ -8,6 +8,8 @@ import shutil
 import pytest
 
 import wherry
+from tests.support.command import typed
+from tests.support.readme import blocks, commands
 from tests.support.tiny_models import save_tiny
 from tests.support.tokenizers import BOS, END, EOS, save_tokenizer
 from wherry.core.request import LayoutRequest
@@ -67,6 +69,19 @@ def test_a_conversion_there_and_back_generates_the_same(models, label, tmp_path)
     assert found.native is not None
     assert found.native.checked == (4 + 1) * 32  # four prompts, and a message in the chat template
     assert "Jinja" in found.native.evidence
+
+
+def test_the_commands_of_the_page_compare_the_models(models, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(models / "llama", tmp_path / "runs" / "hf" / "base")
+    wherry.convert("runs/hf/base", "megatron", to="megatron", lineage=False)
+    wherry.convert("megatron", "out/hf", to="huggingface", lineage=False)
+    (served_block,) = [text for text in blocks("proof", "sh") if "--level serve" in text]
+    lines = commands(served_block)
+    assert len(lines) == 2
+    for words in lines:
+        code, printed = typed(" ".join(words[1:]), tmp_path, capfd)
+        assert (code, "ok" in printed) == (0, True), printed
 
 
 def test_the_source_of_another_system_is_named_by_the_receipt(models, tmp_path):
